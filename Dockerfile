@@ -6,7 +6,7 @@
 #   FLAVOUR    cpu or cuda: which build of torch is installed where BASE brings none
 #   REVISION   the commit, for the label
 #   EXTRAS     gavel: the operator gets the solvers that the scheduling policy gavel needs (SciPy, Clarabel)
-#              otel: it can export traces (the SDK of OpenTelemetry)
+#              otel: operator and trainer can export traces (the SDK of OpenTelemetry)
 #
 # Needs BuildKit. The secrets `ca` and `pip` are optional, for machines that use a proxy or a private package index.
 # What only the build needs (pip, uv, hatchling, wheels) is mounted during a RUN, so no layer contains it. The layers
@@ -38,7 +38,9 @@ COPY cli/pyproject.toml cli/
 RUN mkdir /locked && \
     export="/tools/bin/uv export --quiet --frozen --offline --no-dev --no-emit-workspace --no-annotate --no-header" && \
     for part in operator trainer agent; do \
-      extras=; if [ $part = operator ]; then for extra in $EXTRAS; do extras="$extras --extra $extra"; done; fi; \
+      extras=; for extra in $EXTRAS; do \
+        case $part-$extra in operator-*|trainer-otel) extras="$extras --extra $extra";; esac; \
+      done; \
       $export --package espalier-$part $extras --prune torch --prune torchvision --output-file /locked/$part.txt || exit 1; \
     done && \
     $export --package espalier-trainer --no-hashes --output-file /locked/torch.txt

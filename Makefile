@@ -134,6 +134,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)
 
+.PHONY: bench-trial-evidence
+bench-trial-evidence: .venv/.ready  ## what do the losses of a trial say of the gain in the end? From the carried corpus, in seconds
+	.venv/bin/python benchmarks/trial_evidence.py $(ARGS)
+
 .PHONY: bench-growth-zoo
 bench-growth-zoo: .venv/.ready  ## where 150 models of timm, Hugging Face and torch can grow, and how exactly; writes docs/zoo.md (20 minutes of a core)
 	.venv/bin/python benchmarks/growth_zoo.py --page docs/zoo.md $(ARGS)

@@ -6,7 +6,8 @@ nodes and pods without machines and containers:
 - nodes with 8 GPUs each, about 8 kB of JSON as real ones; kwok keeps them alive and runs and removes their pods;
 - no kube-scheduler: `load/binder.py`, a separate process, binds pods to nodes with free GPUs, with one request per pod
   as kube-scheduler does. Its decisions take microseconds, so the operator does not wait for a busy scheduler;
-- other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are;
+- other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are; with
+  `--idle-pods 20000`, that many pods without GPUs are bound beside them;
 - leaders: each job has its own watch and reports every ten seconds, as the trainer does (`load/leaders.py`).
 
 Each case has a separate cluster, and these stages:
@@ -64,6 +65,7 @@ def main() -> None:
             spacing=options.spacing,
             report_seconds=options.report_seconds,
             seed=options.seed,
+            idle_pods=options.idle_pods,
         )
         for nodes in options.nodes
     ]
@@ -102,6 +104,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--spacing", type=float, default=0.5, help="mean seconds between two of them")
     parser.add_argument(
         "--report-seconds", type=float, default=10.0, help="seconds between a leader's reports; 0: on changes"
+    )
+    parser.add_argument(
+        "--idle-pods", type=int, default=0, help="pods of others without GPUs, about 5 kB of JSON each, over all nodes"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="100 nodes, 50 jobs, 20 events: less than a minute")

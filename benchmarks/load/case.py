@@ -23,6 +23,8 @@ class Case:
     report_seconds: float = 10.0
     """How often a leader reports while nothing happens; 0: never."""
     seed: int = 0
+    idle_pods: int = 0
+    """Other people's pods without GPUs, evenly over the nodes."""
 
     @property
     def gpus(self) -> int:
@@ -39,6 +41,8 @@ class Layout:
     """Other people's pods: they hold all GPUs that the jobs' base workers do not need."""
     single: list[str]
     """Names of those that hold one GPU: some are deleted to free it."""
+    idle: list[Raw]
+    """Other people's pods without GPUs."""
 
     @property
     def foreign_gpus(self) -> int:
@@ -50,8 +54,9 @@ def layout_of(case: Case) -> Layout:
     """Return what is put into the cluster; `ValueError` where it is too small for the events."""
     jobs = objects.jobs(case.jobs, case.seed)
     base, size = sum(job["spec"]["minReplicas"] for job in jobs), objects.GPUS_OF_A_NODE
+    idle = [objects.idle(number, objects.node_name(number % case.nodes)) for number in range(case.idle_pods)]
     if base >= case.gpus:
-        return Layout(jobs, [], [])
+        return Layout(jobs, [], [], idle)
     held = case.gpus - base
     singles = held % size
     while singles < case.events and singles + size <= held:
@@ -62,4 +67,4 @@ def layout_of(case: Case) -> Layout:
     for number, gpus in enumerate([1] * singles + [size] * ((held - singles) // size)):
         foreign.append(objects.foreign(f"foreign-{number:06}", objects.node_name(place // size), gpus))
         place += gpus
-    return Layout(jobs, foreign, [pod["metadata"]["name"] for pod in foreign[:singles]])
+    return Layout(jobs, foreign, [pod["metadata"]["name"] for pod in foreign[:singles]], idle)

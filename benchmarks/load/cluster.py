@@ -71,12 +71,14 @@ async def cluster_of(case: Case, layout: Layout, tools: Tools, directory: Path, 
     async with AsyncExitStack() as stack:
         server = stack.enter_context(ApiServer(tools.binaries, directory, _server_flags(directory)))
         operator_config = _install(server, directory)
-        say(f"the API server is up; making {case.nodes} nodes and {len(layout.foreign)} pods of others")
+        others = [*layout.foreign, *layout.idle]
+        say(f"the API server is up; making {case.nodes} nodes and {len(others)} pods of others")
         api = await stack.enter_async_context(connect(Access.of(server.kubeconfig)))
         await for_all(range(case.nodes), lambda number: api.request("POST", "/api/v1/nodes", objects.node(number)))
         kwok = stack.enter_context(running("kwok", kwok_command(tools.kwok, server.kubeconfig), directory))
-        pods = objects.path_of("pods", objects.NAMESPACES[0])
-        await for_all(layout.foreign, lambda pod: api.request("POST", pods, pod))
+        await for_all(
+            others, lambda pod: api.request("POST", objects.path_of("pods", pod["metadata"]["namespace"]), pod)
+        )
         binder = stack.enter_context(running("binder", binder_command(server.kubeconfig), directory))
         processes = [kwok, binder]
 

@@ -86,6 +86,33 @@ def foreign(name: str, node_name: str, gpus: int) -> Raw:
     }
 
 
+def idle(number: int, node_name: str) -> Raw:
+    """Return somebody else's pod without GPUs that is bound already. About 5 kB of JSON, as real ones are."""
+    requests = {"cpu": f"{100 + number % 4 * 50}m", "memory": f"{64 << number % 3}Mi"}
+    return {
+        "metadata": {
+            "name": f"idle-{number:06}",
+            "namespace": NAMESPACES[number % len(NAMESPACES)],
+            "labels": {"app": f"service-{number % 100}", "pod-template-hash": f"{number % 100:08x}"},
+            "annotations": {"checksum/config": f"{number % 100:064x}"},
+        },
+        "spec": {
+            "nodeName": node_name,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": name,
+                    "image": f"registry.example.org/{name}:v1",
+                    "env": [{"name": f"SETTING_{each}", "value": f"value-of-{each}" * 3} for each in range(15)],
+                    "resources": {"requests": requests, "limits": requests},
+                    "readinessProbe": {"httpGet": {"path": "/healthz", "port": 8080}},
+                }
+                for name in ("service", "proxy")
+            ],
+        },
+    }
+
+
 def jobs(count: int, seed: int) -> list[Raw]:
     """Return jobs with 1, 2 or 4 base workers (5 : 3 : 2) of one GPU each, evenly over the namespaces."""
     chance = random.Random(seed)

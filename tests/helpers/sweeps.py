@@ -16,11 +16,12 @@ from typing import TypeVar
 Case = TypeVar("Case")
 
 SAMPLES = {
-    "torchvision models": 2,
-    "blocks of torchvision, timm and Hugging Face": 3,
+    "torchvision models": 1,
+    "blocks of torchvision, timm and Hugging Face": 2,
     "loops of other libraries": 1,
-    "models of the zoo": 2,
-    "models that nobody named": 4,
+    "models of the zoo": 1,
+    "models that nobody named": 3,
+    "stops of a trial": 2,
     "values of the chart": 3,
     "mutated jobs sent to the server": 1000,
     "mutated jobs that an operator runs": 60,

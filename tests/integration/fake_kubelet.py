@@ -248,7 +248,8 @@ class FakeKubelet:
             yield "LISTED", []
             raise _Again(path)
         yield "LISTED", listed["items"]
-        version = listed["metadata"]["resourceVersion"]
+        if (version := listed["metadata"].get("resourceVersion")) is None:  # the kind is about to go
+            raise _Again(path)
         parameters = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_SECONDS)}
         async with self._api.stream("GET", path, params=parameters, timeout=httpx.Timeout(10, read=None)) as answer:
             async for event in json_lines(answer):

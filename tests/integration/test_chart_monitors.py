@@ -18,6 +18,7 @@ NAMESPACES = ("team-a", "team-b", "monitoring")
 @pytest.fixture(scope="module")
 def monitored_server(chart_server: ApiServer) -> Iterator[ApiServer]:
     """Give an API server that knows the Prometheus operator's kinds, for the tests of this file."""
+    chart_server.start()
     chart_server.install(monitoring_crds())
     for name in NAMESPACES:
         if chart_server.api.get(f"/api/v1/namespaces/{name}").status_code == 404:

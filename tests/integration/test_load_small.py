@@ -39,7 +39,7 @@ def kwok() -> Path:
 
 
 def test_every_gpu_that_comes_free_is_lent_and_seen(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
-    case = Case(nodes=5, jobs=10, events=6, spacing=0.2, report_seconds=1.0)
+    case = Case(nodes=5, jobs=10, events=6, spacing=0.2, report_seconds=1.0, idle_pods=50)
     tools = Tools(binaries=kubernetes_binaries, kwok=kwok)
     said: list[str] = []
     figures, version = asyncio.run(measure(case, tools, tmp_path, said.append))
@@ -67,8 +67,10 @@ def test_jobs_that_do_not_fit_wait_and_nothing_is_freed(kubernetes_binaries: Pat
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_all_gpus_are_held_but_those_that_the_jobs_need(seed: int) -> None:
-    case = Case(nodes=100, jobs=50, events=20, seed=seed)
+    case = Case(nodes=100, jobs=50, events=20, seed=seed, idle_pods=300)
     layout = layout_of(case)
+    assert {pod["spec"]["nodeName"] for pod in layout.idle} == {f"node-{number:05}" for number in range(100)}
+    assert sum(map(gpus_of, layout.idle)) == 0
     need = sum(job["spec"]["minReplicas"] for job in layout.jobs)
     assert layout.foreign_gpus == case.gpus - need
     assert len(layout.single) >= 20

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import signal
+import time
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_kubelet import PATIENCE
 from operator_process import OperatorProcess
 from operators import World
 
+from espalier_operator.kube.process import lease as lease_module
+from espalier_operator.kube.process.access import api_access
+from espalier_operator.kube.process.lease import Lease
 from espalier_operator.planning import Admit, Snapshot, configured, plan
 from espalier_operator.policy_memory import PolicyMemory
 
@@ -127,6 +133,31 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         assert third.process.wait(40) == 3
         assert "the lease could not be renewed in time" in third.log.read_text()
         world.server.start()
+
+
+def test_a_clock_that_is_put_forward_takes_no_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library counts by the time of day: a standby whose clock jumps would act beside the holder."""
+
+    async def contest() -> None:
+        async with api_access(world.server.kubeconfig) as api:
+            holder, standby = (Lease(api, world.namespace, "contested", name, 30) for name in ("holder", "standby"))
+            await holder.acquire()
+            waiting = asyncio.create_task(standby.acquire())
+            while standby.holder != "holder":  # noqa: ASYNC110 - the library tells nobody
+                await asyncio.sleep(0.01)
+            tried, real = standby.tried_at, time.time
+            monkeypatch.setattr("kubernetes.aio.leaderelection.leaderelection.time.time", lambda: real() + 86_400)
+            while standby.tried_at == tried or not refused:
+                assert not waiting.done()
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    refused: list[str] = []
+    monkeypatch.setattr(lease_module.logger, "warning", lambda text, *given: refused.append(text % given))
+    asyncio.run(asyncio.wait_for(contest(), PATIENCE))
+    assert "the clock was put forward: the lease of holder has not run out" in refused[0]
+    assert lease_of(world)["spec"]["holderIdentity"] == "holder"
 
 
 def test_what_cannot_be_is_refused_at_the_start(world: World, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ def test_the_allocation_names_its_trace_where_traces_are_exported(world: World) 
     operator.operator.backend._signals.trace = traced.append
     made = world.jobs.make("job", maxReplicas=2, preemption={"cooldownSeconds": 0})
     world.until_condition("job", "Running", "True", "Running")
+    assert "traceparent" not in world.jobs.status("job")["allocation"], "the operator makes no span of an admission"
+    env = world.pods("job")["job-base-0-0"]["spec"]["containers"][0]["env"]
+    assert {"name": "ESPALIER_TRACES_ENDPOINT", "value": "http://127.0.0.1:9/v1/traces"} in env
     world.kubelet.set_gpus("node", 2)
     world.until_lent("job")
     allocation = world.jobs.status("job")["allocation"]

@@ -116,7 +116,10 @@ class Trainers:
         listed = answer.json()
         for item in listed["items"]:
             yield "ADDED", item
-        query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+        if (version := listed["metadata"].get("resourceVersion")) is None:  # the kind is about to go
+            await asyncio.sleep(_AGAIN)
+            return
+        query = {"watch": "1", "resourceVersion": version}
         async with self._api.stream("GET", path, params=query, timeout=httpx.Timeout(10, read=None)) as stream:
             async for event in json_lines(stream):
                 if event["type"] == "ERROR":

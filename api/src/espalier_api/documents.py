@@ -136,7 +136,15 @@ def print_or_write(text: str, arguments: Sequence[str]) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write `content` to `path` through a temporary file in its folder, fsync and rename."""
+    """Write `content` to `path` through a temporary file in its folder, fsync and rename.
+
+    A device or a pipe (`/dev/stdout`, `/dev/full`) is written to: a rename would put a file in its place.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
+    # A link stays one, such as /dev/stdout where a shell sends it to a file.
+    path = Path(os.path.realpath(path))
     # Not tempfile: its files are readable by their owner only, and the reader may be another user.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:

@@ -19,6 +19,8 @@ from espalier_api.documents import MAX_BYTES, DocumentError, dumps, loads, read_
 from espalier_api.report import Metric
 
 SUFFIX: Final = ".json.xz"
+MARKS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+"""Shares of what is left of the budget at which the validation loss of each arm is measured."""
 
 
 class ArmRecord(Record):
@@ -31,6 +33,10 @@ class ArmRecord(Record):
     """At the end of the budget; None where it is not finite."""
     step_cost: float = Field(gt=0)
     """Of a step afterwards, where a step of the starting model costs 1."""
+    slice_loss: float | None = None
+    """Validation loss after a tenth of the rest, the rate falling to 0 within it; None where it is not finite."""
+    losses: tuple[float | None, ...] = ()
+    """Validation loss while the arm trains, at `MARKS`; empty where it was not measured."""
 
 
 class MomentRecord(Record):

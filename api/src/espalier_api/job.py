@@ -75,7 +75,8 @@ class Fallback(StrEnum):
     """Do not change the model."""
     RANDOM = "Random"
     HEURISTIC = "Heuristic"
-    """Deepen the first growth point while enough budget is left; widen the first group if only that is allowed."""
+    """Deepen at the first growth point whose layers mix places (a kernel above 1, recurrence, attention), else at the
+    first, while enough budget is left; without growth points that are allowed, the first group or run."""
 
 
 class OnReclaim(StrEnum):
@@ -117,10 +118,10 @@ class Trials(StrEnum):
     """The advice decides. In a file for Kubernetes, write it in quotes, because YAML reads a bare `Off` as false."""
     CONFIRM = "Confirm"
     """Extra workers train a copy of the model that has grown as advised, and one that has not, for a tenth of the
-    remaining budget each; the model grows if the grown copy has the lower validation loss. Meanwhile the base trains
-    on."""
+    remaining budget each; the model grows if that, and what the policy expects, speaks for it. Where nothing is
+    advised, the growth is tried that the policy thinks best. Meanwhile the base trains on."""
     RACE = "Race"
-    """With two extra workers or more: each trains a copy for a quarter of the remaining budget, grown by another one
+    """With two extra workers or more: each trains a copy for six tenths of the remaining budget, grown by another one
     of the best actions or not at all, and training continues with the best copy. With one, as `Confirm`."""
 
 

@@ -1,10 +1,13 @@
 """`training.png`: score and loss over budget time, with marks where GPUs came and went and the model grew.
 
+Where growths were tried, the loss of each arm stands at the end of the trial, which is shaded.
+
 The marks' labels stand in a strip of their own above the curves; growths too close for a label each share one.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from espalier_api.advice import Action
+from espalier_api.documents import write_bytes_atomically
 from espalier_api.events import (
     AdaptationFinished,
     AllocationChanged,
@@ -56,6 +61,17 @@ class Label:
 
     at: float
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Growths that extra workers tried."""
+
+    began: float
+    """Of the budget."""
+    ended: float
+    arms: tuple[tuple[str, float], ...]
+    """Actions with their validation losses."""
 
 
 def labels_of(events: Iterable[AnyEvent], end: float) -> tuple[Label, ...]:
@@ -112,6 +128,7 @@ def draw_training(curve: Curve, path: Path) -> None:
 
     loss.plot(times, [event.train_loss for event in epochs], color=GREY, lw=1, label="train")
     loss.plot(times, [event.validation_loss for event in epochs], color=GREEN, lw=1, label="validation")
+    _draw_trials(loss, trials_of(curve.events))
     loss.set_ylabel("loss")
     loss.set_yscale("log")
     loss.legend(loc="upper right", fontsize=8, frameon=False)
@@ -199,6 +216,32 @@ def _batch_sizes(curve: Curve) -> tuple[list[float], list[int]]:
     return times, sizes
 
 
+def trials_of(events: Iterable[AnyEvent]) -> tuple[Trial, ...]:
+    """Return the trials that were decided, with the arms that were finished."""
+    return tuple(
+        Trial(
+            event.adaptation.used_seconds,
+            event.used_seconds,
+            tuple((arm.action, arm.loss) for arm in event.adaptation.arms if arm.loss is not None),
+        )
+        for event in events
+        if isinstance(event, AdaptationFinished) and event.adaptation.arms
+    )
+
+
+def _draw_trials(axes: Axes, trials: Sequence[Trial]) -> None:
+    for trial in trials:
+        axes.axvspan(trial.began, trial.ended, color=BLUE, alpha=0.08, lw=0)
+    arms = [(trial.ended, action, loss) for trial in trials for action, loss in trial.arms]
+    nothing = str(Action.nothing())
+    for label, color, found in (
+        ("tried: a growth", BROWN, [arm for arm in arms if arm[1] != nothing]),
+        ("tried: nothing", GREY, [arm for arm in arms if arm[1] == nothing]),
+    ):
+        if found:
+            axes.plot([arm[0] for arm in found], [arm[2] for arm in found], "D", ms=4, color=color, label=label)
+
+
 def _draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
     axes.set_axis_off()
     axes.set_ylim(0, 1)
@@ -234,8 +277,6 @@ def _kind(event: AnyEvent) -> str:
 
 def _save(figure: Figure, path: Path) -> None:
     """Write the figure whole or not at all."""
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:] or "png", dpi=120)
+    write_bytes_atomically(path, drawn.getvalue())

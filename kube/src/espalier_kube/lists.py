@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from espalier_kube.resources import Raw, version_of
@@ -23,15 +23,18 @@ class Pages:
     pager does the same.
     """
 
-    def __init__(self, size: int, labels: str = "", fields: str = "") -> None:
-        """Ask for `size` objects a page; `labels` and `fields` are selectors."""
+    def __init__(
+        self, size: int, labels: str = "", fields: str = "", keep: Callable[[Raw], Raw] = lambda raw: raw
+    ) -> None:
+        """Ask for `size` objects a page; `labels` and `fields` are selectors, `keep` returns what to keep of one."""
+        self._keep = keep
         self.query = selectors(labels, fields) | {"limit": str(size)}
         """Parameters of the next request."""
         self._items: list[Raw] = []
 
     def take(self, page: Raw) -> Listing | None:
         """Take a page; return the list if it was the last one, else ask on."""
-        self._items += page.get("items") or ()
+        self._items += map(self._keep, page.get("items") or ())
         if token := page["metadata"].get("continue"):
             self.query["continue"] = token
             return None

@@ -64,14 +64,16 @@ class Capacity:
         constraints: Collection[Constraints] = (ANYWHERE,),
         jobs: Collection[JobFacts] = (),
         rack_label: str | None = None,
+        others: Collection[Worker] = (),
     ) -> None:
         """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
 
         `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
-        nodes that names their rack.
+        nodes that names their rack; `others` are pods of others that wait.
         """
         self._grouping = grouping = Grouping(constraints)
-        self._rooms = Rooms(workers, leaving, jobs) if any(each.requests for each in constraints) else None
+        requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
+        self._rooms = Rooms(workers, leaving, jobs, others) if requests else None
         self._group: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._later: dict[str, int] = {}
@@ -225,10 +227,12 @@ class Capacity:
         self.expect(node, gpus, requests)
         return self.hold_at(site, node, gpus)
 
-    def reserve(self, node: str | None, gpus: int) -> None:
-        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has fewer."""
-        if node is not None and node in self._group and min(self._now[node], self._later[node]) >= gpus:
-            self._change(node, gpus, (), now=-1, later=-1)
+    def reserve(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
+        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little."""
+        if node is None or node not in self._group or min(self._now[node], self._later[node]) < gpus:
+            return
+        if self._room_now(node, requests):
+            self._change(node, gpus, requests, now=-1, later=-1)
 
     def take_at(self, site: Site, node: str, gpus: int) -> bool:
         """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Final, Protocol
+
+logger = logging.getLogger(__name__)
+
+SLEW: Final = 0.01
+"""By this part of the time that passes, the time of day approaches a machine's clock that was put forward or back."""
+JUMP_SECONDS: Final = 30.0
 
 
 class Clock(Protocol):
@@ -42,6 +49,46 @@ class ScaledClock:
     def time_of_day(self, seconds: float) -> datetime:
         """Return what a wall clock shows, or showed, at `seconds` of this one."""
         return self._zero_of_day + timedelta(seconds=self.wall_seconds(seconds - self._start))
+
+
+def _steady() -> float:
+    """Return seconds of a clock that is never set, and goes on while the machine sleeps where the platform has one."""
+    boot_time = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot_time is None else time.clock_gettime(boot_time)
+
+
+class WallClock:
+    """The time of day (epoch seconds), which does not jump: what is written by it means the same to the next operator.
+
+    Where the machine's clock is set, it approaches it slowly. Otherwise an hour would pass at once: budgets would be
+    used up, and notices and deadlines over.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = _steady) -> None:
+        """Begin with the time of day."""
+        self._wall, self._steady = wall, steady
+        self._last = wall(), steady()
+        self._warned = False
+
+    def now(self) -> float:
+        """Return the seconds since 1970."""
+        (shown, at), steady = self._last, self._steady()
+        passed = max(0.0, steady - at)
+        ahead = self._wall() - (shown + passed)
+        self._warn(ahead)
+        now = shown + passed + max(-SLEW * passed, min(SLEW * passed, ahead))
+        self._last = now, max(at, steady)
+        return now
+
+    def wall_seconds(self, seconds: float) -> float:
+        """Return `seconds`."""
+        return seconds
+
+    def _warn(self, ahead: float) -> None:
+        jumped = abs(ahead) > JUMP_SECONDS
+        if jumped and not self._warned:
+            logger.warning("the machine's clock was set by %+.0f s; times approach it by 1 %% of what passes", ahead)
+        self._warned = jumped
 
 
 def doubled(first: float, times: int, longest: float) -> float:

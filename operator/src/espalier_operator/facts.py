@@ -8,6 +8,7 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,6 +61,12 @@ class WorkerState(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     TERMINATING = "terminating"
+
+
+LEAVING_SECONDS: Final = 600.0
+"""GPUs of a worker that terminates are waited for if its grace period ends within this time."""
+HANGING_SECONDS: Final = 60.0
+"""So long after the end of its grace period, a worker that terminates is expected to be gone."""
 
 
 def host_of(node: str) -> str:
@@ -127,6 +134,21 @@ class Worker:
     is_rival: bool = False
     """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
     new workers, and is no reason to reclaim any."""
+    leaves_at: float | None = None
+    """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
+    grace_seconds: float = 0.0
+    """That grace period."""
+
+    def leaves_between(self) -> tuple[float, float]:
+        """Return from when until when its GPUs count as about to be free, if it terminates.
+
+        Whoever deletes a pod chooses its grace period, a year if they like; one that is there long after its end hangs.
+        """
+        if self.leaves_at is None:
+            return -math.inf, math.inf
+        # The clock of the API server need not be ours: what leaves soon is not judged by it.
+        begin = self.leaves_at - LEAVING_SECONDS if self.grace_seconds > LEAVING_SECONDS else -math.inf
+        return begin, self.leaves_at + HANGING_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,17 @@ _Left = dict[str, int]
 class Rooms:
     """What is left on the nodes of one snapshot."""
 
-    def __init__(self, workers: Iterable[Worker], leaving: Set[str], jobs: Collection[JobFacts]) -> None:
-        """Count the bound `workers` of `jobs`; those named in `leaving` hold nothing later."""
+    def __init__(
+        self, workers: Iterable[Worker], leaving: Set[str], jobs: Collection[JobFacts], others: Iterable[Worker] = ()
+    ) -> None:
+        """Count the bound `workers` of `jobs`; those named in `leaving` hold nothing later.
+
+        `others` are pods of others that wait: what they request may be more than any node has.
+        """
         self._leaving = leaving
         self._requests = {job.key: job.terms.constraints.requests for job in jobs}
-        self._greatest = _greatest(jobs)
+        kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in jobs}
+        self._greatest = _greatest(kinds | {(worker.constraints.requests, worker.gpus) for worker in others})
         by_node: dict[str, list[Worker]] = defaultdict(list)
         for worker in workers:
             if worker.job is not None and worker.node is not None:
@@ -108,9 +114,8 @@ class Rooms:
         return self._left[name]
 
 
-def _greatest(jobs: Iterable[JobFacts]) -> dict[str, float]:
-    """Return how much of each resource the workers of any job request for each of their GPUs, at most."""
-    kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in jobs}
+def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
+    """Return how much of each resource is requested for each GPU, at most, by `kinds` of requests and GPUs."""
     greatest: dict[str, float] = defaultdict(float)
     for requests, gpus in kinds:
         for name, amount in requests:

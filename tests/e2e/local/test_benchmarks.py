@@ -58,6 +58,19 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
 
 
+def test_the_shipped_policy_is_judged_on_families_that_it_has_not_met(tmp_path: Path) -> None:
+    """The quick form: eight families, one seed. It fails where the advice is worse than never and always growing."""
+    command = [sys.executable, str(BENCHMARKS / "advice_unseen.py"), "--quick", "--work-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("8 cases of 8 families, 16 decisions")
+    advisors = ("none", "advice", "confirm", "race")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    regret = {row[0]: float(row[1]) for row in rows if row and row[0] in advisors and row[1] != "-"}
+    assert set(regret) == set(advisors)
+    assert regret["race"] < regret["none"]
+
+
 def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:
     """The quick form, twice: the second call finds all runs done, and draws what there is."""
     runs, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
+from espalier_api.measurements import Measurements, merged
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
@@ -80,5 +81,12 @@ def status_at(
 ) -> JobStatus:
     """Return the status that the operator writes."""
     facts = facts_of(job, state, now, settings, pods, report)
-    said = Observed(generation=job.generation, report=report, refusal=refusal, selector=names.selector(job.name))
+    known = Measurements() if before is None else before.measurements
+    said = Observed(
+        generation=job.generation,
+        report=report,
+        measured=None if report is None else merged(known, report.measurements),
+        refusal=refusal,
+        selector=names.selector(job.name),
+    )
     return status_of(facts, state, said, before, utc(now))

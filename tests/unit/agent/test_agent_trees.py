@@ -202,7 +202,9 @@ def test_the_carried_trees_are_what_their_command_makes() -> None:
     strangers = default_policy().strangers
     assert strangers is not None
     tables = [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
-    again = LEARNER.with_corpora([carried_corpus("growth")]).learn(tables, seed=0, name="unseen")
+    again = LEARNER.with_corpora([carried_corpus("growth"), carried_corpus("free")]).learn(
+        tables, seed=0, name="unseen"
+    )
     assert again.lineage == strangers.lineage
     for name, values in strangers.network.state_dict().items():
         assert torch.allclose(values, again.network.state_dict()[name], atol=1e-5), name

@@ -113,6 +113,24 @@ def test_a_reader_beside_a_writer_never_sees_half(tmp_path: Path) -> None:
     assert read_document(path, AllocationDocument).allocation.generation == 99
 
 
+def test_a_device_a_pipe_and_a_link_are_written_to_and_stay_what_they_are(tmp_path: Path) -> None:
+    """As root, a rename would put a file in the place of /dev/stdout for every other program, too."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_text()))
+    reader.start()
+    for name in ("pipe", "link"):
+        write_document(tmp_path / name, DOCUMENT)
+    reader.join()
+    assert read == [dumps(DOCUMENT)]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert read_document(tmp_path / "file", AllocationDocument) == DOCUMENT
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "link", "pipe"]
+
+
 def test_a_failed_write_leaves_the_old_document_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "allocation.json"
     write_document(path, DOCUMENT)

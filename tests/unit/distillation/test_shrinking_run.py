@@ -115,28 +115,44 @@ def _weights(network: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in network.module.state_dict().items()}
 
 
-@pytest.mark.parametrize("manner", [INSIST, Manner()], ids=["smaller-kept", "as-compared"])
-def test_a_stop_at_any_moment_changes_nothing(reclaimed: Run, make_job: Run, tmp_path: Any, manner: Manner) -> None:
-    job = make_job(timeBudgetSeconds=1)
-    whole = reclaimed(job, manner=manner)
+MANNERS = {"smaller-kept": INSIST, "as-compared": Manner()}
+MOMENTS = {
+    "measured": lambda begin, end: (begin - 4, begin - 4),
+    "begun": lambda begin, end: (begin + 1, begin + 1),
+    "middle": lambda begin, end: ((begin + end) // 2,) * 2,
+    "comparing": lambda begin, end: (end + 1, end),
+    "after": lambda begin, end: (end + 2, end),
+}
+"""By the steps at which a trial begins and ends: the step boundary at which a stop comes, and the steps taken then."""
+
+
+@pytest.fixture(scope="module")
+def wholes() -> dict[str, Any]:
+    """Runs that nothing stopped, by their manner."""
+    return {}
+
+
+@pytest.mark.sweep("stops of a trial")
+@pytest.mark.parametrize("manner", MANNERS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_stop_at_any_moment_changes_nothing(
+    reclaimed: Run, make_job: Run, wholes: dict[str, Any], tmp_path: Any, manner: str, moment: str
+) -> None:
+    job, how = make_job(timeBudgetSeconds=1), MANNERS[manner]
+    whole = wholes[manner] = wholes.get(manner) or reclaimed(job, manner=how)
     begin, end = started(whole).step, judged_at(whole)
-    # Measured with the GPU gone; just begun; in the middle; in the comparing; just after.
-    for cut, taken in (
-        *((cut, cut) for cut in (begin - 4, begin + 1, (begin + end) // 2)),
-        *((end + 1, end), (end + 2, end)),
-    ):
-        store = tmp_path / str(cut)
-        first = reclaimed(job, manner=manner, store=store, stop=StopAfter(cut))
-        assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
-        checkpoint = CheckpointStore(store).load_latest()
-        assert checkpoint is not None
-        assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
-        second = reclaimed(job, manner=manner, store=store)
-        assert second.result.steps == whole.result.steps
-        assert second.result.depth_after == whole.result.depth_after
-        for key, tensor in whole.trainer.network.module.state_dict().items():
-            assert torch.equal(tensor, second.trainer.network.module.state_dict()[key]), (cut, key)
-        assert [each.result for each in second.decided()] == [each.result for each in whole.decided()]
+    cut, taken = MOMENTS[moment](begin, end)
+    first = reclaimed(job, manner=how, store=tmp_path, stop=StopAfter(cut))
+    assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
+    checkpoint = CheckpointStore(tmp_path).load_latest()
+    assert checkpoint is not None
+    assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
+    second = reclaimed(job, manner=how, store=tmp_path)
+    assert second.result.steps == whole.result.steps
+    assert second.result.depth_after == whole.result.depth_after
+    for key, tensor in whole.trainer.network.module.state_dict().items():
+        assert torch.equal(tensor, second.trainer.network.module.state_dict()[key]), key
+    assert [each.result for each in second.decided()] == [each.result for each in whole.decided()]
 
 
 def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:

@@ -60,6 +60,7 @@ def test_growing_the_description_and_growing_the_model_commute(name: str) -> Non
         assert describe(grown, case.example) == deepened(described, point.id), point.id
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "shufflenet_v2_x0_5"])
 def test_all_points_one_after_the_other(name: str) -> None:
     case = torchvision_case(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -100,12 +99,9 @@ def test_whatever_a_tenant_reports_the_prediction_is_a_positive_number(
     assert 0 <= outlook.remaining_steps < math.inf
 
 
-def test_a_fit_takes_milliseconds_and_is_kept() -> None:
+def test_a_fit_is_kept() -> None:
     points = tuple(measured(TRUE, nodes, workers, 128 // workers, 1.01) for nodes, workers, _ in PLACES * 2)
-    began = time.perf_counter()
     fitted(points)
-    first = time.perf_counter() - began
-    assert first < 1.0
     hits = fitted.cache_info().hits
     fitted(points)
     assert fitted.cache_info().hits == hits + 1

@@ -288,6 +288,19 @@ def test_a_pod_that_fits_on_no_node_delays_nobody():
     assert [type(action) for action in planned.actions[1:]] == [GrantExtra]
 
 
+@pytest.mark.parametrize("memory", [65, 2**62])
+def test_a_pod_that_requests_more_than_any_node_has_delays_nobody(memory):
+    """kube-scheduler's message names GPUs, too, where other nodes lack them."""
+    node_ = node("n", 8, resources={"memory": 64, "pods": 110})
+    lucky = trains("lucky", extra=1)
+    pod = replace(foreign(7), constraints=Constraints(requests=(("memory", memory), ("pods", 1))))
+    planned = decide([node_], [lucky, job("next")], [*workers_of(lucky, "n"), pod])
+    assert [type(action) for action in planned.actions] == [Admit, GrantExtra]
+    fits = replace(pod, constraints=Constraints(requests=(("memory", 64), ("pods", 1))))
+    planned = decide([node_], [lucky, job("next")], [*workers_of(lucky, "n"), fits])
+    assert [type(action) for action in planned.actions] == [NoticeReclaim], "this one is waited for"
+
+
 @pytest.mark.parametrize("state", [PENDING, RUNNING, TERMINATING])
 def test_a_worker_holds_its_gpu_until_it_is_gone(state):
     ended = replace(trains("ended", high=1), finished=True)
@@ -515,6 +528,25 @@ def test_gpus_on_their_way_back_are_reclaimed_only_once():
     planned = decide([node("n", 5)], [giving, other, job("next")], [*workers_of(giving, "n"), *workers_of(other, "n")])
     assert planned.actions == ()
     assert refused(planned)["giving"] is Reason.RECLAIM_PENDING
+
+
+@pytest.mark.parametrize(
+    ("leaves_in", "waits"), [(30, True), (-59, True), (-61, False), (599, True), (601, False), (10**9, False)]
+)
+def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leaves_in, waits):
+    """Whoever deletes a pod says for how long it may hold its GPUs; others were let wait for that."""
+    holder, leaves_at = trains("holder", extra=1, high=2), NOW + leaves_in
+    stays = replace(foreign(1, "n"), state=TERMINATING, leaves_at=leaves_at, grace_seconds=10**9)
+    planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), stays])
+    asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert planned.actions == (() if waits else (asked,))
+    if waits:
+        assert planned.wake_at is not None
+        assert NOW < planned.wake_at <= leaves_at + 60, "it is decided again once the pod hangs"
+    else:  # by a clock that is far ahead of ours, the end of a short grace period
+        short = replace(stays, grace_seconds=30)
+        planned = decide([node("n", 3)], [holder, job("next")], [*workers_of(holder, "n"), short])
+        assert planned.actions == (() if leaves_in > 0 else (asked,))
 
 
 def test_what_is_acknowledged_is_released_and_what_is_overdue_is_taken():

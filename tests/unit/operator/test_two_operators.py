@@ -10,6 +10,7 @@ import pytest
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, Finish, Plan, Requeue
+from espalier_operator.constraints import Constraints
 from espalier_operator.facts import (
     Ended,
     JobFacts,
@@ -119,7 +120,7 @@ def decide(*facts: JobFacts | Worker, gpus: int = 2) -> Plan:
     return plan(
         Snapshot(
             taken_at=100.0,
-            nodes=(Node(name="n", gpu_type="h100", allocatable=gpus),),
+            nodes=(Node(name="n", gpu_type="h100", allocatable=gpus, resources={"memory": 64, "pods": 110}),),
             workers=tuple(fact for fact in facts if isinstance(fact, Worker)),
             jobs=tuple(fact for fact in facts if isinstance(fact, JobFacts)),
         ),
@@ -147,6 +148,20 @@ ADMITTED = job(admitted_at=99.0, gpu_type="h100")
 def test_gpus_chosen_by_another_operator_are_not_handed_out() -> None:
     assert decide(job(), worker("theirs", None)).refusals["ns/a"].reason is Reason.NO_FREE_GPU
     assert decide(job(), worker("theirs", None), gpus=4).actions == (Admit(job="ns/a", gpu_type="h100"),)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        Constraints(node_selector=(("disk", "tape"),)),
+        Constraints(requests=(("memory", 65), ("pods", 1))),
+        Constraints(requests=(("memory", 2**62), ("pods", 1))),
+    ],
+)
+def test_a_pod_that_cannot_be_bound_where_it_is_pinned_keeps_nothing(asks: Constraints) -> None:
+    """Whoever may create pods can write a job that does not exist as the owner of one, and any node."""
+    theirs = replace(worker("theirs", None), constraints=asks)
+    assert decide(job(), theirs).actions == (Admit(job="ns/a", gpu_type="h100"),)
 
 
 def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:

@@ -266,7 +266,8 @@ def advised(
 
 
 _CHILD = """
-import os, sys
+import gc, os, sys
+gc.freeze()  # what the server has imported stays
 handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(handle, 1)
 os.dup2(handle, 2)

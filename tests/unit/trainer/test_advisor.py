@@ -192,6 +192,19 @@ def test_fallback_decides_and_says_why(kind, left, action):
     assert "adaptation.agent.url" in message
 
 
+def test_the_heuristic_adds_the_first_layer_that_mixes_places():
+    architecture, wide = _architecture(), {"kernel_size": (1, 3)}
+    mixing = Layer(name="conv", operator="Conv2d", inputs=("x",), attributes=wide)
+    first, *others = architecture.growth_points
+    points = (first, *(point.model_copy(update={"insertion": (mixing,)}) for point in others))
+    request = _request().model_copy(update={"architecture": architecture.model_copy(update={"growth_points": points})})
+    heuristic = FallbackPolicy(Fallback.HEURISTIC)
+    assert heuristic.choose(request) == Action.deepen("p1")
+    allowed = request.model_copy(update={"allowed_actions": (Action.deepen("p0"), Action.deepen("p2"))})
+    assert heuristic.choose(allowed) == Action.deepen("p2")
+    assert heuristic.choose(request.model_copy(update={"allowed_actions": ()})) == Action.nothing()
+
+
 def test_random_fallback_is_seeded_and_uses_every_action():
     fallback = FallbackPolicy(Fallback.RANDOM, 3)
     chosen = [fallback.choose(_request(consultations=count)) for count in range(60)]

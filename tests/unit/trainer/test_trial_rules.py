@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.advice import Action
+from espalier_api.advice import Action, ExpectedGain
 from espalier_api.allocation import Allocation
+from espalier_api.growth_corpus import MARKS
 from espalier_api.job import Trials
 from espalier_api.report import AdaptationSource, Arm
 from espalier_trainer.adapting import Asked
@@ -25,6 +26,10 @@ ALLOWED = (*POINTS, NOTHING)
 losses = st.none() | st.floats(allow_nan=True, allow_infinity=True, min_value=None)
 
 
+def told(mean: float, width: float = 0.02) -> ExpectedGain:
+    return ExpectedGain(mean=mean, low=mean - width / 2, high=mean + width / 2)
+
+
 def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = None) -> Asked:
     decision = Decision("one", advised, AdaptationSource.AGENT, "mine@1", probabilities or {})
     return Asked(decision, ALLOWED, 3.0, Allocation(generation=2, replicas=3, gpus=3, reason="ExtraGPUsGranted"), 0.1)
@@ -34,7 +39,7 @@ def trial(
     manner: Trials = Trials.RACE, workers: int = 2, network: Any = None, now: float = 0.0, **options: Any
 ) -> Trial:
     names = tuple(f"worker{number}" for number in range(workers))
-    found = begun(manner, asked(**options), names, network, workers + 1, 100.0, (0.1, 0.01), 7, lambda: now)
+    found = begun(manner, asked(**options), names, network, workers + 1, 100.0, (0.1, 0.01), 7, clock=lambda: now)
     assert found is not None
     return found
 
@@ -55,14 +60,17 @@ def results(of: Trial, found: dict[str, float | None]) -> dict[str, str]:
     st.lists(st.floats(0, 1), min_size=7, max_size=7),
     st.integers(0, 9),
 )
-def test_the_advised_action_is_always_tried_against_nothing(manner, advised, chances, workers):
+def test_the_best_growths_are_tried_against_nothing(manner, advised, chances, workers):
     probabilities = {str(action): chance for action, chance in zip(ALLOWED, chances, strict=True)}
-    found = rules.arms(manner, advised, ALLOWED, probabilities, workers)
-    if manner is Trials.OFF or not advised.grows or not workers:
+    growths = rules.ranked(advised, ALLOWED, probabilities, {})
+    found = rules.arms(manner, growths, workers)
+    if manner is Trials.OFF or not (advised.grows or any(chances[:-1])) or not workers:
         assert found == ()
         return
     flat = [action for actions in found for action in actions]
-    assert flat[0] == advised
+    assert all(probabilities[str(action)] for action in growths if action != advised)
+    if advised.grows:
+        assert flat[0] == advised
     assert flat.count(NOTHING) == 1
     assert len(flat) == len(set(flat))
     assert len(found) <= workers
@@ -77,12 +85,19 @@ def test_a_race_tries_the_best_actions_by_the_policys_probabilities():
     chances = {
         str(action): chance for action, chance in zip(ALLOWED, (0.1, 0.3, 0.05, 0.2, 0.1, 0.15, 0.1), strict=True)
     }
-    found = rules.arms(Trials.RACE, POINTS[1], ALLOWED, chances, 4)
+    found = rules.arms(Trials.RACE, rules.ranked(POINTS[1], ALLOWED, chances, {}), 4)
     assert found == ((POINTS[1],), (POINTS[3],), (POINTS[5],), (NOTHING,))
 
 
+def test_where_nothing_is_advised_the_growths_that_gain_most_are_tried():
+    chances = dict.fromkeys(map(str, ALLOWED), 0.1)
+    gains = {str(action): told(mean) for action, mean in zip(POINTS, (-0.3, 0.1, -0.2, -0.1, -0.3, -0.3), strict=True)}
+    assert rules.ranked(NOTHING, ALLOWED, chances, gains)[:3] == (POINTS[1], POINTS[3], POINTS[2])
+    assert rules.ranked(NOTHING, ALLOWED, {}, gains) == ()  # an agent that is away, and a policy that knows none
+
+
 def test_a_fallback_without_probabilities_races_alone():
-    assert rules.arms(Trials.RACE, POINTS[0], ALLOWED, {}, 4) == ((POINTS[0],), (NOTHING,))
+    assert rules.arms(Trials.RACE, rules.ranked(POINTS[0], ALLOWED, {}, {}), 4) == ((POINTS[0],), (NOTHING,))
 
 
 @given(st.lists(losses, min_size=2, max_size=4))
@@ -91,7 +106,7 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
         Arm.model_construct(action=str(action), loss=loss)
         for action, loss in zip((NOTHING, *POINTS), found, strict=False)
     ]
-    best = rules.best(arms)
+    best = rules.best(arms, Trials.RACE, {})
     finite = [arm.loss for arm in arms if arm.loss is not None and math.isfinite(arm.loss)]
     if arms[0].loss is None or not math.isfinite(arms[0].loss):
         assert best is None
@@ -102,15 +117,46 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
         assert best.action == "Nothing"
 
 
+@given(st.floats(-0.1, 0.1), st.floats(0, 0.2), st.floats(-1, 1), st.sampled_from([Trials.CONFIRM, Trials.RACE]))
+def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, manner):
+    evidence = rules.EVIDENCE[manner]
+    after = rules.believed(told(mean, width), ratio, evidence)
+    ends = sorted([mean, evidence.slope * ratio])
+    assert ends[0] - 1e-9 <= after <= ends[1] + 1e-9
+
+
+def test_the_surer_the_advice_the_less_a_trial_moves_it():
+    moved = [rules.believed(told(0.05, width), -0.5, rules.EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
+    assert moved == sorted(moved, reverse=True)
+
+
+def test_a_growth_that_is_expected_to_pay_survives_a_trial_that_says_little():
+    arms = [Arm(action="Nothing", loss=1.0), Arm(action=str(POINTS[0]), loss=1.001)]
+    assert rules.best(arms, Trials.CONFIRM, {str(POINTS[0]): told(0.05)}).action == str(POINTS[0])
+    assert rules.best(arms, Trials.CONFIRM, {}).action == "Nothing"
+
+
+@given(st.floats(-5, 5), st.floats(-5, 5))
+def test_the_lower_loss_is_always_seen_as_better(nothing, grown):
+    assert (rules.seen(nothing, grown) > 0) <= (grown < nothing)
+    assert -1 <= rules.seen(nothing, grown) <= 1
+
+
+def test_an_arm_of_a_race_is_measured_where_judgements_measure():
+    assert rules.SHARES[Trials.RACE] in MARKS
+
+
 def test_arms_begin_with_the_rates_that_the_decision_would_bring():
     (order,) = trial(Trials.CONFIRM, 1).orders.values()
     assert order.actions == (POINTS[0], NOTHING)
     assert order.rates == (0.1, 0.01)
     assert order.seconds == pytest.approx(10)
+    assert order.ends == 0
     assert not order.keep
     raced = list(trial(Trials.RACE, 2).orders.values())
     assert [each.rates for each in raced] == [(0.1,), (0.01,)]
-    assert [each.seconds for each in raced] == [pytest.approx(25)] * 2
+    assert [each.seconds for each in raced] == [pytest.approx(60)] * 2
+    assert [each.ends for each in raced] == [pytest.approx(0.4)] * 2  # as without a race, so that it can be kept
     assert [each.keep for each in raced] == [True, False]  # the model as it is goes on anyway
 
 

@@ -40,6 +40,8 @@ class Consultation:
     adaptation: Adaptation
     restart_schedule: bool
     problem: tuple[Reason, str] | None
+    restarted_at: float | None = None
+    """Used seconds of the budget at which the schedule began again; None: now."""
 
     @property
     def answered(self) -> bool:
@@ -196,7 +198,8 @@ class Adapter:
         """Continue with a copy that has grown by `action` and trained on, and was the best of those tried."""
         adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
         adaptation = adaptation.model_copy(update={"arms": tuple(arms)})
-        return Consultation(after, adaptation, self.restarts(AdaptationResult.GROWN), asked.decision.problem)
+        restart = self.restarts(AdaptationResult.GROWN)
+        return Consultation(after, adaptation, restart, asked.decision.problem, restarted_at=asked.used_seconds)
 
     def growth_seed(self, network: Network) -> int:
         """Return the seed of the next growth: another one for each, the same for whoever does it again."""

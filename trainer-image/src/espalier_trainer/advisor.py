@@ -20,7 +20,7 @@ from typing import Protocol
 import httpx
 from pydantic import ValidationError
 
-from espalier_api.advice import Action, AdviceRequest, AdviceResponse, OutcomeReport, heuristic
+from espalier_api.advice import Action, AdviceRequest, AdviceResponse, ExpectedGain, OutcomeReport, heuristic
 from espalier_api.documents import first_fault, read_bounded
 from espalier_api.job import Fallback
 from espalier_api.proof import MAX_TOKEN
@@ -46,6 +46,8 @@ class Decision:
     probabilities: dict[str, float] = field(default_factory=dict)
     problem: tuple[Reason, str] | None = None
     """Why the fallback decided."""
+    gains: dict[str, ExpectedGain] = field(default_factory=dict)
+    """What each growth is expected to gain, by the action's text, where the policy tells it."""
 
 
 class AdvisorError(Exception):
@@ -110,6 +112,7 @@ class HTTPAdvisor:
             source=AdaptationSource.AGENT,
             policy=f"{response.policy.name}@{response.policy.version}",
             probabilities={str(entry.action): entry.probability for entry in response.probabilities},
+            gains={str(entry.action): entry.gain for entry in response.probabilities if entry.gain is not None},
         )
 
     def report_outcome(self, outcome: OutcomeReport) -> None:

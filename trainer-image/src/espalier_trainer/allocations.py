@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from espalier_api.allocation import AllocationDocument
+from espalier_api.allocation import Allocation, AllocationDocument
 from espalier_api.documents import DocumentError, read_document
 from espalier_api.job import AdaptiveTrainingJob
 
@@ -45,6 +45,8 @@ class AllocationFile:
     path: Path
     job: AdaptiveTrainingJob
     clock: Callable[[], float] = time.monotonic
+    heard: Callable[[Allocation], None] = lambda allocation: None
+    """Called with the allocation of each document that is read."""
     _document: AllocationDocument | None = field(init=False, default=None)
     _looked: float = field(init=False, default=-math.inf)
     _seen: tuple[int, int, int] | None = field(init=False, default=None)
@@ -91,6 +93,7 @@ class AllocationFile:
             return
         self._complaint = ""
         self._document = document
+        self.heard(document.allocation)
 
     def _complain(self, message: str) -> None:
         if message == self._complaint:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from espalier_api import environment
+from espalier_api.allocation import Allocation
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.allocations import AllocationFile, AllocationSource
 from espalier_trainer.report import EventLog, FileReporter, Reporter, previous_used_seconds
@@ -29,13 +30,16 @@ class Contracts:
 
 
 @contextmanager
-def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contracts]:
+def connected(
+    settings: Settings, job: AdaptiveTrainingJob, heard: Callable[[Allocation], None] = lambda allocation: None
+) -> Iterator[Contracts]:
     """Connect to what the settings name: files, or the job's API server, or both.
 
-    Where an API server is named but cannot be asked (a pod without a token), the files are used alone. On leaving, the
-    last report is on its way, or was given up.
+    `heard` is called with each allocation as soon as it arrives, by any thread. Where an API server is named but cannot
+    be asked (a pod without a token), the files are used alone. On leaving, the last report is on its way, or was given
+    up.
     """
-    files = () if settings.allocation_file is None else (AllocationFile(settings.allocation_file, job),)
+    files = () if settings.allocation_file is None else (AllocationFile(settings.allocation_file, job, heard=heard),)
     reported = previous_used_seconds(settings.report_file, job.key)
     reporter: Reporter = FileReporter(settings.report_file, settings.events_file)
     if settings.job_key is None:
@@ -60,7 +64,7 @@ def connected(settings: Settings, job: AdaptiveTrainingJob) -> Iterator[Contract
         return
     with ExitStack() as stack:
         stack.callback(api.close)
-        watch = kube.JobWatch(api, job)
+        watch = kube.JobWatch(api, job, heard)
         stack.callback(watch.close)
         watch.start()
         if settings.report_config_map is None:

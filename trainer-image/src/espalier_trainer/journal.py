@@ -82,11 +82,13 @@ class Journal:
         """Publish a report, if it is due or urgent."""
         self.reporter.publish(self._report, urgent=urgent)
 
-    def acknowledge(self, generation: int) -> None:
-        """Repeat the generation of an allocation that training has taken notice of."""
-        if generation != self.acknowledged:
-            self.acknowledged = generation
-            self.report(urgent=True)
+    def acknowledge(self, generation: int) -> bool:
+        """Repeat the generation of an allocation that training has taken notice of; return whether it is news."""
+        if generation == self.acknowledged:
+            return False
+        self.acknowledged = generation
+        self.report(urgent=True)
+        return True
 
     def warn(self, reason: str, message: str) -> None:
         """Report a problem that does not stop training."""

@@ -80,6 +80,8 @@ class Settings:
     """The type of GPU of the job's workers; empty: not known."""
     log_to: str = ""
     """Where figures are also written: `tensorboard` or `wandb`; empty: nowhere."""
+    traces_endpoint: str | None = None
+    """Where spans of signals are exported to; None: nowhere."""
     metrics_port: int | None = None
     """Where the leader's metrics can be scraped; None: nowhere."""
 
@@ -119,6 +121,7 @@ class Settings:
             node=variables.get(environment.NODE) or socket.gethostname(),
             gpu_type=variables.get(environment.GPU_TYPE, "")[:63],  # as long as a label
             log_to=variables.get(environment.LOG_TO, ""),
+            traces_endpoint=variables.get(environment.TRACES_ENDPOINT) or None,
             metrics_port=_whole(variables, environment.METRICS_PORT, range(1, 65536), "a port, from 1 to 65535"),
         )
 

@@ -1,8 +1,10 @@
 """Regression trees from a corpus of growth: what each growth gained there, by features of the place.
 
-Each tree is learnt from a bootstrap over *families*: models of a family resemble each other, so only a family that a
-tree has not met shows what it knows of others. The families that a tree left out also decide how cautious the policy
-is: by how many deviations of the trees the expected gain is lowered, and how much is then needed to beat nothing.
+Splits are drawn at random (extremely randomized trees, Geurts et al. 2006): few families with noisy gains are learnt
+from, and the mean of such trees follows their noise less. Each tree is learnt from a bootstrap over *families*: models
+of a family resemble each other, so only a family that a tree has not met shows what it knows of others. The families
+that a tree left out also decide how cautious the policy is: by how many deviations of the trees the expected gain is
+lowered, and how much is then needed to beat nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
 """What may be needed to beat nothing, squashed: .1 is a gain of .003."""
 HARM: Final = 0.002
-HARM_BAR: Final = 0.1
+HARM_BAR: Final = 0.15
 """Share of the decisions that may end more than `HARM` below doing nothing, when caution is chosen."""
 
 
 class TreesConfig(Record):
     """How trees are learnt."""
 
-    least_weight: float = Field(default=1.5, gt=0)
+    least_weight: float = Field(default=3.0, gt=0)
     """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
     features: float = Field(default=0.5, gt=0, le=1)
     """Share of the features that are looked at for each split."""
@@ -219,7 +221,7 @@ def _stacked(rows: Sequence[_Row]) -> Rows:
 
 
 def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, progress: ProgressCallback) -> None:
-    from sklearn.tree import DecisionTreeRegressor  # a second to import, for learning alone
+    from sklearn.tree import ExtraTreeRegressor  # a second to import, for learning alone
 
     targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)
@@ -230,7 +232,7 @@ def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, prog
         counts = drawn[rows.families]
         left_out[tree] = counts == 0
         weights = rows.weights * counts
-        model = DecisionTreeRegressor(
+        model = ExtraTreeRegressor(
             max_leaf_nodes=(NODES + 1) // 2,
             max_depth=DEPTH,
             max_features=config.features,

@@ -24,9 +24,9 @@ from espalier_api.architecture import Architecture
 from espalier_api.growth import operation
 
 TREES: Final = 100
-NODES: Final = 31
-"""Of a tree: sixteen leaves."""
-DEPTH: Final = 6
+NODES: Final = 127
+"""Of a tree: 64 leaves."""
+DEPTH: Final = 12
 SCALE: Final = 0.03
 """A gain g in accuracy is learnt as tanh(g / SCALE): a gain of .1 is hardly better than one of .06."""
 SHARPNESS: Final = 6.0

@@ -20,6 +20,7 @@ from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthPoin
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
+from espalier_api.mixing import ATTENTION, mixes
 from espalier_api.step_cost import (
     OPERATION_SECONDS,
     RECURRENT,
@@ -32,9 +33,6 @@ from espalier_api.step_cost import (
 UNKNOWN: Final = -1.0
 BATCH_SIZE: Final = 32
 """Where a request does not tell it."""
-ATTENTION: Final = ("attention", "Attention", "Softmax")
-"""Parts of the names of operators that mix tokens."""
-
 STATIC: Final = (
     "deepens",
     "adds a block",
@@ -209,14 +207,6 @@ class _Model:
             group = architecture.channel_group(str(action.target))
             return tuple(self._layers[name] for name in group.makers if name in self._layers), group.id, 0
         return (), architecture.layers[-1].name, 0
-
-
-def mixes(layer: Layer) -> bool:
-    """Return whether a layer lets places of an example see each other: a kernel above 1, recurrence, or attention."""
-    kernel = layer.attributes.get("kernel_size")
-    if layer.operator in WEIGHT_OPERATORS and kernel is not None:
-        return max(kernel) > 1 if isinstance(kernel, tuple) else isinstance(kernel, int) and kernel > 1
-    return layer.operator in RECURRENT or any(part in layer.operator for part in ATTENTION)
 
 
 def _width(layer: Layer) -> int:

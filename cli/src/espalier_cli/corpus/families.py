@@ -13,6 +13,7 @@ from torch import nn
 
 from espalier_api.job import OptimizerSpec
 from espalier_cli.corpus.designs import BODIES, SIZES, Design, built, drawn
+from espalier_cli.corpus.free import free_model, free_steps
 from espalier_cli.corpus.inputs import KINDS, inputs_of
 from espalier_cli.judge.case import Case
 
@@ -54,6 +55,52 @@ class Families:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FreeFamilies:
+    """A set of families whose layers are drawn freely."""
+
+    name: str
+    seed: int
+    counts: tuple[tuple[str, int], ...]
+    """Families by kind of input."""
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Return the cases: each family with a data set of its kind, then each with the next one."""
+        drawn_ones = []
+        for kind, count in self.counts:
+            chance = random.Random(f"{self.seed}/{kind}")
+            for place in range(count):
+                steps, rate = free_steps(kind, chance), chance.choice([0.003, 0.005, 0.01])
+                drawn_ones.append((place / count, kind, place, chance.randrange(2**31), steps, rate))
+        return tuple(
+            self._case(turn, *one[1:])
+            for turn in range(DATA_SETS)
+            for one in sorted(drawn_ones, key=lambda one: one[0])
+        )
+
+    def _case(self, turn: int, kind: str, place: int, choices: int, steps: int, rate: float) -> Case:
+        names = KINDS[kind]
+        data_set = names[(place + turn) % len(names)]
+        inputs = inputs_of(data_set, self.seed)
+        family = f"{self.name}-{kind}-{place:02}"
+        return Case(
+            name=f"{family}-{data_set}",
+            family=family,
+            module=partial(_free_module, kind, choices, data_set, self.seed),
+            train=inputs.train,
+            validation=inputs.validation,
+            test=inputs.test,
+            steps=steps,
+            batch_size=BATCH_SIZE,
+            optimizer=OptimizerSpec(name="Adam", learning_rate=rate),
+        )
+
+
+def _free_module(kind: str, choices: int, data_set: str, data_seed: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return free_model(kind, choices, inputs_of(data_set, data_seed))
+
+
 def _data_set(design: Design, place: int, turn: int) -> str:
     names = KINDS[design.kind]
     return names[(place + turn) % len(names)]
@@ -82,9 +129,11 @@ def _module(design: Design, data_set: str, data_seed: int, seed: int) -> nn.Modu
 
 LEARNING: Final = Families("growth", 18, (("image", 30), ("tokens", 18), ("table", 16)))
 """What the shipped policy learns from. Signals are absent on purpose."""
+FREE: Final = FreeFamilies("free", 1807, (("image", 40), ("tokens", 24), ("table", 16)))
+"""The same, of layers that are drawn freely."""
 UNSEEN: Final = Families("unseen", 4081, (("image", 6), ("tokens", 5), ("table", 4), ("signal", 7)))
 """The drawn part of the families that judge it: another seed, and a kind of input that it has not met."""
-SETS: Final = {families.name: families for families in (LEARNING, UNSEEN)}
+SETS: Final[dict[str, Families | FreeFamilies]] = {families.name: families for families in (LEARNING, FREE, UNSEEN)}
 
 
 def names() -> Iterator[str]:

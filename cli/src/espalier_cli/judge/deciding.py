@@ -11,11 +11,13 @@ from espalier_api.advice import Action, offered
 from espalier_api.architecture import GrowthError
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth_corpus import ArmRecord, CaseRecord, MomentRecord
+from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
+from espalier_api.job import Trials
 from espalier_cli.judge.case import Case
-from espalier_cli.judge.course import Course
+from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.records import rounded
 from espalier_trainer.places import known_places
+from espalier_trainer.trials.rules import SHARES
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
 MOMENTS: Final = (0.2, 0.5)
@@ -68,7 +70,8 @@ def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
 
 def _moment(course: Course, share: float, growths: Sequence[Action]) -> tuple[MomentRecord, dict[str, str]]:
     course.advance(share * course.budget)
-    now = course.score(course.case.validation)
+    validation = course.case.validation
+    now = course.score(validation)
     arms, refused = [], {}
     for action in (Action.nothing(), *growths):
         try:
@@ -76,13 +79,20 @@ def _moment(course: Course, share: float, growths: Sequence[Action]) -> tuple[Mo
         except GrowthError as error:
             refused[str(action)] = str(error)
             continue
+        confirmed = _after_slice(arm, Trials.CONFIRM)
+        losses = []
+        for mark in MARKS:
+            arm.advance(course.used + mark * (course.budget - course.used))
+            losses.append(_finite(arm.score(validation).loss))
         test = arm.finish()
         arms.append(
             ArmRecord(
                 action=action,
                 accuracy=rounded(test.accuracy),
-                validation_loss=_finite(arm.score(course.case.validation).loss),
+                validation_loss=_finite(arm.score(validation).loss),
                 step_cost=rounded(arm.cost),
+                slice_loss=confirmed,
+                losses=tuple(losses),
             )
         )
     moment = MomentRecord(
@@ -93,6 +103,14 @@ def _moment(course: Course, share: float, growths: Sequence[Action]) -> tuple[Mo
         arms=tuple(arms),
     )
     return moment, refused
+
+
+def _after_slice(arm: Course, manner: Trials) -> float | None:
+    """Return the validation loss that a trial of an arm ends with."""
+    copy = arm.copied()
+    part = Slice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))
+    copy.advance(part.ends, within=part)
+    return _finite(copy.score(copy.case.validation).loss)
 
 
 def _finite(loss: float) -> float | None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.growth_corpus import CaseRecord
+from espalier_api.growth_corpus import MARKS, CaseRecord
+from espalier_api.job import Trials as Manner
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.deciding import Setting, decided
 from espalier_cli.judge.records import TrialsRecord, key_of
 from espalier_cli.judge.trialling import RACE_GPUS, tried
-from espalier_trainer.trials.rules import SHARES
+from espalier_trainer.trials.rules import EVIDENCE, SHARES
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,16 @@ class Arms:
 
     def file(self, case: Case) -> str:
         """Return the file's name."""
-        return key_of(case, self.seed, "arms", self.setting.moments, self.setting.operations, self.setting.most)
+        return key_of(
+            case,
+            self.seed,
+            "arms",
+            MARKS,
+            SHARES[Manner.CONFIRM],
+            self.setting.moments,
+            self.setting.operations,
+            self.setting.most,
+        )
 
     def record(self) -> type[CaseRecord]:
         """Return its class."""
@@ -51,7 +61,7 @@ class Trials:
     def file(self, case: Case) -> str:
         """Return the file's name."""
         setting = self.setting
-        rules = (sorted(SHARES.items()), RACE_GPUS)
+        rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS)
         return key_of(
             case, self.arms.seed, "trials", self.version, setting.moments, setting.operations, setting.most, rules
         )

@@ -1,30 +1,31 @@
 """What a policy's advice leads to at the moments of one case and seed, alone, with `Confirm` and with `Race`.
 
 The rules of what is tried, how long, and who wins are the trainer's (`espalier_trainer.trials.rules`). The base goes on
-training meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`.
+training meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`. An arm of a race
+trains as it does without one, so the winner ends as its arm does.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action
-from espalier_api.growth_corpus import CaseRecord, MomentRecord
+from espalier_api.advice import Action, ExpectedGain
+from espalier_api.growth_corpus import MARKS, CaseRecord, MomentRecord
 from espalier_api.job import Trials
 from espalier_api.report import Arm
 from espalier_cli.judge.case import Case
-from espalier_cli.judge.course import Course, Slice
+from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_trainer.trials.rules import SHARES, arms, best
+from espalier_trainer.trials.rules import SHARES, arms, best, ranked
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""
+_NOTHING: Final = str(Action.nothing())
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,9 @@ class Proposal:
     """What a policy says at a moment."""
 
     action: Action
-    allowed: tuple[Action, ...] = ()
-    probabilities: Mapping[str, float] = field(default_factory=dict)
+    growths: tuple[Action, ...] = ()
+    """Those to try, the most promising first."""
+    gains: Mapping[str, ExpectedGain] = field(default_factory=dict)
     """By the action's text."""
 
 
@@ -44,79 +46,61 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
         return Proposal(Action.nothing())
     decision = decide(policy, request)
     given = {str(entry.action): entry.probability for entry in decision.probabilities}
-    return Proposal(decision.action, tuple(entry.action for entry in decision.probabilities), given)
+    gains = {str(entry.action): entry.gain for entry in decision.probabilities if entry.gain is not None}
+    allowed = tuple(entry.action for entry in decision.probabilities)
+    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains)
 
 
 def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
-    """Train what the policy's trials need, beyond the arms that `record` has."""
-    found = [proposal(policy, record, moment) for moment in record.moments]
-    course = None
-    if any(one.action.grows for one in found):
-        course = Course.begin(case, record.seed, setting.operations)
+    """Return what the policy's trials lead to. Their losses are in `record`; what grows late is trained."""
+    course: Course | None = None
     moments = []
-    for said, moment in zip(found, record.moments, strict=True):
+    for moment in record.moments:
+        said = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
-        nothing = outcome[str(Action.nothing())]
-        confirmed, confirm, winner, race = None, nothing, Action.nothing(), nothing
-        if course is not None:
+        winner = best(raced(said, moment), Trials.RACE, said.gains)
+        confirmed = best(confirmation(said, moment), Trials.CONFIRM, said.gains)
+        confirm = outcome[_NOTHING]
+        if confirmed is not None and confirmed.action != _NOTHING:
+            course = course or Course.begin(case, record.seed, setting.operations)
             course.advance(moment.share * course.budget)
-        if course is not None and said.action.grows:
-            confirmed, confirm = _confirm(course, said, nothing)
-            winner, race = _race(course, said, nothing)
+            confirm = _late(course, said.growths[0])
+        race = _NOTHING if winner is None else winner.action
         moments.append(
             TrialRecord(
                 share=moment.share,
                 advice=said.action,
-                confirmed=confirmed,
+                confirmed=None if confirmed is None else confirmed.action != _NOTHING,
                 confirm_accuracy=confirm,
-                race_winner=winner,
-                race_accuracy=race,
+                race_winner=next((arm.action for arm in moment.arms if str(arm.action) == race), Action.nothing()),
+                race_accuracy=outcome[race],
             )
         )
     return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
+
+
+def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
+    """Return what came of the arms of `Confirm`, tried in turn on one extra GPU."""
+    found = {arm.action: arm.slice_loss for arm in moment.arms}
+    wanted = [action for actions in arms(Trials.CONFIRM, said.growths, 1) for action in actions]
+    return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
+
+
+def raced(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
+    """Return what came of the arms of a `Race`: each trains on as it would without one."""
+    found = {arm.action: arm.losses[MARKS.index(SHARES[Trials.RACE])] for arm in moment.arms}
+    wanted = [action for actions in arms(Trials.RACE, said.growths, RACE_GPUS) for action in actions]
+    return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
+
+
+def _late(course: Course, action: Action) -> float:
+    """Return the accuracy in the end of a growth after both arms of `Confirm` have been tried in turn."""
+    late = course.restarted()
+    late.advance(course.used + 2 * SHARES[Trials.CONFIRM] * (course.budget - course.used))
+    return rounded(late.grown(action).finish().accuracy)
 
 
 def version_of(policy: Policy) -> str:
     """Return name and version in one text, and those of the policy for strangers."""
     own = f"{policy.name}@{policy.version}"
     return own if policy.strangers is None else f"{own}, {version_of(policy.strangers)}"
-
-
-def _trial(course: Course, action: Action, part: Slice) -> tuple[Course, Arm]:
-    """Return the copy that tried an action in a slice, and what came of it."""
-    copy = course.grown(action)
-    copy.advance(part.ends, within=part)
-    loss = copy.score(course.case.validation).loss
-    return copy, Arm(action=str(action), loss=loss if math.isfinite(loss) else None, steps=copy.steps - course.steps)
-
-
-def _slice(course: Course, manner: Trials) -> Slice:
-    return Slice(course.used, course.used + SHARES[manner] * (course.budget - course.used))
-
-
-def _confirm(course: Course, said: Proposal, nothing: float) -> tuple[bool, float]:
-    """Return whether a trial on one extra GPU spoke for the advice, and the accuracy in the end."""
-    ((*actions,),) = arms(Trials.CONFIRM, said.action, said.allowed, said.probabilities, 1)
-    part = _slice(course, Trials.CONFIRM)
-    won = best(_trial(course, action, part)[1] for action in actions)
-    if won is None or won.action != str(said.action):
-        return False, nothing
-    late = course.restarted()
-    late.advance(course.used + len(actions) * (part.ends - part.begins))
-    return True, rounded(late.grown(said.action).finish().accuracy)
-
-
-def _race(course: Course, said: Proposal, nothing: float) -> tuple[Action, float]:
-    """Return who wins a race, and its accuracy in the end; the base goes on where nothing wins."""
-    part = _slice(course, Trials.RACE)
-    copies = {}
-    results = []
-    for (action,) in arms(Trials.RACE, said.action, said.allowed, said.probabilities, RACE_GPUS):
-        copy, arm = _trial(course, action, part)
-        copies[arm.action] = (action, copy)
-        results.append(arm)
-    won = best(results)
-    if won is None or won.action == str(Action.nothing()):
-        return Action.nothing(), nothing
-    action, copy = copies[won.action]
-    return action, rounded(copy.finish().accuracy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from espalier_api.measurements import Measurements, differs, merged
+from espalier_api.measurements import Measurements, differs
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import (
     MAX_ARMS,
@@ -51,6 +51,8 @@ class Observed:
     generation: int = 0
     """`metadata.generation` of the job that was looked at."""
     report: Report | None = None
+    measured: Measurements | None = None
+    """What was measured up to the report, over all attempts; None: nothing."""
     refusal: Reason | None = None
     """Why the last plan gave the job nothing (more)."""
     selector: str = ""
@@ -79,7 +81,7 @@ def status_of(
         "completion_time": None if outcome is None else before.completion_time or now,
         "training": _training_of(job, state, observed, before),
         "adaptations": before.adaptations if report is None else _adaptations(before, report),
-        "measurements": before.measurements if report is None else _measurements(before, report),
+        "measurements": before.measurements if report is None else _measurements(before, observed.measured),
         "adaptation_count": before.adaptation_count if report is None else _grown(before, report),
         "last_checkpoint_time": before.last_checkpoint_time if report is None else report.last_checkpoint_time,
         "selector": observed.selector,
@@ -207,10 +209,10 @@ def _adaptations(before: JobStatus, report: Report) -> tuple[Adaptation, ...]:
     return (*earlier, *reported.values())[-MAX_ADAPTATIONS_KEPT:]
 
 
-def _measurements(before: JobStatus, report: Report) -> Measurements:
-    """Return what is known after the report; figures that have hardly moved stay, to be written rarely."""
-    known = merged(before.measurements, report.measurements)
-    return known if differs(before.measurements, known, MATERIAL_SHARE) else before.measurements
+def _measurements(before: JobStatus, measured: Measurements | None) -> Measurements:
+    """Return what was measured; figures that have hardly moved stay, to be written rarely."""
+    moved = measured is not None and differs(before.measurements, measured, MATERIAL_SHARE)
+    return measured if measured is not None and moved else before.measurements
 
 
 def _grown(before: JobStatus, report: Report) -> int:

@@ -78,9 +78,17 @@ class Client:
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
 
-    async def list(self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = "") -> Listing:
-        """Return all objects that the selectors choose."""
-        pages = Pages(PAGE, labels, fields)
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Raw], Raw] = lambda raw: raw,
+    ) -> Listing:
+        """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come."""
+        pages = Pages(PAGE, labels, fields, keep)
         while True:
             try:
                 page = await self._request("list", "GET", resource, resource.path(namespace), query=pages.query)
@@ -88,7 +96,12 @@ class Client:
                 if not refusal.status.is_expired or not pages.restart():
                     raise
             else:
-                if (listing := pages.take(page)) is not None:
+                try:
+                    listing = pages.take(page)
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    # A server that starts or stops, and what stands before it, answer so now and then.
+                    raise BackendError(f"list {resource.path(namespace)}: the answer is no list: {error!r}") from error
+                if listing is not None:
                     return listing
 
     async def serves(self, resource: Resource) -> bool:
@@ -198,7 +211,10 @@ class Client:
                 code = answer.code
                 if 200 <= code < 300:
                     self._count(verb, resource, code, begun)
-                    return read(answer.body)
+                    try:
+                        return read(answer.body)
+                    except ValueError as error:  # the page of a proxy, or half an answer
+                        raise BackendError(f"{what}: the answer cannot be read: {error}") from error
                 refusal = ApiRefusalError(what, Status.of(code, answer.body))
                 trouble = str(refusal)
                 retry_after = _seconds(answer.headers.get("Retry-After"))

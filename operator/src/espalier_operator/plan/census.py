@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from espalier_operator.facts import Role, Worker, WorkerState
+from espalier_operator.strangers import served
 
 
 class Census:
@@ -33,3 +34,4 @@ class Census:
                         self.bound[worker.job][worker.index] = worker.node
                 elif worker.node is None and worker.pinned_to is None:
                     self.foreign.append(worker)
+        self.foreign = served(self.foreign)

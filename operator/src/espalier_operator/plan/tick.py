@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ class Tick:
         self.now, self.rules = now, snapshot.rules
         self.record = record = Record(now)
         self.census = census = Census(snapshot.workers)
+        self._machines = {node.name: node for node in snapshot.nodes} if census.rivals else {}
         self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
         """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
         self.moved: dict[str, list[Worker]] = defaultdict(list)
@@ -67,10 +69,11 @@ class Tick:
             job.key: settling.extra_kept(job, self.order, promises.get(job.key), len(census.extras[job.key]))
             for job in self.running
         }
-        leaving = _leaving(snapshot, self.running, census.extras, kept)
+        leaving = self._leaving(snapshot, census.extras, kept)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in census.foreign}
+        others = [*census.foreign, *(worker for worker in census.unbound if worker.is_rival)]
         self.capacity = Capacity(
-            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label
+            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
         self.prior = snapshot.placements
         for job in snapshot.jobs:
@@ -148,7 +151,9 @@ class Tick:
         for worker in sorted(waiting, key=lambda worker: worker.is_rival):
             job = jobs.get(worker.job or "")
             if job is None:
-                self.capacity.reserve(worker.pinned_to, worker.gpus)
+                chosen = self._machines.get(worker.pinned_to or "")
+                if chosen is not None and chosen.admits(worker.constraints):
+                    self.capacity.reserve(chosen.name, worker.gpus, worker.constraints.requests)
                 continue
             stays = worker.name not in leaving
             supply = self.capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
@@ -159,6 +164,27 @@ class Tick:
             else:
                 own = self.census.extras[job.key]
                 own[own.index(worker)] = replace(worker, node=worker.pinned_to)
+
+    def _leaving(
+        self, snapshot: Snapshot, extras: Mapping[str | None, Sequence[Worker]], kept: Mapping[str, int]
+    ) -> set[str]:
+        """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
+        leaving = set()
+        for worker in snapshot.workers:
+            if worker.state is WorkerState.TERMINATING:
+                begin, end = worker.leaves_between()
+                if begin <= self.now < end:
+                    leaving.add(worker.name)
+                for time in (begin, end):
+                    if self.now < time < math.inf:
+                        self.record.wake(time)
+        stays = {job.key for job in self.running if job.stopping is None}
+        over = {job.key for job in snapshot.jobs} - stays
+        if over:
+            leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
+        for key, extra in kept.items():
+            leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
+        return leaving
 
     def _running_until(self) -> Iterator[tuple[float, Holding]]:
         """Yield until when at the latest the jobs that run hold what."""
@@ -252,20 +278,3 @@ class Tick:
 def _less(nodes: Iterable[str | None], made: Iterable[str | None]) -> list[str | None]:
     """Return `nodes` without those of workers that have been made, one for each."""
     return list((Counter(nodes) - Counter(made)).elements())
-
-
-def _leaving(
-    snapshot: Snapshot,
-    running: Iterable[JobFacts],
-    extras: Mapping[str | None, Sequence[Worker]],
-    kept: Mapping[str, int],
-) -> set[str]:
-    """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
-    leaving = {worker.name for worker in snapshot.workers if worker.state is WorkerState.TERMINATING}
-    stays = {job.key for job in running if job.stopping is None}
-    over = {job.key for job in snapshot.jobs} - stays
-    if over:
-        leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
-    for key, extra in kept.items():
-        leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
-    return leaving

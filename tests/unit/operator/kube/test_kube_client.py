@@ -135,6 +135,32 @@ def test_a_list_is_read_page_by_page() -> None:
     ]
 
 
+def test_of_a_list_only_what_is_wanted_is_kept() -> None:
+    """All pods of a large cluster would take half a gigabyte."""
+    items = [{"metadata": {"name": name}, "spec": "x" * 1000} for name in "ab"]
+    script = Script(web.json_response({"metadata": {"resourceVersion": "7"}, "items": items}))
+    seen: list[Any] = []
+
+    def keep(raw: Any) -> Any:
+        seen.append(raw)
+        return raw["metadata"]
+
+    found, _ = play(script, lambda client: client.list(resources.PODS, "ns", keep=keep))
+    assert (found.items, found.version, seen) == ([{"name": "a"}, {"name": "b"}], 7, items)
+
+
+def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
+    with pytest.raises(BackendError, match="the answer cannot be read"):
+        play(Script(web.Response(text="<html>welcome</html>")), lambda client: client.get(resources.PODS, "ns", "p"))
+
+
+@pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"resourceVersion": "x"}}, [], None])
+def test_an_answer_that_is_no_list_is_an_error_of_the_backend(answer: Any) -> None:
+    """As of an API server that stops; nothing is concluded from it."""
+    with pytest.raises(BackendError, match="list /api/v1/namespaces/ns/pods: the answer is no list"):
+        play(Script(web.json_response(answer)), lambda client: client.list(resources.PODS, "ns"))
+
+
 def test_a_list_whose_version_expires_is_read_in_one_answer() -> None:
     first = web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": []})
     whole = web.json_response({"metadata": {"resourceVersion": "9"}, "items": []})

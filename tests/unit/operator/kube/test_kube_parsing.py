@@ -175,6 +175,14 @@ def test_nodes_that_offer_less(change, expected):
             {"cpu": 3250},
         ),
         ({"containers": [{"resources": {"requests": {"cpu": "a lot"}}}, 3]}, {}),
+        (
+            {
+                "resources": {"requests": {"cpu": 8}, "limits": {"cpu": 9, "memory": "2Ki"}},
+                "containers": [{"resources": {"requests": {"cpu": 1, "memory": "1Ki"}}}],
+            },
+            {"cpu": 8000, "memory": 1024},
+        ),
+        ({"resources": {"limits": {"cpu": 2}}, "overhead": {"cpu": 1}, "containers": [{}]}, {"cpu": 3000}),
     ],
 )
 def test_what_a_pod_requests_besides_gpus(spec, requests):
@@ -446,6 +454,7 @@ def test_preempted_by_the_scheduler_and_on_its_way_out():
         JOB, conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
     )
     raw["metadata"]["deletionTimestamp"] = time_at(EPOCH + 5)
+    assert parse_pod(raw, SETTINGS).leaves_at == EPOCH + 5
     pod = pod_of(raw)
     assert (pod.disrupted, pod.deleting, pod.done) == (True, True, False)
 

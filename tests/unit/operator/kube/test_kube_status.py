@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from espalier_api.base import YEAR_SECONDS
-from espalier_api.measurements import GradientNoise, LossPoint, Measurements, Speed
+from espalier_api.measurements import GradientNoise, LossPoint, Measurements, Speed, merged
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobStatus
@@ -69,7 +69,10 @@ def grown(number: int, result: AdaptationResult = AdaptationResult.GROWN, **chan
 
 
 def status_with(said: Report | None, before: JobStatus | None = None, **facts: Any) -> JobStatus:
-    return status_of(replace(FACTS, **facts), JobState(admitted_at=EPOCH), Observed(report=said), before, T0)
+    known = Measurements() if before is None else before.measurements
+    measured = None if said is None else merged(known, said.measurements)
+    given = Observed(report=said, measured=measured)
+    return status_of(replace(FACTS, **facts), JobState(admitted_at=EPOCH), given, before, T0)
 
 
 def ids(status: JobStatus) -> list[str]:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,6 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from espalier_api.tracing import SignalTrace
 from espalier_operator.kube.metrics.traces import exporter_to, tracer_into
 from espalier_operator.kube.signals import Signals
+from otlp import collecting
 
 
 def one_signal(signals: Signals) -> None:
@@ -65,37 +61,13 @@ def test_the_traceparent_is_as_w3c_writes_it_and_differs_by_job_and_generation()
     assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", each) for each in found)
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[bytes]]]:
-    """Give the URL of a server that takes traces, and what it was sent."""
-    received: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", received
-        server.shutdown()
-        thread.join()
-
-
-def test_spans_are_exported_by_otlp(collector: tuple[str, list[bytes]]) -> None:
-    url, received = collector
+def test_spans_are_exported_by_otlp() -> None:
     signals = Signals(lambda stage, duration: None)
-    signals.trace, end = exporter_to(url)
-    one_signal(signals)
-    end()  # sends what waits
-    message = ExportTraceServiceRequest.FromString(b"".join(received))
-    spans = [span for each in message.resource_spans for scope in each.scope_spans for span in scope.spans]
-    assert sorted(span.name for span in spans) == ["acknowledge", "decide and write", "signal"]
+    with collecting() as collector:
+        signals.trace, end = exporter_to(collector.url)
+        one_signal(signals)
+        end()  # sends what waits
+    assert sorted(span.name for span in collector.spans()) == ["acknowledge", "decide and write", "signal"]
 
 
 def test_without_an_endpoint_the_sdk_is_not_imported() -> None:

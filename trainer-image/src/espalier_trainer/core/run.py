@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -23,7 +23,7 @@ from espalier_api.allocation import Allocation
 from espalier_api.events import NOT_GROWABLE
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Trials
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import BATCH_METRIC, AdaptationResult, TrainerPhase
+from espalier_api.report import BATCH_METRIC, AdaptationResult, Arm, TrainerPhase
 from espalier_api.task import score_in
 from espalier_trainer import randomness
 from espalier_trainer.adapting import Adapter, Asked, Consultation, Silence, report_outcome, undone
@@ -378,7 +378,8 @@ class Run:
         scheduler = self._scheduler
         self.allocation = scheduler.allocation()
         self._update_members()
-        self.journal.acknowledge(self.allocation.generation)
+        if self.journal.acknowledge(self.allocation.generation):
+            self.services.spans.acknowledged(self.allocation)
         if scheduler.time_left() <= 0:
             return self._out_of_time()
         # Before demands to stop: no step follows a comparison that such a demand interrupts.
@@ -485,15 +486,36 @@ class Run:
         self.journal.enter(TrainerPhase.ADAPTING)
         if self._waits_for_tryers():
             return True
-        asked = self._adapter.ask(network, progress, self.allocation)
+        asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and self.services.stop():
             return False  # the question was broken off; whoever resumes asks again
         if self._trial_begun(asked):
             self.journal.enter(TrainerPhase.TRAINING)
             return self._scheduler.time_left() > 0
-        consultation = self._adapter.carried_out(asked, network, progress)
-        self._settled(consultation)
+        self._carry_out(self._adapter, asked)
         return self._scheduler.time_left() > 0
+
+    def _asked(self, adapter: Adapter, network: Network) -> Asked:
+        with self.services.spans.stage("consult", self.allocation) as attributes:
+            asked = adapter.ask(network, self.progress, self.allocation)
+            attributes |= {
+                "espalier.decision.id": asked.decision.id,
+                "espalier.decision.action": str(asked.decision.action),
+                "espalier.decision.source": str(asked.decision.source),
+            }
+        return asked
+
+    def _carry_out(self, adapter: Adapter, asked: Asked, arms: Sequence[Arm] = ()) -> None:
+        """Grow as was advised, and go on with what comes of it."""
+        with self.services.spans.stage("adapt", asked.allocation) as attributes:
+            consultation = adapter.carried_out(asked, self.state.network, self.progress, arms)
+            self._settled(consultation)
+            done = consultation.adaptation
+            attributes |= {
+                "espalier.decision.id": done.decision_id,
+                "espalier.adaptation.action": done.action,
+                "espalier.adaptation.result": str(done.result),
+            }
 
     def _waits_for_tryers(self) -> bool:
         """Return whether a question waits for extra workers that still start, since they are to try the answer."""
@@ -523,7 +545,8 @@ class Run:
             self._scheduler.wall_time_left(),
             (initial if adapter.restarts(AdaptationResult.GROWN) else current, current),
             adapter.growth_seed(self.state.network),
-            self.services.clock,
+            linear=self.job.spec.training.schedule.name == "BudgetLinear",
+            clock=self.services.clock,
         )
         if trial is None:
             return False
@@ -555,8 +578,8 @@ class Run:
             taken = trial.action(verdict.best)
             consultation = adapter.taken_over(trial.asked, taken, network, self.state.network, progress, verdict.arms)
         else:
-            chosen = trial.asked.choosing(trial.action(verdict.best))
-            consultation = adapter.carried_out(chosen, network, progress, verdict.arms)
+            self._carry_out(adapter, trial.asked.choosing(trial.action(verdict.best)), verdict.arms)
+            return self._scheduler.time_left() > 0
         self._settled(consultation)
         return self._scheduler.time_left() > 0
 
@@ -597,7 +620,8 @@ class Run:
             self._grown_from = network
         self.progress.adaptations.append(consultation.adaptation)
         if consultation.restart_schedule:
-            self.state.restart_schedule(self.moment())
+            now, at = self.moment(), consultation.restarted_at
+            self.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if self.team is not None:
             self.team.noted()
         self.journal.adapted(consultation.adaptation, consultation.problem)

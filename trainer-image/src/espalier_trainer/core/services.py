@@ -33,6 +33,7 @@ from espalier_trainer.network import Network
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import DocumentScheduler, Scheduler
 from espalier_trainer.settings import Settings
+from espalier_trainer.traces import SignalSpans, exporter_to
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class Services:
     """Called with what the figures of the run are also to be written to (`loggers`)."""
     gpu_type: str = ""
     """The type of GPU of the workers; empty: not known."""
+    spans: SignalSpans = field(default_factory=SignalSpans)
+    """Traces what is done with allocations."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -99,7 +102,11 @@ def connect(
     claim = LeaderClaim(job_uid=settings.job_uid, attempt=settings.attempt or 0, incarnation=incarnation)
     checkpoints = open_checkpoints(job, settings.checkpoint_folder, claim)
     with ExitStack() as stack:
-        contracts = stack.enter_context(connected(settings, job))
+        spans = SignalSpans()
+        if settings.traces_endpoint is not None:
+            spans.emit, end = exporter_to(settings.traces_endpoint, _of_leader(settings, job, incarnation))
+            stack.callback(end)
+        contracts = stack.enter_context(connected(settings, job, spans.heard))
         logged = LoggedReporter(contracts.reporter)
         stack.callback(logged.close)
         if settings.log_to:
@@ -121,7 +128,20 @@ def connect(
             step_took=reporter.step_took,
             log_to=logged.add,
             gpu_type=settings.gpu_type,
+            spans=spans,
         )
+
+
+def _of_leader(settings: Settings, job: AdaptiveTrainingJob, incarnation: str) -> dict[str, str | int | float]:
+    """Return the attributes of all spans of a leader, named as the operator names them."""
+    known = {
+        "k8s.namespace.name": job.metadata.namespace,
+        "k8s.node.name": settings.node,
+        "espalier.job.name": job.metadata.name,
+        "espalier.job.uid": settings.job_uid,
+        "espalier.leader.incarnation": incarnation,
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def seed_of(settings: Settings, job: AdaptiveTrainingJob) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from espalier_api.allocation import AllocationDocument
+from espalier_api.allocation import Allocation, AllocationDocument
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.signal import allocation_document
 from espalier_api.status import JobStatus
@@ -48,8 +48,14 @@ class JobWatch:
     An outage is warned about once, and so is a status that cannot be understood. A watch that breaks is neither.
     """
 
-    def __init__(self, client: Client, job: AdaptiveTrainingJob) -> None:
-        self._job = job
+    def __init__(
+        self,
+        client: Client,
+        job: AdaptiveTrainingJob,
+        heard: Callable[[Allocation], None] = lambda allocation: None,
+    ) -> None:
+        """`heard` is called, in the watch's thread, with the allocation of each status that is read."""
+        self._job, self._heard = job, heard
         self._document: AllocationDocument | None = None
         self._found = False
         self._answered = threading.Event()
@@ -114,10 +120,14 @@ class JobWatch:
 
     def _read(self, manifest: Mapping[str, Any]) -> None:
         try:
-            self._document = document_of(self._job, manifest) or self._document
+            document = document_of(self._job, manifest)
             self._warned = False
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             self._warn(f"the job cannot be understood ({' '.join(str(error).split())[:300]})")
+            return
+        if document is not None:
+            self._heard(document.allocation)
+            self._document = document
 
     def _synced(self) -> None:
         if not self._found:

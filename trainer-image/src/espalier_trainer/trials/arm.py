@@ -72,7 +72,9 @@ class Trying:
         try:
             if action.grows:
                 network = network.grown(action, self._data.example_input(), self._insertion, order.seed)
-            epoch, cursor, taken = self._trained(network, state.epoch, state.cursor, rate, began + order.seconds)
+            epoch, cursor, taken = self._trained(
+                network, state.epoch, state.cursor, rate, began + order.seconds, order.ends
+            )
             evaluation = self._method.evaluation(network, self._data.validation, self._training.batch_size, self._stop)
             if evaluation is None:
                 message = "the worker was asked to leave"
@@ -89,8 +91,13 @@ class Trying:
             message = f"out of memory: {str(error).splitlines()[0]}"
         return Arm(action=str(action), loss=loss, steps=taken, seconds=self._clock() - began, message=message)
 
-    def _trained(self, network: Network, epoch: int, cursor: int, rate: float, until: float) -> tuple[int, int, int]:
-        """Train until `until`; returns the epoch, the batches of it that are done, and the steps taken."""
+    def _trained(
+        self, network: Network, epoch: int, cursor: int, rate: float, until: float, ends: float
+    ) -> tuple[int, int, int]:
+        """Train until `until`, the rate falling to `ends` of `rate`.
+
+        Returns the epoch, the batches of it that are done, and the steps taken.
+        """
         training, source, taken = self._training, self._data.train, 0
         span = until - self._clock()
         batches = self._order(epoch)
@@ -100,7 +107,15 @@ class Trying:
                 epoch, cursor = epoch + 1, 0
                 batches = self._order(epoch)
             joint = steps.take(
-                training, self._method, network, Hooks(), None, batches, source, cursor, rate * left / span
+                training,
+                self._method,
+                network,
+                Hooks(),
+                None,
+                batches,
+                source,
+                cursor,
+                rate * (ends + (1 - ends) * left / span),
             )
             cursor, taken = cursor + 1, taken + 1
             if not math.isfinite(joint.loss):

@@ -50,6 +50,8 @@ class Trial:
     """Wall time of each arm."""
     until: float
     """By `clock`: when missing results are no longer waited for."""
+    manner: Trials = Trials.CONFIRM
+    """By which evidence the arms are judged: a race of one worker tries as `Confirm` does."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
     @property
@@ -79,7 +81,7 @@ class Trial:
         complete = len(arms) == len(self.actions)
         if not complete and replicas >= self.replicas and self.clock() < self.until:
             return None
-        best = rules.best(arms)
+        best = rules.best(arms, self.manner, self.asked.decision.gains)
         if best is None or (not complete and not any(arm.action != str(Action.nothing()) for arm in arms)):
             reason = "workers that tried were taken back" if replicas < self.replicas else "results are missing"
             return Verdict(arms, None, why=reason)
@@ -103,29 +105,34 @@ def begun(
     seconds_left: float,
     rates: tuple[float, float],
     seed: int,
+    *,
+    linear: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial | None:
     """Return the trial of an advice by these extra workers; None where there is nothing to try.
 
-    `seconds_left` is wall time; `rates` are the learning rates after a growth, and without one.
+    `seconds_left` is wall time; `rates` are the learning rates after a growth, and without one;
+    `linear`: they fall to 0 at the end of the budget, else they stay while a race is on.
     """
     decision = asked.decision
-    tried = rules.arms(manner, decision.action, asked.allowed, decision.probabilities, len(workers))
-    seconds = rules.SHARES.get(manner, 0.0) * seconds_left
-    if not tried or seconds <= 0:
+    growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
+    tried = rules.arms(manner, growths, len(workers))
+    if not tried or seconds_left <= 0:
         return None
     keep, name = rules.keeps_winner(manner, tried), uuid.uuid4().hex
-    if not keep:
-        seconds = rules.SHARES[Trials.CONFIRM] * seconds_left
+    manner = Trials.RACE if keep else Trials.CONFIRM
+    share = rules.SHARES[manner]
+    seconds = share * seconds_left
     orders = {
         worker: Order(
             trial=name,
             actions=actions,
             rates=tuple(rates[0] if each.grows else rates[1] for each in actions),
+            ends=0.0 if not keep else 1 - share if linear else 1.0,
             seconds=seconds,
             seed=seed,
             keep=keep and actions[-1].grows,
         )
         for worker, actions in zip(workers, tried, strict=False)
     }
-    return Trial(asked, network, orders, replicas, seconds, clock() + rules.patience(seconds, tried), clock)
+    return Trial(asked, network, orders, replicas, seconds, clock() + rules.patience(seconds, tried), manner, clock)

@@ -16,7 +16,9 @@ class Order(Record):
     """Unique for each trial."""
     actions: tuple[Action, ...] = Field(min_length=1)
     rates: tuple[float, ...]
-    """Learning rates that the arms begin with; each falls to 0 within its slice."""
+    """Learning rates that the arms begin with."""
+    ends: float = Field(ge=0, le=1)
+    """The rate at the end of a slice, as a share of that at its beginning; it falls linearly."""
     seconds: float = Field(gt=0)
     """Wall time of each slice."""
     seed: int

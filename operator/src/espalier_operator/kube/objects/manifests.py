@@ -283,6 +283,8 @@ def _set_environment(
     if folder != job.job.spec.checkpoint.path:
         contract[environment.CHECKPOINT_DIR] = folder
     defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}
+    if settings.traces_endpoint is not None and not job.terms.program:
+        defaults[environment.TRACES_ENDPOINT] = settings.traces_endpoint
     set_variables(container, contract, defaults)
 
 

@@ -80,7 +80,7 @@ class Pod:
     gpu_type: str | None
     """The type that its node selector insists on."""
     constraints: Constraints
-    """What it asks of a node; read only while a foreign one waits."""
+    """What it asks of a node, while it has none."""
     wants_gpus: bool
     """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
     pod for which it has found no node, and not for lack of GPUs, waits for something else."""
@@ -90,6 +90,10 @@ class Pod:
     gated: bool
     """It has scheduling gates: it does not want a node yet."""
     deleting: bool
+    leaves_at: float | None
+    """When its grace period ends, if it is being deleted."""
+    grace_seconds: float
+    """That grace period."""
     overran: bool
     """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
     disrupted: bool
@@ -129,6 +133,12 @@ class Pod:
         return self.ended or self.exit_code is not None
 
 
+def concerns_gpus(raw: Raw, settings: KubeSettings) -> bool:
+    """Return whether a pod requests GPUs, or claims to be a worker of a job."""
+    spec = mapping(raw, "spec")
+    return any(request_of(spec, each) for each in settings.gpu_resources) or owner_of(raw) is not None
+
+
 def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
     """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent."""
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
@@ -161,13 +171,15 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         place=gpus.place_of(text(spec, "nodeName") or None, resource, settings),
         gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
         constraints=gpus.restricted(constraints_of(spec, resource), resource, settings)
-        if owner is None and not text(spec, "nodeName")
+        if not text(spec, "nodeName")
         else ANYWHERE,
         wants_gpus=_wants_gpus(spec, status, resource),
         phase=phase,
         pinned_to=None if owner is None else gpus.place_of(required_node(spec), resource, settings),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
+        leaves_at=time(metadata, "deletionTimestamp"),
+        grace_seconds=float(min(whole(metadata, "deletionGracePeriodSeconds") or 0, 2**31)),
         overran=overran,
         disrupted=not overran
         and (
@@ -265,10 +277,21 @@ def _values(expression: Raw) -> Iterable[Any]:
 
 
 def requests_of(spec: Raw, gpu_resource: str) -> Amounts:
-    """Return what a pod of `spec` requests of a node, GPUs excluded."""
+    """Return what a pod of `spec` requests of a node, GPUs excluded.
+
+    What is requested for the whole pod stands in place of what its containers request; its limits, where these request
+    nothing.
+    """
     named = {name for container in _all_containers(spec) for name in _requests(container)}
-    overhead = mapping(spec, "overhead")
-    amounts = {name: request_of(spec, name) + amount_of(name, overhead.get(name)) for name in named | overhead.keys()}
+    overhead, limits = mapping(spec, "overhead"), mapping(spec, "resources", "limits")
+    whole_pod = {name: limits[name] for name in limits if name not in named} | {
+        **mapping(spec, "resources", "requests")
+    }
+    amounts = {
+        name: (amount_of(name, whole_pod[name]) if name in whole_pod else request_of(spec, name))
+        + amount_of(name, overhead.get(name))
+        for name in named | overhead.keys() | whole_pod.keys()
+    }
     amounts.pop(gpu_resource, None)
     return (*sorted((name, amount) for name, amount in amounts.items() if amount), ("pods", 1))
 

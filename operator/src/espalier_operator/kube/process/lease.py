@@ -64,7 +64,7 @@ class Lease:
     def __init__(self, api: ApiClient, namespace: str, name: str, identity: str, seconds: int = LEASE_SECONDS) -> None:
         """Sends nothing yet; no other process may have this `identity`."""
         self._times = LeaseTimes.of(seconds)
-        self._lock = _Lock(name, namespace, identity, api, self._times.request)
+        self._lock = _Lock(name, namespace, identity, api, self._times.request, self._times.duration)
         # The callbacks are not used: `hold` drives the election itself, for it has to know how the work ended.
         never = asyncio.sleep
         self._election = LeaderElection(
@@ -134,11 +134,20 @@ class Lease:
 
 
 class _Lock(LeaseLock):
-    """A LeaseLock whose requests have a deadline, and which fails by saying so."""
+    """A LeaseLock whose requests have a deadline, and which fails by saying so.
 
-    def __init__(self, name: str, namespace: str, identity: str, api: ApiClient, seconds: float) -> None:
+    It is not taken from a holder that renewed it within `duration` by a clock that does not jump: the library counts by
+    the time of day, so that a machine whose clock is put forward would become the second that acts.
+    """
+
+    def __init__(
+        self, name: str, namespace: str, identity: str, api: ApiClient, seconds: float, duration: float
+    ) -> None:
         super().__init__(name, namespace, identity, api)
-        self._seconds = seconds
+        self._seconds, self._duration = seconds, duration
+        self._seen: tuple[str | None, str | None] = None, None
+        """Holder and time of renewal that were read last."""
+        self._seen_at = 0.0
         self.tried_at: float | None = None
         self.renewed_at = 0.0
         self.notes: Mapping[str, Callable[[], str]] = {}
@@ -147,7 +156,12 @@ class _Lock(LeaseLock):
     async def get(self, name: str, namespace: str) -> Any:
         self.tried_at = time.monotonic()
         failed = (False, ApiException(status=0, reason="no answer"))
-        return await self._within(super().get(name, namespace), failed)
+        found, record = await self._within(super().get(name, namespace), failed)
+        if isinstance(record, LeaderElectionRecord):
+            seen = record.holder_identity, record.renew_time
+            if seen != self._seen:
+                self._seen, self._seen_at = seen, time.monotonic()
+        return found, record
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         # Not the base's: it asks for pretty=True, which the client's own validation refuses (kubernetes 37.0.2).
@@ -160,6 +174,10 @@ class _Lock(LeaseLock):
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         asked_at = time.monotonic()
+        holder, _ = self._seen
+        if holder and holder != self.identity and asked_at < self._seen_at + self._duration:
+            logger.warning("the clock was put forward: the lease of %s has not run out, and is not taken", holder)
+            return False
         if self._noted_at is None or asked_at >= self._noted_at + NOTE_SECONDS:
             self._add_notes(asked_at)
         done = await self._within(super().update(name, namespace, updated_record), False)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from kubernetes.aio.client.configuration import Configuration
 
+from espalier_operator.clock import WallClock
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.writer import Writer
@@ -28,18 +28,6 @@ from espalier_operator.recent_use import RecentUse
 
 FLUSH_SECONDS = 5.0
 """How long an operator may still write after it was stopped."""
-
-
-class WallClock:
-    """Wall-clock seconds: what the status of a job keeps must mean the same to the next operator."""
-
-    def now(self) -> float:
-        """Return the seconds since 1970."""
-        return time.time()
-
-    def wall_seconds(self, seconds: float) -> float:
-        """Return `seconds`."""
-        return seconds
 
 
 class Operator:

@@ -315,6 +315,7 @@ class ManagedJob:
         observed = Observed(
             generation=self.job.generation,
             report=None if self._report is self._muted else self._report,
+            measured=self._measured,
             refusal=self.refusal,
             reading=self.program.reading,
             read_at=self.program.read_at,
@@ -327,8 +328,9 @@ class ManagedJob:
         return found
 
     def _traced(self, status: JobStatus) -> JobStatus:
-        """Return `status` with the name of the trace of its allocation, if traces are exported."""
-        if self._settings.traces_endpoint is None:
+        """Return `status` with the name of the trace of its allocation, if that is traced: if it tells of more."""
+        told_of_more = status.allocation.reason == Reason.EXTRA_GPUS_GRANTED
+        if self._settings.traces_endpoint is None or not told_of_more:
             return status
         traceparent = SignalTrace.of(self.uid, status.allocation.generation).traceparent
         allocation = status.allocation.model_copy(update={"traceparent": traceparent})

@@ -135,6 +135,8 @@ def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
                 node=pod.place,
                 gpus=pod.gpus,
                 state=WorkerState.TERMINATING,
+                leaves_at=pod.leaves_at,
+                grace_seconds=pod.grace_seconds,
             )
 
 
@@ -157,6 +159,8 @@ def foreign_worker(pod: Pod) -> Worker | None:
         constraints=pod.constraints,
         pinned_to=pod.pinned_to if pod.node is None else None,
         is_rival=pod.owner is not None,
+        leaves_at=pod.leaves_at,
+        grace_seconds=pod.grace_seconds,
     )
 
 
@@ -206,6 +210,8 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         pinned_to=pod.pinned_to if pod.node is None else None,
         gpus=pod.gpus,
         state=state,
+        leaves_at=None if pod.uid in lost else pod.leaves_at,
+        grace_seconds=pod.grace_seconds,
     )
 
 

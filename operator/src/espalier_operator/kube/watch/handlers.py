@@ -76,6 +76,8 @@ def settings_of() -> kopf.OperatorSettings:
     settings.watching.field_selectors["", "v1", "pods"] = names.LIVE_PODS
     settings.watching.label_selectors["", "v1", "configmaps"] = names.REPORTS
     settings.watching.chunk_size = 500
+    # A task for each object waits so long for its next event, and keeps the object: of all pods when it starts.
+    settings.queueing.idle_timeout = 0.1
     settings.networking.request_timeout = 30
     settings.networking.connect_timeout = 5
     settings.networking.error_backoffs = _BACKOFFS

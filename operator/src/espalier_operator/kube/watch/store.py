@@ -19,7 +19,7 @@ from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import Load, Pod, parse_load, parse_pod
+from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
@@ -266,7 +266,9 @@ class Store:
         return parse_node(raw, self._settings)
 
     def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
-        """Read a pod that holds or wants GPUs, or is ours."""
+        """Read a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
+        if not concerns_gpus(raw, self._settings):
+            return None
         pod = parse_pod(raw, self._settings)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 

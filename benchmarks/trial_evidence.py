@@ -1,0 +1,59 @@
+"""What do the losses of a trial say of the gain in the end? Measured on the corpora that are carried.
+
+For each growth: log(loss of nothing / loss of the growth), after a slice of `Confirm` and at the end of a `Race`,
+against the gain in test accuracy at the end. The loss is regressed on the gain, not the reverse: what the
+rules of trials (`espalier_trainer.trials.rules`) need is how a gain shows, and how much that errs. Gains beyond .1 and
+ratios beyond .1 count as .1, so that single failures do not decide.
+"""
+
+from __future__ import annotations
+
+import click
+import numpy as np
+import numpy.typing as npt
+
+from espalier_agent.data import carried_corpus, corpus_names
+from espalier_api.growth_corpus import MARKS, ArmRecord, MomentRecord
+from espalier_api.job import Trials
+from espalier_trainer.trials.rules import SHARES, seen
+
+MOST = 0.1
+Floats = npt.NDArray[np.float64]
+
+
+def pairs(moment: MomentRecord, manner: Trials) -> list[tuple[float, float]]:
+    """Return for each growth of a moment how its loss compares, and what it gained."""
+    nothing, *growths = moment.arms
+    before = loss(nothing, manner)
+    found = [(loss(arm, manner), arm.accuracy - nothing.accuracy) for arm in growths]
+    return [(seen(before, after), gain) for after, gain in found if before is not None and after is not None]
+
+
+def loss(arm: ArmRecord, manner: Trials) -> float | None:
+    """Return the validation loss that a trial ends with; None where it was not measured, or is not finite."""
+    if manner is Trials.CONFIRM:
+        return arm.slice_loss
+    return arm.losses[MARKS.index(SHARES[manner])] if arm.losses else None
+
+
+@click.command()
+@click.option(
+    "--corpus", "names", multiple=True, type=click.Choice(corpus_names()), default=("free",), show_default=True
+)
+def main(names: tuple[str, ...]) -> None:
+    """Print slope and deviation of the evidence of both manners of trials."""
+    moments = [moment for name in names for case in carried_corpus(name).cases for moment in case.moments]
+    for manner in (Trials.CONFIRM, Trials.RACE):
+        found: Floats = np.array([pair for moment in moments for pair in pairs(moment, manner)])
+        ratio, gain = np.clip(found, -MOST, MOST).T
+        shown = float((ratio * gain).sum() / (gain * gain).sum())
+        errs = float(np.sqrt(np.mean((ratio - shown * gain) ** 2)))
+        correlation = float(np.corrcoef(ratio, gain)[0, 1])
+        print(
+            f"{manner} ({SHARES[manner]:.0%} of the rest): {len(found)} growths, correlation {correlation:.2f}, "
+            f"slope {1 / shown:.2f}, deviation {errs / shown:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What trials lead to, read from the records of arms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from espalier_agent.policies.files import open_policy
+from espalier_api.advice import Action, ExpectedGain
+from espalier_api.growth_corpus import MARKS, ArmRecord, MomentRecord
+from espalier_api.job import Trials
+from espalier_cli.corpus.families import FREE
+from espalier_cli.judge.case import CaseFile
+from espalier_cli.judge.course import Course
+from espalier_cli.judge.deciding import Setting, decided
+from espalier_cli.judge.trialling import Proposal, confirmation, raced, tried
+from espalier_trainer.trials.rules import SHARES, best
+
+NOTHING = Action.nothing()
+FIRST, SECOND = Action.deepen("a"), Action.deepen("b")
+
+
+def arm(action: Action, slice_loss: float, *losses: float) -> ArmRecord:
+    return ArmRecord(action=action, accuracy=0.5, step_cost=1.0, slice_loss=slice_loss, losses=losses)
+
+
+def told(mean: float) -> ExpectedGain:
+    return ExpectedGain(mean=mean, low=mean - 0.01, high=mean + 0.01)
+
+
+MOMENT = MomentRecord(
+    share=0.2,
+    validation_accuracy=0.4,
+    arms=(
+        arm(NOTHING, 1.0, *(1.0 for _ in MARKS)),
+        arm(FIRST, 1.2, *(1.3 for _ in MARKS)),
+        arm(SECOND, 0.9, *(0.8 for _ in MARKS)),
+    ),
+)
+
+
+def test_one_gpu_tries_the_most_promising_growth_and_four_race() -> None:
+    said = Proposal(NOTHING, (FIRST, SECOND), {str(FIRST): told(0.01), str(SECOND): told(-0.001)})
+    assert [(one.action, one.loss) for one in confirmation(said, MOMENT)] == [(str(FIRST), 1.2), ("Nothing", 1.0)]
+    assert best(confirmation(said, MOMENT), Trials.CONFIRM, said.gains).action == "Nothing"
+    race = raced(said, MOMENT)
+    assert [one.action for one in race] == [str(FIRST), str(SECOND), "Nothing"]
+    assert best(race, Trials.RACE, said.gains).action == str(SECOND)
+
+
+def test_nothing_is_tried_where_nothing_can_grow() -> None:
+    assert raced(Proposal(NOTHING), MOMENT) == confirmation(Proposal(NOTHING), MOMENT) == ()
+
+
+def test_a_race_ends_as_the_arm_of_its_winner_and_what_a_slice_costs_is_lost() -> None:
+    case = next(one for one in CaseFile(str(Path(__file__).parent / "models.py"))() if one.name == "mlp/on a table")
+    setting = Setting(moments=(0.2,))
+    record = decided(case, 0, setting)
+    assert all(len(arm.losses) == len(MARKS) and arm.slice_loss is not None for arm in record.moments[0].arms)
+    (moment,) = tried(case, record, setting, open_policy(None)).moments
+    accuracy = {arm.action: arm.accuracy for arm in record.moments[0].arms}
+    assert moment.race_accuracy == accuracy[moment.race_winner]
+    assert moment.confirmed is not None
+    assert moment.confirmed or moment.confirm_accuracy == accuracy[NOTHING]
+
+
+def test_an_arm_stands_at_the_end_of_a_race_where_it_would_stand_without_one() -> None:
+    case = next(one for one in CaseFile(str(Path(__file__).parent / "models.py"))() if one.name == "mlp/on a table")
+    record = decided(case, 0, Setting(moments=(0.5,)))
+    grown = record.moments[0].arms[1]
+    course = Course.begin(case, 0)
+    course.advance(0.5 * course.budget)
+    alone = course.grown(grown.action)
+    alone.advance(course.used + SHARES[Trials.RACE] * (course.budget - course.used))
+    assert abs(alone.score(case.validation).loss - grown.losses[MARKS.index(SHARES[Trials.RACE])]) < 1e-4
+
+
+def test_free_families_are_the_same_whenever_they_are_drawn_and_can_be_trained() -> None:
+    cases, again = FREE(), FREE()
+    assert [case.name for case in cases] == [case.name for case in again]
+    assert len({case.family for case in cases}) == 80
+    for case, other in list(zip(cases, again, strict=True))[::16]:
+        ours, theirs = case.built(3).state_dict(), other.built(3).state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        course = Course.begin(case, 3)
+        course.advance(2)
+        assert course.steps == 2

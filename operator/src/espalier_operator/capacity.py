@@ -216,6 +216,17 @@ class Capacity:
             return Supply.LATER
         return Supply.NEVER
 
+    def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
+        """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
+
+        Nothing is left of what is given back. It must be known that the worker fits later.
+        """
+        if self._later[node] == 0 and self._now[node] < gpus:  # on no shelf before or after
+            self._journal.append(_Change(node, gpus, site.requests, now=0, later=0, placed=1))
+            return Supply.LATER
+        self.expect(node, gpus, requests)
+        return self.hold_at(site, node, gpus)
+
     def reserve(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little."""
         if node is None or node not in self._group or min(self._now[node], self._later[node]) < gpus:

@@ -40,6 +40,10 @@ class Goods:
         return self._with(other, lambda own, others: max(0, min(own, others)))
 
     def _with(self, other: Goods, joined: Callable[[int, int], int]) -> Goods:
+        if [name for name, _ in self.requests] == [name for name, _ in other.requests]:
+            pairs = zip(self.requests, other.requests, strict=True)
+            alike = tuple([(name, joined(amount, others)) for (name, amount), (_, others) in pairs])
+            return Goods(joined(self.gpus, other.gpus), alike)
         own, others = dict(self.requests), dict(other.requests)
         both = tuple((name, joined(own.get(name, 0), others.get(name, 0))) for name in sorted(own.keys() | others))
         return Goods(joined(self.gpus, other.gpus), both)

@@ -96,6 +96,11 @@ def is_held_back(job: JobFacts, now: float) -> bool:
     return job.hold_until is not None and now < job.hold_until
 
 
+def obstacle(job: JobFacts) -> Reason:
+    """Return why a job's workers cannot be placed though GPUs are free for them."""
+    return Reason.POD_REJECTED if job.trouble is Reason.POD_REJECTED else Reason.UNSCHEDULABLE
+
+
 def most_extra(terms: Terms) -> tuple[int, Reason]:
     """Return how many extra workers a job may hold, and what limits that."""
     if terms.gpus_per_worker and not (terms.adapts or terms.trains_together):

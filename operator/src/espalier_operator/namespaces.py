@@ -66,9 +66,12 @@ class NamespaceLedger:
             if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
                 continue
             missing = max(0, job.terms.min_replicas - lives[key]["base"])
-            missing += max(0, min(kept.get(key, job.extra), job.extra) - lives[key]["extra"])
+            unseen = max(0, job.extra - lives[key]["extra"])
+            stay = max(0, min(kept.get(key, job.extra), job.extra) - lives[key]["extra"])
             for name, amount in _demand(job).items():
-                owed[_namespace(job)][name] += missing * amount
+                owed[_namespace(job)][name] += (missing + unseen) * amount
+                # Pods that are not seen may have been made: a notice alone does not free what they request.
+                leaves[_namespace(job)][name] += (unseen - stay) * amount
         for namespace, accounts in self._accounts.items():
             for account in accounts:
                 resource = account.limit.resource

@@ -65,10 +65,8 @@ class Pool:
         while gpus > 0 and workers > 0:
             kept = self._capacity.keep_some(site, gpus, workers)
             if kept is None:
-                supply = min(supply, self._reclaims.cover(self._capacity, site, gpus))
-                workers -= 1
-            else:
-                supply, workers = min(supply, kept[0]), workers - kept[1]
+                kept = self._reclaims.cover_some(self._capacity, site, gpus, workers)
+            supply, workers = min(supply, kept[0]), workers - kept[1]
             if supply is Supply.NEVER:
                 self._capacity.undo(capacity_mark)
                 self._reclaims.undo(reclaims_mark)
@@ -88,7 +86,7 @@ class Pool:
         site: Site,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] | None = None,
-        spared: Callable[[JobFacts], bool] = lambda holder: False,
+        spared: Callable[[JobFacts], bool] | None = None,
         near: Collection[str] = (),
     ) -> Supply:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
@@ -16,11 +17,12 @@ from espalier_operator.order import Order, Rank
 from espalier_operator.sites import Site
 
 
-@dataclass(frozen=True, slots=True)
-class _Loan:
+class _Loan(NamedTuple):
     job: JobFacts
     worker: Worker
     goods: Goods
+    place: int
+    """Among the loans of the job, in the order in which they are asked back."""
 
 
 @dataclass(slots=True)
@@ -35,10 +37,19 @@ class _Taken:
 class Mark:
     """A point to which `ReclaimQueue.undo` can return."""
 
-    taken: Mapping[str, tuple[int, float]]
-    """By job: what it keeps, and until when the others."""
+    asked: int
+    """How often workers had been asked for."""
     first: Mapping[str, int]
     """By type of GPU: where the search begins."""
+
+
+class _Asked(NamedTuple):
+    """One entry of the journal: what a job was to keep, and until when the others, before it was asked again."""
+
+    job: str
+    extra: int | None
+    """None: it had not been asked for anything."""
+    deadline: float
 
 
 class _Line:
@@ -91,9 +102,11 @@ class ReclaimQueue:
         """How often a reclaim gave more back than was needed."""
         self._taken: dict[str, _Taken] = {}
         self._extras, self._leaving = extras, leaving
+        self._journal: list[_Asked] = []
         self._by_job: dict[str, list[_Loan]] = {}
-        self._lent: dict[str, Goods] | None = None
-        """What `loans` returned, while that holds."""
+        self._lent: dict[str, Goods] = {}
+        self._lent_at: int | None = None
+        """The length of the journal when `loans` returned `_lent`; None: it does not hold any more."""
         self._holders = [job for job in jobs if job.extra]
         holders: dict[str, list[JobFacts]] = defaultdict(list)
         for job in self._holders:
@@ -109,18 +122,19 @@ class ReclaimQueue:
 
     def mark(self) -> Mark:
         """Return the reclaims chosen so far, for `undo`."""
-        taken = {key: (taken.extra, taken.deadline) for key, taken in self._taken.items()}
-        return Mark(taken, {gpu_type: line.first for gpu_type, line in self._lines.items()})
+        return Mark(len(self._journal), {gpu_type: line.first for gpu_type, line in self._lines.items()})
 
     def undo(self, mark: Mark) -> None:
         """Drop the reclaims chosen since `mark`."""
-        for key in list(self._taken):
-            if key not in mark.taken:
-                del self._taken[key]
+        while len(self._journal) > mark.asked:
+            asked = self._journal.pop()
+            if asked.extra is None:
+                del self._taken[asked.job]
             else:
-                self._taken[key].extra, self._taken[key].deadline = mark.taken[key]
+                self._taken[asked.job].extra, self._taken[asked.job].deadline = asked.extra, asked.deadline
+        if self._lent_at is not None and self._lent_at > mark.asked:
+            self._lent_at = None
         self._futile.clear()
-        self._lent = None
         for gpu_type, line in self._lines.items():
             line.first = mark.first[gpu_type]
 
@@ -130,12 +144,14 @@ class ReclaimQueue:
 
     def loans(self) -> Mapping[str, Goods]:
         """Return by node what can still be reclaimed."""
-        if self._lent is None:
-            self._lent = {}
+        if self._lent_at != len(self._journal):
+            self._lent, self._lent_at = {}, len(self._journal)
             for job in self._holders:
-                for loan in self._loans(job):
-                    if loan.worker.node is not None and not self._is_out(loan):
-                        self._lent[loan.worker.node] = self._lent.get(loan.worker.node, NOTHING) + loan.goods
+                left = (loan for loan in self._loans(job) if not self._is_out(loan))
+                for (node, gpus), workers in Counter((loan.worker.node, loan.goods.gpus) for loan in left).items():
+                    if node is not None:
+                        goods = Goods(gpus, job.terms.constraints.requests) * workers
+                        self._lent[node] = self._lent.get(node, NOTHING) + goods
         return self._lent
 
     def cover(
@@ -144,7 +160,7 @@ class ReclaimQueue:
         site: Site,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] | None = None,
-        spared: Callable[[JobFacts], bool] = lambda holder: False,
+        spared: Callable[[JobFacts], bool] | None = None,
     ) -> Supply:
         """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
 
@@ -154,32 +170,66 @@ class ReclaimQueue:
         `spared` skips a holder. Calls with `may_take` come in the policy's order of lending: what was in vain is not
         tried again before the reclaims of others change something.
         """
-        line = self._lines.get(site.gpu_type)
-        if line is None or (may_take is not None and (site, gpus) in self._futile):
+        if may_take is not None and (site, gpus) in self._futile:
             return Supply.NEVER
-        tried: list[_Loan] = []
-        found: dict[str, Goods] = {}
+        supply, _ = self._cover(capacity, site, gpus, 1, may_take, spared)
+        if supply is Supply.NEVER and may_take is not None and site.gpu_type in self._lines:
+            self._futile.add((site, gpus))
+        return supply
+
+    def cover_some(self, capacity: Capacity, site: Site, gpus: int, workers: int) -> tuple[Supply, int]:
+        """Do so for each of as many of `workers` as take all that is given back for them.
+
+        Return when the last of them has its GPUs, and for how many that was done, one that leaves something included.
+        What it leaves may be enough for the next. NEVER: there are not enough for all.
+        """
+        return self._cover(capacity, site, gpus, workers, None, None)
+
+    def _cover(
+        self,
+        capacity: Capacity,
+        site: Site,
+        gpus: int,
+        workers: int,
+        may_take: Callable[[JobFacts, int], bool] | None,
+        spared: Callable[[JobFacts], bool] | None,
+    ) -> tuple[Supply, int]:
+        line, supply = self._lines.get(site.gpu_type), Supply.NOW
+        if line is None:
+            return Supply.NEVER, 0
+        search, tried, found, begin = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods](), line.first
         """By node: what those tried hold of it."""
-        for loan in self._in_turn(line, may_take or _always):
-            node = loan.worker.node
-            if node is None or self._is_out(loan) or not capacity.is_in(site, node) or spared(loan.job):
-                continue
-            tried.append(loan)
-            found[node] = found.get(node, NOTHING) + loan.goods
-            if capacity.fits_with(node, site, gpus, found[node]):
-                asked, all_known = self._ask_for(tried, node)
+        for served in range(1, workers + 1):
+            for loan in search:
+                node = loan.worker.node
+                if node is None or not capacity.is_in(site, node):
+                    continue
+                if spared is not None and spared(loan.job):
+                    continue
+                alone = node not in found and not (tried and tried[-1].job is loan.job)
+                tried.append(loan)
+                goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
+                if capacity.fits_with(node, site, gpus, goods):
+                    break
+            else:
+                return Supply.NEVER, served - 1
+            asked, all_known = self._ask_for([loan] if alone else tried, node)
+            is_even = _is_even(capacity, asked, site, gpus)
+            if not (is_even and all_known):
+                self._futile.clear()
+            line.pass_over(self._is_out)
+            if not is_even:
+                self.surplus += 1
                 for each in asked:
                     capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
-                is_even = _is_even(capacity, asked, site, gpus)
-                if not is_even:
-                    self.surplus += 1
-                if not (is_even and all_known):
-                    self._futile.clear()
-                line.pass_over(self._is_out)
-                return capacity.hold_at(site, node, gpus)
-        if may_take is not None:
-            self._futile.add((site, gpus))
-        return Supply.NEVER
+                return min(supply, capacity.hold_at(site, node, gpus)), served
+            supply = min(supply, capacity.exchange(site, node, gpus, loan.goods.requests))
+            if line.first != begin:  # others are next in the order of reclaim
+                search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
+            else:  # the search would fail for the same loans as before up to this one: no node has more than it had
+                tried.pop()
+                del found[node]
+        return supply, workers
 
     def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
         """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`."""
@@ -225,24 +275,26 @@ class ReclaimQueue:
             if taken.job.reclaim is None
         ]
 
-    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool]) -> Iterator[_Loan]:
-        """Yield candidates for reclaim. Where one loan is not enough, its holder's other loans follow directly.
+    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[_Loan]:
+        """Yield candidates for reclaim.
 
-        A worker of many GPUs thus takes from as few jobs as possible.
+        Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
+        few jobs as possible. What the job is asked for already is left out.
         """
         seen: set[str] = set()
-        for loan in line:
-            if not may_take(loan.job, loan.worker.index):
+        for first in line:
+            key = first.job.key
+            if may_take is not None and not may_take(first.job, first.worker.index):
                 return
-            if loan.job.key in seen:
+            if key in seen:
                 continue
-            seen.add(loan.job.key)
-            yield loan
-            for own in self._loans(loan.job):
-                if own.worker.index < loan.worker.index:
-                    if not may_take(own.job, own.worker.index):
-                        break
-                    yield own
+            seen.add(key)
+            for loan in self._by_job[key][first.place :]:
+                if loan is not first and may_take is not None and not may_take(loan.job, loan.worker.index):
+                    break
+                taken = self._taken.get(key)
+                if taken is None or loan.worker.index < taken.extra:
+                    yield loan
 
     def _is_out(self, loan: _Loan) -> bool:
         taken = self._taken.get(loan.job.key)
@@ -257,14 +309,20 @@ class ReclaimQueue:
             lent = [worker for worker in self._extras[job.key] if worker.node and worker.name not in self._leaving]
             lent.sort(key=lambda worker: -worker.index)
             requests = job.terms.constraints.requests
-            self._by_job[job.key] = [_Loan(job, worker, Goods(worker.gpus, requests)) for worker in lent]
+            goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
+            loans = (_Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent))
+            self._by_job[job.key] = [*loans]
         return self._by_job[job.key]
 
-    def _ask_for(self, tried: Sequence[_Loan], node: str) -> tuple[list[_Loan], bool]:
+    def _ask_for(self, tried: list[_Loan], node: str) -> tuple[list[_Loan], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
 
         Return those, and whether all their holders were asked for something before.
         """
+        if len(tried) == 1:
+            known = tried[0].job.key in self._taken
+            self._ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
+            return tried, known
         lowest: dict[str, int] = {}
         asked, all_known = [], True
         for loan in tried:
@@ -281,14 +339,14 @@ class ReclaimQueue:
         deadline = self._now + loan.job.terms.notice_seconds
         if by is not None:
             deadline = min(deadline, max(by, self._now))
-        taken = self._taken.setdefault(loan.job.key, _Taken(loan.job, loan.job.extra, deadline, reason))
-        taken.extra = min(taken.extra, loan.worker.index)
-        self._lent = None
-        taken.deadline = min(taken.deadline, deadline)
-
-
-def _always(holder: JobFacts, keeps: int) -> bool:
-    return True
+        taken, key = self._taken.get(loan.job.key), loan.job.key
+        if taken is None:
+            self._journal.append(_Asked(key, None, deadline))
+            self._taken[key] = _Taken(loan.job, min(loan.job.extra, loan.worker.index), deadline, reason)
+        else:
+            self._journal.append(_Asked(key, taken.extra, taken.deadline))
+            taken.extra = min(taken.extra, loan.worker.index)
+            taken.deadline = min(taken.deadline, deadline)
 
 
 def _is_even(capacity: Capacity, asked: Sequence[_Loan], site: Site, gpus: int) -> bool:

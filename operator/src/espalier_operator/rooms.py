@@ -35,10 +35,13 @@ class Rooms:
         self._requests = {job.key: job.terms.constraints.requests for job in jobs}
         kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in jobs}
         self._greatest = _greatest(kinds | {(worker.constraints.requests, worker.gpus) for worker in others})
-        self._workers: dict[str, list[Worker]] = defaultdict(list)
+        by_node: dict[str, list[Worker]] = defaultdict(list)
         for worker in workers:
             if worker.job is not None and worker.node is not None:
-                self._workers[host_of(worker.node)].append(worker)
+                by_node[worker.node].append(worker)
+        self._workers: dict[str, list[Worker]] = defaultdict(list)
+        for node, own in by_node.items():
+            self._workers[host_of(node)] += own
         self._nodes: dict[str, tuple[Node, int]] = {}
         self._hosts: dict[str, str] = {}
         """By node: its machine."""

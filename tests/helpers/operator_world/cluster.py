@@ -126,11 +126,15 @@ class Cluster:
                 )
 
     def reveal(self) -> None:
-        """Let the scheduler see the workers that were made, and let promises kept go."""
+        """Let the scheduler see the workers that were made, and let promises kept go.
+
+        As in `job.progress`, a promise is kept once its workers are bound: until then they may be made again elsewhere.
+        """
         self.workers |= self.unseen
         self.unseen.clear()
         for promise in list(self.promises.values()):
-            if len(self._of(promise.job, Role.EXTRA)) >= promise.extra:
+            bound = [worker for worker in self._of(promise.job, Role.EXTRA) if worker.node is not None]
+            if len(bound) >= promise.extra:
                 del self.promises[promise.job]
 
     def bind(self) -> None:
@@ -217,8 +221,13 @@ class Cluster:
         """Do what any scheduler does with the nodes that a plan chooses, before it does the actions."""
         self.placements, self.policy_memory = plan.placements, plan.policy_memory
         for key, placement in plan.placements.items():
-            for name in placement.moved:
-                self.workers.pop(name, None)
+            unseen = Counter(worker.pinned_to for worker in self.unseen.values() if worker.job == key)
+            nodes = [*(Counter(placement.extra) - unseen).elements()]
+            for name in sorted(placement.moved & self.workers.keys()):
+                moved = self.workers.pop(name)
+                promise = self.promises.get(key)
+                if promise is not None and self.now < promise.expires_at:
+                    self.unseen[name] = replace(moved, pinned_to=nodes.pop() if nodes else None)
             for worker in list(self.unseen.values()):
                 if worker.job == key and worker.role is Role.BASE and worker.pinned_to is None:
                     self.unseen[worker.name] = replace(worker, pinned_to=placement.base.get(worker.index))

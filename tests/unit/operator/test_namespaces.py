@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import JobFacts, NamespaceLimit, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.facts import (
+    JobFacts,
+    NamespaceLimit,
+    Node,
+    Promise,
+    Reclaim,
+    Role,
+    Snapshot,
+    Terms,
+    Worker,
+    WorkerState,
+)
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 
@@ -111,6 +122,23 @@ def test_what_is_lent_in_the_namespace_is_reclaimed_for_base_workers() -> None:
     [notice] = [action for action in found.actions if isinstance(action, NoticeReclaim)]
     assert (notice.job, notice.extra, notice.reason) == ("team/a", 3, Reason.NEEDED_BY_OTHER_JOB)
     assert found.refusals["team/b"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_a_notice_alone_frees_nothing_of_extra_workers_that_are_not_seen_yet() -> None:
+    """Their pods may have been made: the job that waits for their quota starts once they are released."""
+    waits, holder = job("team/a", low=2), job("team/b", high=2, extra=1, changed_at=NOW - 9)
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=(Node(name="n", gpu_type="a", allocatable=9),),
+        workers=tuple(workers_of(holder)[:1]),
+        promises=(Promise(job="team/b", extra=1, expires_at=NOW + 9),),
+        jobs=(waits, holder),
+        namespace_limits=(limit(GPU, 3, used=1),),
+    )
+    (notice,) = plan(snapshot, FairPolicy(), NOW).actions
+    assert (type(notice), notice.job) == (NoticeReclaim, "team/b")
+    told = replace(holder, generation=2, reclaim=Reclaim(extra=0, deadline=NOW + 30, reason=notice.reason))
+    assert plan(replace(snapshot, jobs=(waits, told)), FairPolicy(), NOW).actions == ()
 
 
 def test_nothing_is_reclaimed_where_that_would_not_be_enough_or_is_in_another_namespace() -> None:

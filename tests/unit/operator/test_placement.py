@@ -7,6 +7,7 @@ from espalier_operator.actions import Admit, GrantExtra, Plan, Replace, Requeue
 from espalier_operator.facts import JobFacts, Node, Placement, Promise, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from operator_world.cluster import Cluster
 
 NOW = 1000.0
 TRAINS = {"admitted_at": 0.0, "gpu_type": "a", "leader_running": True, "has_reported": True, "training": True}
@@ -87,6 +88,36 @@ def test_an_extra_worker_whose_node_has_no_room_is_made_again_elsewhere() -> Non
     planned = decide({"n": 1, "m": 1}, job("a", high=2, extra=1, **TRAINS), worker("a", node="n"), lent, promise)
     assert planned.actions == ()
     assert planned.placements["a"] == Placement(extra=("m",), moved=frozenset({lent.name}))
+
+
+def test_an_extra_worker_that_moves_is_not_given_up() -> None:
+    """It is promised until it is bound: it was seen, and will be seen again elsewhere."""
+    cluster = Cluster()
+    cluster.nodes = {name: Node(name=name, gpu_type="a", allocatable=1) for name in "nm"}
+    cluster.submit("a", Terms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0))
+
+    def tick() -> Plan:
+        planned = plan(cluster.snapshot(), FairPolicy(), cluster.now)
+        cluster.place(planned)
+        for action in planned.actions:
+            cluster.apply(action)
+        return planned
+
+    tick()
+    cluster.reveal()
+    cluster.bind()
+    cluster.start_leaders()
+    assert tick().actions == (GrantExtra(job="a", extra=1),)
+    cluster.reveal()
+    (lent,) = (each for each in cluster.workers.values() if each.role is Role.EXTRA)
+    cluster.lose_node(lent.pinned_to or "")
+    cluster.nodes["o"] = Node(name="o", gpu_type="a", allocatable=1)
+    assert tick().placements["a"] == Placement(extra=("o",), moved=frozenset({lent.name}))
+    assert tick().actions == ()
+    cluster.reveal()
+    cluster.bind()
+    assert tick().actions == ()
+    assert cluster.workers[lent.name].node == "o"
 
 
 def test_kube_scheduler_chooses_where_it_refuses_the_chosen_node() -> None:

@@ -1,0 +1,161 @@
+"""Who starts, in turn: what a waiting job lacks, and whose quota it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import JobFacts
+from espalier_operator.lifecycle import is_held_back, obstacle
+from espalier_operator.plan.starting import Starting
+from espalier_operator.plan.tick import Tick
+from espalier_operator.sites import Site
+
+
+class Admission:
+    """The admissions of one tick."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick, self._record = tick, tick.record
+        self._starting = Starting(tick)
+        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[Site]] = {}
+
+    def admit(self) -> None:
+        """Start waiting jobs in order; one that must wait is not delayed by those after it.
+
+        Those whose queue must borrow for them come after all others.
+        """
+        borrowers: list[JobFacts] = []
+        self._tick.preemption.exchanging = self._tick.moves.exchanging()
+        for job in self._tick.order.sorted([*self._tick.waiting, *self._between_types()]):
+            if job.admitted_at is not None:
+                self._tick.moves.keep(job)
+            elif not self._admit_in_turn(job, borrowing=False):
+                borrowers.append(job)
+        for job in borrowers:
+            self._admit_in_turn(job, borrowing=True)
+        self._tick.stop(self._tick.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
+        self._tick.reservations.end()
+
+    def _between_types(self) -> list[JobFacts]:
+        """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
+        return [
+            job
+            for job in [*self._tick.running, *self._tick.requeued]
+            if job.stopping is not None
+            and job.stopping.reason is Reason.PREEMPTED_BY_POLICY
+            and self._tick.order.is_elsewhere(job)
+            and not self._tick.order.waits(job)
+        ]
+
+    def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
+        """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
+        terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
+        wished, claim = self._tick.order.gpu_type(job), job.claim
+        sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
+        not_taken = self._tick.ledger.refusal(claim)
+        if job.terms.suspend:
+            self._record.refuse(job, Reason.SUSPENDED)
+        elif not_taken is not None:
+            self._record.refuse(job, not_taken)
+        elif self._tick.order.waits(job):
+            self._record.refuse(job, Reason.HELD_BY_POLICY)
+        elif gpus == 0:
+            self._tick.base_nodes[job.key].update(dict.fromkeys(range(workers)))
+            self._record.act(Admit(job=job.key, gpu_type=None))
+        elif is_held_back(job, self._tick.now):
+            self._record.refuse(job, obstacle(job))
+            self._record.wake(job.hold_until or 0.0)
+        elif not sites:
+            fits_elsewhere = self._tick.large_enough(terms.gpu_type, None, gpus, workers)
+            self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
+        elif not (allowed := self._tick.allowed(job, sites, borrowing=borrowing)):
+            types = [site.gpu_type for site in sites]
+            if not borrowing and self._tick.allowed(job, sites, borrowing=True):
+                self._tick.ledger.defer(claim, types)
+                return False
+            self._record.refuse(job, Reason.QUOTA_EXCEEDED)
+            self._reclaim_quota(job, types)
+            self._tick.ledger.wait(claim, types)
+        elif not self._has_room_in_namespace(job):
+            self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
+        else:
+            self._starting.start_or_wait(job, allowed)
+        return True
+
+    def _has_room_in_namespace(self, job: JobFacts) -> bool:
+        """Return whether the ResourceQuotas of its namespace have room for all base workers of a waiting job.
+
+        Where they would have it without extra workers that are lent in the namespace, these are reclaimed.
+        """
+        workers = job.terms.min_replicas
+        if self._tick.namespaces.is_closed(job):
+            return False
+        if self._tick.namespaces.fits(job, workers):
+            return True
+        if self._tick.namespaces.could_ever_fit(job, workers):
+            lacks = self._tick.namespaces.lacks(job, workers)
+            if self._tick.reclaims.leave_namespace(self._tick.capacity, job.key, lacks):
+                self._tick.namespaces.hold(job, workers)
+            self._tick.namespaces.wait(job)
+        return False
+
+    def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
+        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type.
+
+        Where it is that of other queues they have borrowed it; where it is its own the policy must preempt.
+        """
+        for gpu_type in gpu_types:
+            exceeds = self._tick.ledger.exceeds(job.claim, gpu_type) if self._tick.order.preempts else None
+            if exceeds is not None:
+                yielding = self._tick.preemption.of_queue(job, gpu_type, exceeds, self._tick.is_busy)
+                if yielding is None:
+                    continue
+                self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
+                self._tick.ledger.promise(job.claim, gpu_type)
+                return
+            lacks = self._tick.ledger.lacks(job.claim, gpu_type)
+            if lacks is None:
+                continue
+            stopped = self._borrowers(job, gpu_type, lacks)
+            if lacks > sum(holder.claim.gpus for holder in stopped):
+                continue
+            self._tick.stop(stopped, Reason.QUOTA_RECLAIMED)
+            self._tick.ledger.promise(job.claim, gpu_type)
+            return
+
+    def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> list[JobFacts]:
+        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first."""
+        found: list[JobFacts] = []
+        given: Counter[str] = Counter()
+        for holder in self._tick.preemptible:
+            if lacks <= sum(given.values()):
+                break
+            candidate = holder.gpu_type == gpu_type and holder.stopping is None
+            borrowed = self._tick.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
+            if not candidate or holder.key in self._record.touched or borrowed <= 0:
+                continue
+            spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
+            if self._tick.now < spared_until:
+                self._record.wake(spared_until)
+                continue
+            found.append(holder)
+            given[holder.terms.queue] += holder.claim.gpus
+        return found
+
+    def _wished_sites(
+        self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
+    ) -> list[Site]:
+        """Return the same, and of them only those of the type that the policy wishes, if there are any.
+
+        Many jobs wait that are alike, so they are looked up once.
+        """
+        kind = gpu_type, constraints, gpus, workers, wished
+        sites = self._known_sites.get(kind)
+        if sites is None:
+            sites = self._tick.large_enough(gpu_type, constraints, gpus, workers)
+            sites = self._known_sites[kind] = [site for site in sites if site.gpu_type == wished] or sites
+        return sites

@@ -1,0 +1,100 @@
+"""GPUs for workers that are already owed them, and from nodes that lose theirs."""
+
+from __future__ import annotations
+
+from random import Random
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Replace, Requeue
+from espalier_operator.capacity import Supply
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import NOWHERE, JobFacts, Role
+from espalier_operator.lifecycle import obstacle
+from espalier_operator.plan.tick import Tick
+
+
+class Claims:
+    """The claims of one tick."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick, self._record = tick, tick.record
+
+    def leave_departing_gpus(self) -> None:
+        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
+
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved.
+        """
+        tick, departures = self._tick, self._tick.departures
+        for node, gpus in tick.capacity.overdrawn():
+            tick.reclaims.leave_node(tick.capacity, node, gpus, by=departures.get(node))
+        left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
+        if left:
+            moves = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
+            tick.stop([job for job in moves if job.stopping is None and not tick.is_busy(job)], Reason.NODE_DEPARTING)
+
+    def place(self) -> None:
+        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
+        for job in self._tick.choosiest_first(self._tick.running):
+            if job.stopping is not None:
+                continue
+            if len(self._tick.census.bound[job.key]) >= job.terms.min_replicas and job.key not in self._tick.moved:
+                continue
+            supply = self._claim(job)
+            moved = tuple(worker.index for worker in self._tick.moved[job.key] if worker.role is Role.BASE)
+            if supply is Supply.NEVER:
+                self._record.act(self._give_up(job))
+            elif moved:
+                self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
+            elif len(self._tick.census.bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
+                self._doubt(job)
+        hopeless: set[tuple[str | None, int, Constraints]] = set()
+        for foreign in self._tick.census.foreign:
+            kind = (foreign.gpu_type, foreign.gpus, foreign.constraints)
+            if kind in hopeless:
+                continue
+            sites = self._tick.sites(foreign.gpu_type, foreign.constraints)
+            if self._tick.pool.obtain(sites, foreign.gpus) is Supply.NEVER:
+                hopeless.add(kind)
+
+    def _claim(self, job: JobFacts) -> Supply:
+        """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
+        site, gpus, pinned = self._tick.site(job), job.terms.gpus_per_worker, self._tick.pinned[job.key]
+        supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
+        prior = self._tick.prior.get(job.key, NOWHERE).base
+        for index in range(job.terms.min_replicas):
+            if index in self._tick.census.bound[job.key] or index in pinned:
+                continue
+            mark = self._tick.capacity.mark()
+            kept = self._tick.capacity.hold_at(site, prior.get(index), gpus)
+            supply = min(supply, kept or self._tick.pool.obtain([site], gpus, self._tick.near(job)))
+            if supply is Supply.NEVER:
+                break
+            self._tick.base_nodes[job.key][index] = next(reversed(self._tick.placed(job, mark)), None)
+        return supply
+
+    def _give_up(self, job: JobFacts) -> Requeue:
+        """Let a job wait again whose workers have lost their GPUs."""
+        site = self._tick.site(job)
+        if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
+            return Requeue(job=job.key, reason=Reason.GPU_LOST)
+        wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
+        message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
+        return Requeue(job=job.key, reason=Reason.GPU_LOST, message=message, hold_until=self._tick.now + wait)
+
+    def _doubt(self, job: JobFacts) -> None:
+        """Act on base workers that kube-scheduler, or a ResourceQuota, has refused for long, though GPUs are free.
+
+        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where
+        that does not help either, the job waits again.
+        """
+        if job.refused_since is None:
+            return
+        pinned = tuple(sorted(self._tick.pinned[job.key]))
+        patience = job.refused_since + (self._tick.rules.pin_seconds if pinned else self._tick.rules.placement_seconds)
+        self._record.wake(patience)
+        if self._tick.now < patience:
+            return
+        if pinned:
+            self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
+        else:
+            self._record.act(Requeue(job=job.key, reason=obstacle(job), message=job.last_failure))

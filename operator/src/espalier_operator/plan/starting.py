@@ -1,0 +1,110 @@
+"""The start of a job whose queue and namespace allow it: on free GPUs, lent ones, or those of jobs that yield."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit
+from espalier_operator.capacity import Supply
+from espalier_operator.facts import JobFacts
+from espalier_operator.goods import Goods
+from espalier_operator.lifecycle import ends_by
+from espalier_operator.plan.tick import Tick
+from espalier_operator.reservations import Holding
+from espalier_operator.sites import Site
+
+_Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
+"""Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
+
+
+class Starting:
+    """The starts of one tick."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick, self._record = tick, tick.record
+        self._vain: dict[_Attempt, Reason] = {}
+        """Which gangs found no GPUs, and why: nor do others like them."""
+        self._tried: Counter[tuple[str, ...]] = Counter()
+        """By types of GPUs: how many found none."""
+
+    def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> None:
+        """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait."""
+        gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        until = ends_by(job, self._tick.now, self._tick.rules)
+        attempt = tuple(sites), gpus, workers, self._tick.reservations.kept_from(until)
+        reason, types = self._vain.get(attempt), tuple(site.gpu_type for site in sites)
+        if reason is None and self._tried[types] >= self._tick.rules.backfill_depth:
+            reason = Reason.NO_FREE_GPU
+        if reason is None:
+            self._tick.reservations.lift(until)
+            started = self._start(job, sites)
+            self._tick.reservations.restore(until, started if isinstance(started, Holding) else None)
+            if not isinstance(started, Reason):
+                return
+            reason = self._vain[attempt] = started
+            self._tried[types] += 1
+        if self._preempt(job, sites, until, reason):
+            return
+        # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
+        fitting = (site for site in sites if self._tick.capacity.could_hold_without_jobs(site, gpus, workers))
+        reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
+        if reserved is not None:
+            self._tick.hold_quota(job, reserved[1])
+        self._record.refuse(job, reason, starts_by=None if reserved is None else reserved[0])
+
+    def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
+        """Start a job on the first of `sites` where all its workers can start now; return what they hold.
+
+        They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
+        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either.
+        """
+        gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        wished = self._tick.order.wished_nodes(job)[:workers] if job.pinned else ()
+        for site in sites if wished else ():
+            mark = self._tick.capacity.mark()
+            if self._tick.pool.take_gang_at(site, gpus, wished):
+                return self._admit(job, site, mark)
+        for site in sites:
+            mark = self._tick.capacity.mark()
+            if self._tick.pool.take_gang(site, gpus, workers):
+                return self._admit(job, site, mark)
+        surplus = self._tick.reclaims.surplus
+        # Where they request nothing but GPUs, it was tried just now.
+        free = (site.requests and self._tick.pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
+        reason = Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
+        for site in sites:
+            mark = self._tick.capacity.mark()
+            supply = self._tick.pool.await_gang(site, gpus, workers)
+            if supply is Supply.NOW:
+                return self._admit(job, site, mark)
+            if supply is Supply.LATER:
+                if self._tick.reclaims.surplus > surplus:
+                    self._vain.clear()
+                self._tick.hold_quota(job, site)
+                self._record.refuse(job, reason)
+                return None
+        return reason
+
+    def _preempt(self, job: JobFacts, sites: Sequence[Site], until: float, reason: Reason) -> bool:
+        """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
+        mark = self._tick.capacity.mark()
+        room = self._tick.preemption.make_room(job, sites, self._tick.reservations.relied_on(until), self._tick.is_busy)
+        if room is None:
+            return False
+        site, yielding = room
+        taken = Holding(self._tick.capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+        self._tick.reservations.replace(map(self._tick.base_holding, yielding), until, taken)
+        self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
+        self._tick.hold_quota(job, site)
+        self._record.refuse(job, reason)
+        return True
+
+    def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
+        """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
+        self._tick.base_nodes[job.key].update(enumerate(self._tick.placed(job, mark)))
+        self._tick.hold_quota(job, site)
+        self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
+        return Holding(self._tick.capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))

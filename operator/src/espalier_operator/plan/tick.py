@@ -1,0 +1,281 @@
+"""What the steps of one plan share: what is there, what is kept, and for whom."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Plan, Requeue, Stop
+from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.constraints import Constraints
+from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
+from espalier_operator.goods import Goods
+from espalier_operator.lifecycle import ends_by, stop_seconds
+from espalier_operator.moves import Moves
+from espalier_operator.namespaces import NamespaceLedger
+from espalier_operator.order import Order
+from espalier_operator.plan.census import Census
+from espalier_operator.plan.record import Record
+from espalier_operator.plan.settling import Settling
+from espalier_operator.policies import Policy
+from espalier_operator.policy_view import decided
+from espalier_operator.pool import Pool, hold_promised
+from espalier_operator.preemption import Preemption
+from espalier_operator.queues import Ledger
+from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.reservations import Holding, Reservations
+from espalier_operator.sites import Site
+
+
+class Tick:
+    """One call of `plan`: its steps work with what the earlier ones left of it."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
+        self.now, self.rules = now, snapshot.rules
+        self.record = record = Record(now)
+        self.census = census = Census(snapshot.workers)
+        self._machines = {node.name: node for node in snapshot.nodes} if census.rivals else {}
+        self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
+        """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
+        self.moved: dict[str, list[Worker]] = defaultdict(list)
+        """By job: its workers that are not bound, and whose node has no room for them."""
+        self.base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
+        self.extra_nodes: dict[str, list[str | None]] = defaultdict(list)
+        """By job: where its workers that are still to be made will run."""
+        promises = {promise.job: promise for promise in snapshot.promises}
+        self.ledger = Ledger(snapshot.queues, snapshot.held_claims())
+        self.settling = settling = Settling(record, self.ledger, self.rules, now)
+        unfinished = [settling.within_limits(job) for job in snapshot.jobs if not job.finished]
+        open_jobs = [job for job in unfinished if not settling.ends(job)]
+        # One that goes back to the queue in this tick keeps what the policy remembers of it.
+        over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
+        self.decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
+        if self.decision.until is not None:
+            record.wake(self.decision.until)
+        back = {action.job for action in record.actions if isinstance(action, Requeue)}
+        self.requeued = [job for job in unfinished if job.key in back]
+        self.order = Order(self.decision, [*open_jobs, *self.requeued])
+        open_jobs = self.order.sorted(open_jobs)
+        self.waiting = [job for job in open_jobs if job.admitted_at is None]
+        self.running = [job for job in open_jobs if job.admitted_at is not None]
+        self.preemptible = sorted(
+            (job for job in self.running if job.terms.base_preemptible),
+            key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key),
+        )
+        kept = {
+            job.key: settling.extra_kept(job, self.order, promises.get(job.key), len(census.extras[job.key]))
+            for job in self.running
+        }
+        leaving = self._leaving(snapshot, census.extras, kept)
+        asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in census.foreign}
+        others = [*census.foreign, *(worker for worker in census.unbound if worker.is_rival)]
+        self.capacity = Capacity(
+            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
+        )
+        self.prior = snapshot.placements
+        for job in snapshot.jobs:
+            if job.stopping is not None and job.admitted_at is not None and not job.finished:
+                self.ledger.give_back(job.claim, job.gpu_type or "")
+        self._hold_pinned(census.unbound, {job.key: job for job in snapshot.jobs}, leaving)
+        # Includes jobs that end in this tick: their workers may be binding at this moment.
+        for job in self.choosiest_first(job for job in snapshot.jobs if job.extra):
+            own, keeps = census.extras[job.key], kept.get(job.key, 0)
+            chosen = _less(self.prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
+            promised = hold_promised(self.capacity, job, promises.get(job.key), own, keeps, now, chosen)
+            self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
+            own += promised
+        self.reclaims = ReclaimQueue(self.running, census.extras, leaving, self.order, now)
+        self.namespaces = NamespaceLedger(snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, kept)
+        self.pool = Pool(self.capacity, self.reclaims)
+        self.reservations = Reservations(
+            self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.loans
+        )
+        self.preemption = Preemption(
+            running=self._yielding() if self.order.preempts else (),
+            order=self.order,
+            capacity=self.capacity,
+            pool=self.pool,
+            holding=self.base_holding,
+            now=now,
+            wake=record.wake,
+        )
+        self.moves = Moves(
+            preemption=self.preemption,
+            order=self.order,
+            capacity=self.capacity,
+            pool=self.pool,
+            ledger=self.ledger,
+            is_busy=self.is_busy,
+            site_on=self._site_on,
+            kept=self._relied_on,
+        )
+        self._nodes: dict[str, set[str]] = {}
+        """By job: where its workers are, or will be."""
+        self.lent_nodes: dict[str, list[str]] = defaultdict(list)
+        """By job: the nodes of the workers that this plan lends it."""
+        self.departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
+
+    def result(self) -> Plan:
+        """Return the plan, with a notice for each job that is asked to give something back."""
+        for notice in self.reclaims.notices():
+            if notice.job not in self.record.touched:
+                self.record.actions.append(notice)
+                self.record.refusals.pop(notice.job, None)
+                self.record.wake(notice.deadline)
+        return Plan(
+            actions=tuple(self.record.actions),
+            refusals=self.record.refusals,
+            placements=self._placements(),
+            shares=self.decision.shares,
+            ignored=self.decision.ignored,
+            wake_at=self.record.wake_at,
+            policy_memory=self.decision.memory,
+        )
+
+    def _placements(self) -> dict[str, Placement]:
+        found = {}
+        for key in self.base_nodes.keys() | self.extra_nodes.keys() | self.moved.keys():
+            moved = frozenset(worker.name for worker in self.moved[key] if worker.role is Role.EXTRA)
+            placement = Placement(base=self.base_nodes[key], extra=tuple(self.extra_nodes[key]), moved=moved)
+            if placement != NOWHERE:
+                found[key] = placement
+        return found
+
+    def _hold_pinned(self, waiting: Iterable[Worker], jobs: Mapping[str, JobFacts], leaving: set[str]) -> None:
+        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
+
+        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound.
+        """
+        for worker in sorted(waiting, key=lambda worker: worker.is_rival):
+            job = jobs.get(worker.job or "")
+            if job is None:
+                chosen = self._machines.get(worker.pinned_to or "")
+                if chosen is not None and chosen.admits(worker.constraints):
+                    self.capacity.reserve(chosen.name, worker.gpus, worker.constraints.requests)
+                continue
+            stays = worker.name not in leaving
+            supply = self.capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
+            if supply is Supply.NEVER or worker.pinned_to is None:
+                self.moved[job.key].append(worker)
+            elif worker.role is Role.BASE:
+                self.pinned[job.key][worker.index] = supply, worker.pinned_to
+            else:
+                own = self.census.extras[job.key]
+                own[own.index(worker)] = replace(worker, node=worker.pinned_to)
+
+    def _leaving(
+        self, snapshot: Snapshot, extras: Mapping[str | None, Sequence[Worker]], kept: Mapping[str, int]
+    ) -> set[str]:
+        """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
+        leaving = set()
+        for worker in snapshot.workers:
+            if worker.state is WorkerState.TERMINATING:
+                begin, end = worker.leaves_between()
+                if begin <= self.now < end:
+                    leaving.add(worker.name)
+                for time in (begin, end):
+                    if self.now < time < math.inf:
+                        self.record.wake(time)
+        stays = {job.key for job in self.running if job.stopping is None}
+        over = {job.key for job in snapshot.jobs} - stays
+        if over:
+            leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
+        for key, extra in kept.items():
+            leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
+        return leaving
+
+    def _running_until(self) -> Iterator[tuple[float, Holding]]:
+        """Yield until when at the latest the jobs that run hold what."""
+        for job in self.running:
+            if job.stopping is None:
+                yield ends_by(job, self.now, self.rules), self.base_holding(job)
+
+    def _yielding(self) -> list[JobFacts]:
+        """Return the running jobs that allow to be preempted, in order; those on another type than theirs last."""
+        yielding = [job for job in self.running if job.terms.base_preemptible]
+        return sorted(yielding, key=self.order.is_elsewhere)
+
+    def _relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
+        """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
+        return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
+
+    def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
+        """Return where a running job may run on another type of GPU, whatever its quota."""
+        terms = job.terms
+        if terms.gpu_type not in (None, gpu_type):
+            return None
+        sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
+        return next(iter(sites), None)
+
+    def site(self, job: JobFacts) -> Site:
+        """Return where the workers of an admitted job may run."""
+        return self.capacity.site(job.gpu_type or "", job.terms.constraints)
+
+    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
+        """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
+        types = self.capacity.gpu_types if gpu_type is None else [gpu_type]
+        return [site for name in types if (site := self.capacity.site(name, constraints)).groups]
+
+    def large_enough(
+        self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
+    ) -> list[Site]:
+        """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
+        return self._fitting(self.sites(gpu_type, constraints), gpus, workers)
+
+    def near(self, job: JobFacts) -> set[str]:
+        """Return the nodes to which further workers of an admitted job should be close."""
+        known = self._nodes.get(job.key)
+        if known is None:
+            extra = [worker.node for worker in self.census.extras[job.key]]
+            nodes = {*self.census.bound[job.key].values(), *self.base_nodes[job.key].values(), *extra}
+            known = self._nodes[job.key] = {node for node in nodes if node is not None}
+        return known
+
+    def placed(self, job: JobFacts, mark: int) -> list[str | None]:
+        """Return the nodes that were chosen for workers of `job` since `mark`."""
+        return [node if job.pinned else None for node in self.capacity.placed_since(mark)]
+
+    def base_holding(self, job: JobFacts) -> Holding:
+        """Return what the base workers of a running job hold."""
+        waiting = (node for _, node in self.pinned[job.key].values())
+        nodes = [*self.census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
+        return Holding(nodes, Goods(job.terms.gpus_per_worker, job.terms.constraints.requests))
+
+    def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
+        return sorted(jobs, key=lambda job: len(self.site(job).groups))
+
+    def is_busy(self, job: JobFacts) -> bool:
+        """Return whether a running job does not yield in this tick: others wait for what it gives back."""
+        return job.key in self.record.touched or self.reclaims.is_asked(job.key)
+
+    def stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:
+        """Stop running jobs, with time for a checkpoint."""
+        for job in jobs:
+            self.ledger.give_back(job.claim, job.gpu_type or "")
+            grace = max(stop_seconds(job.terms, self.rules), 0.0 if job.terms.program else job.terms.notice_seconds)
+            self.record.act(Stop(job=job.key, reason=reason, deadline=self.now + grace))
+            self.record.wake(self.now + grace)
+
+    def allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool) -> list[Site]:
+        """Return those of `sites` on whose GPUs the job's queue may run it."""
+        if not self.ledger.limits:
+            return [*sites]
+        claim = job.claim
+        return [site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing)]
+
+    def hold_quota(self, job: JobFacts, site: Site) -> None:
+        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace."""
+        self.ledger.hold(job.claim, site.gpu_type)
+        self.namespaces.hold(job, job.terms.min_replicas)
+
+    def _fitting(self, sites: Iterable[Site], gpus: int, workers: int) -> list[Site]:
+        return [site for site in sites if self.capacity.could_ever_hold(site, gpus, workers)]
+
+
+def _less(nodes: Iterable[str | None], made: Iterable[str | None]) -> list[str | None]:
+    """Return `nodes` without those of workers that have been made, one for each."""
+    return list((Counter(nodes) - Counter(made)).elements())

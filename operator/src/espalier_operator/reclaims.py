@@ -61,11 +61,11 @@ class _Line:
         self.first = 0
         """The place of the first that was not passed over for good."""
 
-    def __iter__(self) -> Iterator[tuple[int, _Loan]]:
-        """Yield places and loans from `first`."""
+    def __iter__(self) -> Iterator[_Loan]:
+        """Yield from `first`."""
         place = self.first
         while place < len(self._sorted) or self._sort_one():
-            yield place, self._sorted[place]
+            yield self._sorted[place]
             place += 1
 
     def pass_over(self, is_out: Callable[[_Loan], bool]) -> None:
@@ -197,10 +197,10 @@ class ReclaimQueue:
         line, supply = self._lines.get(site.gpu_type), Supply.NOW
         if line is None:
             return Supply.NEVER, 0
-        search, tried, found, reached = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods](), 0
+        search, tried, found, begin = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods](), line.first
         """By node: what those tried hold of it."""
         for served in range(1, workers + 1):
-            for place, loan in search:
+            for loan in search:
                 node = loan.worker.node
                 if node is None or not capacity.is_in(site, node):
                     continue
@@ -210,7 +210,6 @@ class ReclaimQueue:
                 tried.append(loan)
                 goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
                 if capacity.fits_with(node, site, gpus, goods):
-                    reached = place
                     break
             else:
                 return Supply.NEVER, served - 1
@@ -225,8 +224,8 @@ class ReclaimQueue:
                     capacity.expect(each.worker.node, each.worker.gpus, each.goods.requests)
                 return min(supply, capacity.hold_at(site, node, gpus)), served
             supply = min(supply, capacity.exchange(site, node, gpus, loan.goods.requests))
-            if line.first > reached:  # others are next in the order of reclaim
-                search, tried, found = self._in_turn(line, may_take), [], {}
+            if line.first != begin:  # others are next in the order of reclaim
+                search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
             else:  # the search would fail for the same loans as before up to this one: no node has more than it had
                 tried.pop()
                 del found[node]
@@ -235,7 +234,7 @@ class ReclaimQueue:
     def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
         """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`."""
         for line in self._lines.values():
-            for _, loan in line:
+            for loan in line:
                 if gpus <= 0:
                     return
                 if loan.worker.node == node and not self._is_out(loan):
@@ -252,7 +251,7 @@ class ReclaimQueue:
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
         found: list[_Loan] = []
         for line in self._lines.values():
-            for _, loan in line:
+            for loan in line:
                 if not any(amount > 0 for amount in missing.values()):
                     break
                 if not loan.job.key.startswith(prefix) or loan.job.reclaim is not None or self._is_out(loan):
@@ -276,14 +275,14 @@ class ReclaimQueue:
             if taken.job.reclaim is None
         ]
 
-    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[tuple[int, _Loan]]:
-        """Yield candidates for reclaim, and the places in the line that they are tried at.
+    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[_Loan]:
+        """Yield candidates for reclaim.
 
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
         few jobs as possible. What the job is asked for already is left out.
         """
         seen: set[str] = set()
-        for place, first in line:
+        for first in line:
             key = first.job.key
             if may_take is not None and not may_take(first.job, first.worker.index):
                 return
@@ -295,7 +294,7 @@ class ReclaimQueue:
                     break
                 taken = self._taken.get(key)
                 if taken is None or loan.worker.index < taken.extra:
-                    yield place, loan
+                    yield loan
 
     def _is_out(self, loan: _Loan) -> bool:
         taken = self._taken.get(loan.job.key)

@@ -3,7 +3,8 @@
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
 CPU time takes, the median of three runs by rounds and of one through the operator's planner; `goodput` is beside Pollux
-itself. Step times that must be interpolated are worked out once, before. Then a row a policy and trace of Gavel
+itself. Step times that must be interpolated are worked out once, before. Policies without published figures are timed
+at twice the load. Then a row a policy and trace of Gavel
 (Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, by both drivers, beside what the simulator released
 with it prints with seed 0 and the solver ECOS. Last, the milliseconds of a decision of `goodput`.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tarfile
 import tempfile
@@ -61,6 +63,18 @@ COLUMNS: Columns = (
     ("jobs/s", "jobsPerSecond", ",.0f"),
 )
 
+TIMED = ("las", "fair", "gittins")
+"""Policies that nobody published figures of, timed at the highest load."""
+SPEED_COLUMNS: Columns = (
+    ("policy", "policy", ""),
+    ("driver", "driver", ""),
+    ("load", "load", ""),
+    ("workload", "workload", ""),
+    ("jobs", "jobs", "d"),
+    ("mean JCT, s", "meanJctSeconds", ",.1f"),
+    ("jobs/s", "jobsPerSecond", ",.0f"),
+)
+
 DECISION_COLUMNS: Columns = (("jobs", "jobs", ",d"), ("cluster", "cluster", ""), ("ms", "milliseconds", ",.1f"))
 
 GAVEL_CLUSTER = "8:16:24"
@@ -69,6 +83,7 @@ GAVEL_PUBLISHED = {
     ("max_min_fairness", "gavel:heterogeneity=false"): (19_989.255, 77_141.0),
     ("max_min_fairness", "gavel"): (14_622.820, 63_945.0),
     ("max_min_fairness", "gandiva"): (17_379.358, 67_405.0),
+    ("max_min_fairness", "gandiva:seed=1"): (18_148.7, math.nan),
     ("max_min_fairness", "goodput"): (14_622.820, 63_945.0),
     ("minimize_makespan", "fifo"): (211_550.984, 274_227.734),
     ("minimize_makespan", "gandiva"): (35_074.731, 75_994.462),
@@ -78,7 +93,7 @@ GAVEL_PUBLISHED = {
     ("minimize_makespan", "gavel:objective=makespan"): (63_774.726, 64_720.835),
     ("minimize_makespan", "goodput:objective=makespan"): (63_774.726, 64_720.835),
 }
-"""Mean JCT and makespan in seconds, by trace and policy; beside `goodput` those of Gavel for the same objective."""
+"""Mean JCT and makespan in seconds, by trace and policy; nan: not published. Beside `goodput` stand Gavel's."""
 GAVEL_COLUMNS: Columns = (
     ("policy", "policy", ""),
     ("driver", "driver", ""),
@@ -120,6 +135,29 @@ def rows(folder: Path) -> Iterator[dict[str, object]]:
                 "different": sum(ours[job] != jct for job, jct in jcts.items()),
                 "jobsPerSecond": len(ours) / statistics.median(took[-runs:]),
             }
+
+
+def speed_rows(folder: Path) -> Iterator[dict[str, object]]:
+    """Time the simulation of every workload of `folder` at twice the load, under the policies of `TIMED`."""
+    profiles = Profiles(folder / "traces")
+    for policy, driver, path in product(TIMED, DRIVERS, sorted((folder / "workloads").glob(f"{LOADS['2']}-*.csv"))):
+        simulation, runs = DRIVERS[driver]
+        took, jcts = [], list[float]()
+        for _ in range(runs):
+            jobs = read_pollux(path, profiles, configured(policy).elasticity)
+            simulated, began = simulation(jobs, nodes_of(CLUSTER), configured(policy)), time.process_time()
+            simulated.run()
+            took.append(time.process_time() - began)
+            jcts = [(job.completed_at or 0.0) - job.submitted_at for job in jobs]
+        yield {
+            "policy": policy,
+            "driver": driver,
+            "load": "2",
+            "workload": path.stem.removeprefix(f"{LOADS['2']}-"),
+            "jobs": len(jcts),
+            "meanJctSeconds": statistics.fmean(jcts),
+            "jobsPerSecond": len(jcts) / statistics.median(took),
+        }
 
 
 class Curve:
@@ -211,14 +249,22 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = list(rows(arguments.data or unpacked("pollux", Path(scratch))))
+        folder = arguments.data or unpacked("pollux", Path(scratch))
+        found, timed = list(rows(folder)), list(speed_rows(folder))
         by_type = list(gavel_rows(unpacked("gavel", Path(scratch))))
     decisions = list(decision_rows())
     if arguments.json:
-        document = {"environment": environment(), "rows": found, "gavelRows": by_type, "decisionRows": decisions}
+        document = {
+            "environment": environment(),
+            "rows": found,
+            "speedRows": timed,
+            "gavelRows": [{name: None if each != each else each for name, each in row.items()} for row in by_type],
+            "decisionRows": decisions,
+        }
         print(json.dumps(document, indent=1))
         return
     print(columned(f"{CLUSTER} GPUs, {RUNS} runs", COLUMNS, found))
+    print(columned(f"{CLUSTER} GPUs, policies without published figures", SPEED_COLUMNS, timed))
     print(columned(f"{GAVEL_CLUSTER} V100, P100 and K80 GPUs, {RUNS} runs", GAVEL_COLUMNS, by_type))
     print(columned(f"a decision of goodput, {RUNS} runs", DECISION_COLUMNS, decisions))
     print(environment())

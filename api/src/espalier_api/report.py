@@ -134,9 +134,11 @@ class Adaptation(Record):
     width_after: int | None = None
     """Channels of the widened group after."""
     loss_before: float | None = None
-    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`)."""
+    """Loss on one batch of the validation split before; only if the growth is not exact (`insertion: Scaled`). In a
+    loop of the user's: of the step before."""
     loss_after: float | None = None
-    """Loss on the same batch directly after the growth: how far it jumps."""
+    """Loss on the same batch directly after the growth: how far it jumps. In a loop of the user's: of the first step
+    after."""
     accuracy_before: float | None = None
     """Of a classification: validation accuracy at the last evaluation before it."""
     accuracy_after: float | None = None

@@ -137,6 +137,8 @@ def simulate(
             ]
     except ValueError as error:
         raise InputError(str(error)) from error
+    for note in source.notes:
+        click.echo(note, err=True)
     if picture is not None:
         _draw(runs, picture)
     if as_json:

@@ -66,6 +66,8 @@ class Source:
     driver: str = ROUNDS
     latency: str | None = None
     base_preemption: str | None = None
+    notes: list[str] = field(default_factory=list)
+    """What whoever reads the results should know of the traces."""
     _known: dict[str, Profiles] = field(default_factory=dict)
     _histories: dict[str, History] = field(default_factory=dict)
 
@@ -126,10 +128,14 @@ class Source:
                 raise InputError(f"{trace}: only --format {CSV} and {GAVEL} have generated jobs")
             return generate(trace, seed, gpus, carried_curves)
         if self.form == CSV:
-            return read_csv(Path(trace), curves=carried_curves)
+            return read_csv(Path(trace), curves=carried_curves, tell=self._tell)
         if self.profiles is not None and not self._known:
             self._known["profiles"] = Profiles(self.profiles)
         return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)
+
+    def _tell(self, note: str) -> None:
+        if note not in self.notes:  # a trace is read anew for each run
+            self.notes.append(note)
 
     def _prepared_by_type(self, trace: str, policy: Policy, seed: int) -> Simulation:
         nodes = nodes_by_type(self.cluster or "")

@@ -2,8 +2,10 @@
 
 A job moves that is to have GPUs of another type and allows it, once all its workers fit there: on GPUs that are free,
 lent, given up by jobs that are to have none, or given up by others that move. So two jobs change places, and more do in
-a ring. All that must stop for a move stop in one plan, each after `minRuntimeSeconds`, with notice; what they give up
-is kept for those that move there (`plan`) until they have saved their checkpoints.
+a ring. What their queues hold after all have moved counts, so queues without spare quota exchange theirs; none holds
+more meanwhile, for each starts again only within the quota that others have given back by then. All that must stop for
+a move stop in one plan, each after `minRuntimeSeconds`, with notice; what they give up is kept for those that move
+there (`plan`) until they have saved their checkpoints.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from espalier_operator.facts import JobFacts
 from espalier_operator.order import Order
 from espalier_operator.pool import Pool
 from espalier_operator.preemption import Preemption
+from espalier_operator.queues import Ledger
 from espalier_operator.sites import Site
 
 _Move = tuple[JobFacts, Site]
@@ -30,9 +33,10 @@ class Moves:
     order: Order
     capacity: Capacity
     pool: Pool
+    ledger: Ledger
     is_busy: Callable[[JobFacts], bool]
     site_on: Callable[[JobFacts, str], Site | None]
-    """Returns where a job may run on a type; None: nowhere."""
+    """Returns where a job may run on a type, whatever its quota; None: nowhere."""
     kept: Callable[[Sequence[JobFacts]], Set[str]]
     """Returns the nodes on which earlier jobs count that these jobs could delay: nobody there moves."""
 
@@ -56,10 +60,19 @@ class Moves:
             self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
         return found
 
+    def exchanging(self) -> frozenset[str]:
+        """Return who could move if all that move gave up what they hold, and nobody else did.
+
+        Their quotas are for each other: no later job that waits takes them. Without queues there is no need to tell,
+        for policies know how many GPUs there are.
+        """
+        movers = self._movers() if self.ledger.limits else []
+        return frozenset(job.key for job, _ in self._fitting(movers, ())) if movers else frozenset()
+
     def keep(self, job: JobFacts) -> None:
-        """Keep GPUs of its next type for a job that is saving its checkpoint to move there."""
+        """Keep GPUs and quota of its next type for a job that is saving its checkpoint to move there."""
         site = self.site_on(job, self.order.gpu_type(job) or "")
-        if site is not None:
+        if site is not None and self.ledger.hold_later(job.claim, site.gpu_type):
             self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas)
 
     def _fitting(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> list[_Move]:
@@ -105,11 +118,14 @@ class Moves:
     def _stuck(self, movers: Sequence[_Move], givers: Sequence[JobFacts]) -> set[str]:
         """Return which movers do not fit where they would go, if all of them and `givers` gave up what they hold."""
         mark, asked = self.capacity.mark(), self.pool.mark()
-        self.preemption.release([*(job for job, _ in movers), *givers])
+        stopped = [*(job for job, _ in movers), *givers]
+        self.preemption.release(stopped)
+        may_have = self.ledger.exchange((job.claim, job.gpu_type or "") for job in stopped)
         stuck = {
             job.key
             for job, site in movers
-            if self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
+            if not may_have(job.claim, site.gpu_type)
+            or self.pool.await_gang(site, job.terms.gpus_per_worker, job.terms.min_replicas) is Supply.NEVER
         }
         self.capacity.undo(mark)
         self.pool.undo(asked)

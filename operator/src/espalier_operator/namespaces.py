@@ -81,6 +81,8 @@ class NamespaceLedger:
 
     def fits(self, job: JobFacts, workers: int) -> bool:
         """Return whether the ResourceQuotas have room for so many more workers of a job now."""
+        if not self._accounts:
+            return True
         demand = _demand(job)
         return all(
             workers * demand[account.limit.resource] <= max(0, account.left)
@@ -90,7 +92,7 @@ class NamespaceLedger:
 
     def is_closed(self, job: JobFacts) -> bool:
         """Return whether an earlier job of its namespace waits for the same quota."""
-        return _namespace(job) in self._closed
+        return bool(self._closed) and _namespace(job) in self._closed
 
     def lacks(self, job: JobFacts, workers: int) -> dict[str, int]:
         """Return by resource how much others must give back for so many workers, less what is being given back."""
@@ -110,7 +112,7 @@ class NamespaceLedger:
 
     def hold(self, job: JobFacts, workers: int) -> None:
         """Count so many more workers of a job."""
-        accounts = self._accounts.get(_namespace(job))
+        accounts = self._accounts.get(_namespace(job)) if self._accounts else None
         if accounts:
             demand = _demand(job)
             for account in accounts:

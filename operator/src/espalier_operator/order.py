@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_operator.facts import JobFacts
-from espalier_operator.policies.view import Decision, Share
+from espalier_operator.policies.view import ONE, Decision, Share
 
 Rank = tuple[float, ...]
 """Smaller goes first."""
@@ -36,6 +36,8 @@ class Weighing:
     @classmethod
     def of(cls, share: Share, gpus_per_worker: int) -> Weighing:
         """Return the weighing of a job by its share."""
+        if share.weight is ONE:  # nearly all are; fractions are slow
+            return cls(gpus_per_worker, 1, 1.0)
         return cls(gpus_per_worker * share.weight.denominator, share.weight.numerator, float(share.weight))
 
     def level(self, spare: int) -> tuple[float, float]:
@@ -80,8 +82,11 @@ class Order:
 
         One whose share is none, or of another type of GPU than it has, comes last.
         """
-        own, other = self._standings[job.key], self._standings[holder.key]
-        return self.waits(holder) or self.is_elsewhere(holder) or own.place < other.place
+        return self.waits(holder) or self.is_elsewhere(holder) or self.is_earlier(job, holder)
+
+    def is_earlier(self, job: JobFacts, other: JobFacts) -> bool:
+        """Return whether the share of `job` comes before that of `other`."""
+        return self._standings[job.key].place < self._standings[other.key].place
 
     def waits(self, job: JobFacts) -> bool:
         """Return whether the job is to have no workers."""

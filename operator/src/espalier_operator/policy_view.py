@@ -106,8 +106,10 @@ def possible(decision: Decision, view: View) -> Decision:
             ignored.append(f"{share.job}: there is no such job")
         elif share.job in shares:
             ignored.append(f"{share.job}: it has a share already")
-        elif any(not isinstance(count, int) or count < 0 for count in (share.workers, share.spare)):
+        elif not _is_count(share.workers) or not _is_count(share.spare):
             ignored.append(f"{share.job}: it cannot have {share.workers} workers and {share.spare} spare ones")
+        elif share.weight is ONE and share.gpu_type is None and share.beside is None and not share.nodes:
+            shares[share.job] = share  # nothing in it can be wrong
         else:
             faults = dict(_faults(share, job, view))
             ignored += [f"{share.job}: {fault}" for fault, _ in faults.values()]
@@ -116,6 +118,10 @@ def possible(decision: Decision, view: View) -> Decision:
     if not ignored:
         return decision
     return replace(decision, shares=tuple(shares.values()), ignored=tuple(ignored))
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and number >= 0
 
 
 def _faults(share: Share, job: Candidate, view: View) -> Iterator[tuple[str, tuple[str, object]]]:

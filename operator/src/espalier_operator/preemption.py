@@ -32,6 +32,8 @@ class Preemption:
     now: float
     wake: Callable[[float], None]
     """Called with the time from which on a job may yield that may not yet."""
+    exchanging: Set[str] = frozenset()
+    """Jobs that change places (`moves`): they yield as if each were on the type of its share."""
     _vain: set[tuple[Site, int, int]] = field(default_factory=set)
     """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
 
@@ -78,6 +80,8 @@ class Preemption:
         """Return the jobs that yield to `taker`, the last of the policy's order first."""
         found = []
         for holder in reversed(self.running):
+            if holder.key in self.exchanging and not self.order.is_earlier(taker, holder):
+                continue
             if not self.order.is_before(taker, holder):
                 break
             if holder.stopping is not None or is_busy(holder):

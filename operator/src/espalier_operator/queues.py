@@ -7,7 +7,7 @@ use. Extra GPUs are not counted: they are lent from what is spare, and are recla
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from espalier_api.reasons import Reason
@@ -115,6 +115,8 @@ class Ledger:
         """By queue: what its jobs wait for within its nominal quota."""
         for claim, gpu_type in held:
             self.hold(claim, gpu_type)
+        self._began, self._began_by_cohort = Counter(self._used), Counter(self._held_by_cohort)
+        """What was held when the plan began."""
 
     @property
     def limits(self) -> bool:
@@ -164,6 +166,57 @@ class Ledger:
         if used > share.quota.nominal and not may_borrow:
             return False
         return queue.cohort is None or self._held_by_cohort[share.place] + claim.gpus <= self._totals[share.place]
+
+    def hold_later(self, claim: Claim, gpu_type: str) -> bool:
+        """Count GPUs for a job that stops to have another type, if its queue may hold them once all have stopped.
+
+        It may hold its nominal quota, or as much as it held.
+        """
+        queue = self._queues.get(claim.queue)
+        if queue is None or not queue.quotas:
+            return True
+        share = self._share(claim, gpu_type)
+        if share is None:
+            return False
+        later = self._used[share.kind] - self._leaving[share.kind] + claim.gpus
+        together = self._held_by_cohort[share.place] + self._promised[share.place] + claim.gpus
+        fits = later <= max(share.quota.nominal, self._began[share.kind])
+        if queue.cohort is not None:
+            fits = fits and together <= max(self._totals[share.place], self._began_by_cohort[share.place])
+        if fits:
+            self.hold(claim, gpu_type)
+        return fits
+
+    def exchange(self, given: Iterable[tuple[Claim, str]]) -> Callable[[Claim, str], bool]:
+        """Return what tells, job by job, whether it may have GPUs of a type, were those `given` given back before.
+
+        A queue may then hold what it may hold anyway (`allows`), or no more than now: what takes as much as it gives
+        needs no spare quota. What a job may have counts for those after it. The ledger stays as it is.
+        """
+        more: Counter[tuple[str, _Kind]] = Counter()
+        more_by_cohort: Counter[tuple[str | None, _Kind]] = Counter()
+        for claim, gpu_type in given:
+            share = self._share(claim, gpu_type)
+            if share is not None:
+                more[share.kind] -= claim.gpus
+                more_by_cohort[share.place] -= claim.gpus
+
+        def may_have(claim: Claim, gpu_type: str) -> bool:
+            queue, share = self._queues.get(claim.queue), self._share(claim, gpu_type)
+            if queue is None or not queue.quotas:
+                return True
+            if share is None:
+                return False
+            own, together = more[share.kind] + claim.gpus, more_by_cohort[share.place] + claim.gpus
+            is_open = share.kind not in self._closed and share.kind not in self._deferred
+            fits = own <= 0 or (is_open and self._used[share.kind] + own <= share.quota.nominal)
+            if queue.cohort is not None and together > 0:
+                fits = fits and self._held_by_cohort[share.place] + together <= self._totals[share.place]
+            if fits:
+                more[share.kind], more_by_cohort[share.place] = own, together
+            return fits
+
+        return may_have
 
     def defer(self, claim: Claim, gpu_types: Iterable[str]) -> None:
         """Let no later job of the queue pass one that waits until those are served whose queues do not borrow."""

@@ -164,7 +164,8 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "wrapped": (
         lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
         "0",
-        "DataParallel wraps the model; grow its `.module` and wrap the result again",
+        "DataParallel wraps the model; grow its `.module` and wrap the result again "
+        "(a job's model must not be wrapped)",
     ),
     "lazy": (
         lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU()),

@@ -16,29 +16,19 @@ from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
 from espalier_operator.actions import Admit, GrantExtra, Stop
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
+from espalier_operator.facts import JobFacts, Node, Snapshot
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.plan import plan
-from espalier_operator.policies import Policy
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
-from espalier_operator.policies.view import Candidate, Decision, Share, View, base_share
+from espalier_operator.policies.view import Candidate, Decision, Share, View
 from espalier_operator.policy_view import view_of
 from espalier_operator.queues import Queue, Quota
 from espalier_operator.speeds_by_type import MeasuredSpeeds, effects
 from operator_world.cluster import Cluster
+from operator_world.turns import Turns, job, measured, on, ring, settled, step
 
 TYPED = ("gavel", "gavel:objective=makespan", "gavel:objective=fifo", "gandiva", "goodput")
-
-
-def measured(gpu_type: str, seconds: float) -> StepTime:
-    return StepTime(nodes=1, workers=1, batch_size=8, step_seconds=seconds, sync_seconds=0.0, gpu_type=gpu_type)
-
-
-def job(key: str, seconds: Mapping[str, float] | None = None, *, yields: bool = True, **terms: Any) -> JobFacts:
-    asked: dict[str, Any] = {"min_replicas": 1, "max_replicas": 1, "time_budget_seconds": 1e5, **terms}
-    points = tuple(measured(gpu_type, each) for gpu_type, each in (seconds or {}).items())
-    return JobFacts(key=key, terms=Terms(base_preemptible=yields, **asked), submitted_at=0.0, speeds=points)
 
 
 def world(**jobs: JobFacts) -> Cluster:
@@ -222,23 +212,6 @@ def test_others_leave_the_type_open_on_a_cluster(policy: str) -> None:
 # ---- the planner
 
 
-def step(cluster: Cluster, policy: str | Policy) -> list[Any]:
-    """Plan and carry out, and let the world follow."""
-    planned = plan(cluster.snapshot(), configured(policy) if isinstance(policy, str) else policy, cluster.now)
-    cluster.place(planned)
-    for action in planned.actions:
-        cluster.apply(action)
-    cluster.bury()
-    cluster.reveal()
-    cluster.bind()
-    cluster.start_leaders()
-    return [*planned.actions]
-
-
-def on(cluster: Cluster) -> dict[str, str | None]:
-    return {key: each.gpu_type for key, each in cluster.jobs.items() if each.admitted_at is not None}
-
-
 @pytest.mark.parametrize("policy", ["gavel:objective=fifo", "goodput"])
 def test_a_job_starts_on_the_type_where_it_gains_most(policy: str) -> None:
     gains = job("gains", {"fast": 0.1, "slow": 1.0})
@@ -248,15 +221,16 @@ def test_a_job_starts_on_the_type_where_it_gains_most(policy: str) -> None:
     assert on(cluster) == {"gains": "fast", "same": "slow"}
 
 
-def test_under_goodput_jobs_change_places_once_it_is_measured_that_they_gain_by_it() -> None:
+@pytest.mark.parametrize("policy", ["goodput", "gavel:objective=fifo"])
+def test_jobs_change_places_once_it_is_measured_that_they_gain_by_it(policy: str) -> None:
     cluster = world(gains=job("gains", {"fast": 1.0, "slow": 1.0}), same=job("same", {"fast": 0.5, "slow": 1.0}))
-    step(cluster, "goodput")
+    step(cluster, policy)
     assert on(cluster) == {"gains": "slow", "same": "fast"}
     cluster.change("gains", speeds=(measured("fast", 0.1), measured("slow", 1.0)))
     cluster.change("same", speeds=(measured("fast", 1.0), measured("slow", 1.0)))
     stopped = Counter[str]()
     for _ in range(60):
-        stopped.update(action.job for action in step(cluster, "goodput") if isinstance(action, Stop))
+        stopped.update(action.job for action in step(cluster, policy) if isinstance(action, Stop))
         for key, each in cluster.jobs.items():
             if each.stopping is not None:
                 cluster.change(key, leader_running=False, training=False)
@@ -317,51 +291,6 @@ def test_a_job_moves_to_its_type_when_that_is_free_if_its_terms_allow_it(yields:
     for _ in range(5):
         cluster.pass_time(100.0)
         assert step(cluster, "gavel:objective=fifo") == [], "and it stays there"
-
-
-class Turns:
-    """Gives each job the type that it is told, the jobs in the order of their keys; None: it waits."""
-
-    name, queue_order = "turns", "by turns"
-
-    def __init__(self, **types: str | None) -> None:
-        self.types = types
-
-    def decide(self, view: View) -> Decision:
-        jobs = sorted(view.jobs, key=lambda each: each.key)
-        named = [(each, self.types.get(each.key)) for each in jobs]
-        shares = (replace(base_share(each), gpu_type=name) for each, name in named if name)
-        waiting = (Share(job=each.key, workers=0) for each, name in named if not name)
-        return Decision(shares=(*shares, *waiting), preempts=True)
-
-
-def settled(cluster: Cluster, policy: Turns) -> list[list[Any]]:
-    """Step until nothing is left to do; stopped leaders save their checkpoints at different times."""
-    found = []
-    for _ in range(20):
-        found.append(step(cluster, policy))
-        stopping = sorted(
-            key for key, each in cluster.jobs.items() if each.stopping is not None and each.leader_running
-        )
-        for key in stopping[:1]:
-            cluster.change(key, leader_running=False, training=False)
-        cluster.pass_time(5.0)
-    assert found[-1] == []
-    return found
-
-
-def ring(*sizes: int, spare: int = 0, **terms: Any) -> Cluster:
-    """Jobs j0, j1, ... of these sizes on types t0, t1, ..., each of which has so many GPUs and `spare` more."""
-    cluster = Cluster()
-    cluster.now = 1000.0
-    jobs = {f"j{at}": job(f"j{at}", min_replicas=size, max_replicas=size, **terms) for at, size in enumerate(sizes)}
-    for at, size in enumerate(sizes):
-        cluster.nodes[f"n{at}"] = Node(name=f"n{at}", gpu_type=f"t{at}", allocatable=size + spare)
-    cluster.jobs = jobs
-    settled(cluster, Turns(**{f"j{at}": f"t{at}" for at in range(len(sizes))}))
-    assert on(cluster) == {f"j{at}": f"t{at}" for at in range(len(sizes))}
-    cluster.pass_time(100.0)
-    return cluster
 
 
 @pytest.mark.parametrize("number", [2, 3])

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from espalier_cli.simulate_command import simulate
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import Throughputs, read_gavel
+from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.traces import read_csv, read_pollux
 
 PLAIN = "timestamp,duration,num_gpus\n0,600,2\n90,60.5,1\n"
@@ -48,7 +49,9 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "t.csv:1: timestamp (or submit_time, submitted_time"),
+        (b"", "t.csv:1: has no header; it must name timestamp, duration, num_gpus"),
+        (b"timestamp,duration,num_gpus,Num_GPUs\n0,9,1,2\n", "t.csv:1: num_gpus: two columns are called so; remove or"),
+        (b"timestamp,duration,num_gpus\n0,9,0\n5,0,1\n", "t.csv: none of its 2 jobs has GPUs and a duration above 0"),
         (b"timestamp,num_gpus\n0,1\n", "t.csv:1: duration: no such column; the header must name timestamp, duration"),
         (b"0,600,2\n", "t.csv:1: timestamp (or submit_time"),
         (b"timestamp,duration,num_gpus\nnan,9,1\n", "t.csv:2: timestamp: is 'nan'; it must be seconds"),
@@ -72,6 +75,21 @@ def test_what_cannot_be_used_is_named(content: bytes, complaint: str, tmp_path: 
     done = simulated(path, "--cluster", "2x4")
     assert done.exit_code == 2
     assert complaint in done.output
+
+
+def test_jobs_that_are_left_out_are_counted_once(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("timestamp,duration,num_gpus\n0,600,1\n5,0,1\n9,60,0\n")
+    done = simulated(path, "--cluster", "1x1", "--policy", "fifo", "--policy", "las", "--json")
+    assert done.stderr.strip() == f"{path}: 2 of 3 jobs have no GPUs, or ended at once: they are left out"
+    assert [run["jobs"] for run in json.loads(done.stdout)["runs"]] == [1, 1]
+
+
+def test_more_workers_than_were_measured_are_named(pollux: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("name,time,application,num_replicas,batch_size\na,0,cifar10,500,4096\n")
+    with pytest.raises(TraceError, match=r"t.csv:2: num_replicas: is 500; cifar10 was measured on 128 workers at most"):
+        read_pollux(path, Profiles(pollux / "traces"))
 
 
 def test_pollux_workloads_take_the_same_liberties(pollux: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,62 @@ def test_an_allocation_lasts_and_who_comes_meanwhile_waits() -> None:
         assert decision.until == now + LEASE_SECONDS
     assert seen == [["j0"], ["j0"], ["j0", "j1"], ["j0", "j1"]]
     assert asked == [{}, {"asked": 1}], "no need to ask while the jobs are the same"
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize(("factor", "anew"), [(1.05, False), (0.5, True), (2.0, True), (0.0, True)])
+def test_an_allocation_is_worked_out_anew_where_a_measured_speed_is_another(
+    factor: float, anew: bool, continuous: bool
+) -> None:
+    """Not by what differs from one measurement to the next, and not before its time; once a change."""
+    asked: list[float] = []
+
+    def allocate(memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
+        asked.append(now)
+        return {("j0",): {"a": 1.0}}, {}
+
+    memory: Mapping[str, Any] = {}
+    for now, speed in ((100.0, 3.0), (110.0, 3.0 * factor), (4000.0, 3.0 * factor), (8000.0, 3.0 * factor)):
+        view = View(now=now, gpus=2, jobs=jobs_of(1), gpu_types={"a": 2}, memory=memory, continuous=continuous)
+        memory = json.loads(json.dumps(leased(view, allocate, ["a"], speeds={"j0": {"a": speed}}).memory))
+    assert asked == ([100.0, 4000.0] if anew else [100.0])
+
+
+class Learnt:
+    """Speeds that are known only after a while."""
+
+    def __init__(self, **rows: tuple[float, float]) -> None:
+        self.rows = rows
+
+    def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
+        return 0.0 if beside else self.rows[job]["ab".index(gpu_type)]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_jobs_get_the_types_on_which_they_prove_to_be_fast(continuous: bool) -> None:
+    """All seem alike at first; nobody comes or ends."""
+    memory: Mapping[str, Any] = {}
+    jobs = jobs_of(1, 1)
+    for step in range(40):
+        learnt = Learnt(j0=(9.0, 1.0), j1=(1.0, 9.0)) if step > 5 else Learnt(j0=(1.0, 1.0), j1=(1.0, 1.0))
+        view = View(
+            now=1000.0 + step * LEASE_SECONDS,
+            gpus=2,
+            jobs=jobs,
+            gpu_types={"a": 1, "b": 1},
+            speeds=learnt,
+            memory=memory,
+            continuous=continuous,
+        )
+        decision = configured("gavel").decide(view)
+        memory = decision.memory
+        types = {share.job: share.gpu_type for share in decision.shares if share.workers}
+        jobs = tuple(
+            replace(each, held_seconds=LEASE_SECONDS, service=each.service + LEASE_SECONDS, gpu_type=types[each.key])
+            for each in jobs
+        )
+        if step > 20:
+            assert types == {"j0": "a", "j1": "b"}
 
 
 @pytest.mark.parametrize(("fills", "expected"), [(True, [("j0", "a"), ("j1", "a")]), (False, [("j0", "a")])])

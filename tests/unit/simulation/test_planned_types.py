@@ -128,6 +128,7 @@ def test_a_move_costs_a_restart_where_things_take_time() -> None:
     done = {}
     for latency in LATENCIES:
         typed = [a_job("a", 0.0, 2, 40_000, 2.0, 1.0), a_job("b", 0.0, 2, 4000, 20.0, 1.0)]
+        typed[1].priority = 2  # else `a`, which is the last one in any case, would have the fast one at once
         jobs, nodes, latencies = planned_types(typed, NODES, LATENCIES[latency])
         Planned(jobs, nodes, configured("goodput"), latencies).run()
         assert [job.restarts for job in jobs] == [1, 0]

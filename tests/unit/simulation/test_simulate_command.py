@@ -95,7 +95,7 @@ def test_a_table_for_people(trace: Path) -> None:
         ("yesterday,9,1", "trace.csv:2: timestamp: is 'yesterday'; it must be seconds, or a date"),
         ("0,9", "trace.csv:2: num_gpus: is missing"),
         ("0,9,3", "job job-2: needs 3 GPUs; the cluster has 2"),
-        ("0,0,1", "trace.csv: has no jobs"),
+        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and a duration above 0"),
     ],
 )
 def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:

@@ -12,9 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_api.advice import Action
 from espalier_api.events import CheckpointSaved, Warned
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import TrainerPhase
+from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from espalier_trainer.core.writing import Writer
 from espalier_trainer.errors import SupersededError
@@ -126,3 +128,44 @@ def test_one_is_in_flight_at_most_and_each_is_taken_once(
     if (written := writer.take(wait=True)) is not None:
         taken.append(written.step)
     assert taken == store.steps == list(range(started))
+
+
+def test_memory_for_the_first_copy_is_made_before_and_with_every_tensor(
+    run: Callable[..., Any],
+    make_job: Callable[..., AdaptiveTrainingJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also for the copy after a growth."""
+    copied, fits = Checkpoint.copied, []
+
+    def watched(checkpoint: Checkpoint, room: Checkpoint | None = None) -> Checkpoint:
+        assert room is not None
+        fits.append(
+            all(
+                name in there and there[name].shape == tensor.shape
+                for tensors, there in ((checkpoint.model, room.model), (checkpoint.training, room.training))
+                for name, tensor in tensors.items()
+            )
+        )
+        return copied(checkpoint, room)
+
+    monkeypatch.setattr(Checkpoint, "copied", watched)
+    job = make_job(timeBudgetSeconds=2, checkpoint={"intervalSeconds": 0.3}, adaptation={"maxAdaptations": 1})
+    done = run(job, store=tmp_path, advisor=Scripted((Action.deepen("block0"),)), up_at=0.4)
+    assert done.result.phase is TrainerPhase.COMPLETED
+    assert done.result.parameters_after > done.result.parameters_before
+    assert len(fits) > 2
+    assert all(fits)
+
+
+def test_a_copy_uses_the_memory_that_was_prepared(make_checkpoint: Callable[..., Checkpoint]) -> None:
+    first, second = make_checkpoint(1), make_checkpoint(2)
+    room = first.room()
+    assert not any(tensor is first.model[name] for name, tensor in room.model.items())
+    again = second.room(room)
+    copy = second.copied(again)
+    for name, tensor in second.model.items():
+        assert copy.model[name] is again.model[name] is room.model[name]
+        assert torch.equal(copy.model[name], tensor)
+    assert copy.state.step == 2

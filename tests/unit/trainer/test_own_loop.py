@@ -454,3 +454,49 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
                 optimizer.step()
                 break
     assert seen == [0, 0]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = inputs + self.down(torch.relu(self.up(inputs)))
+        return found
+
+
+@pytest.mark.parametrize("insertion", ["Scaled", "Exact"])
+def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, insertion: str
+) -> None:
+    document = json.loads((tmp_path / "job.json").read_text())
+    document["spec"]["adaptation"] |= {"actions": ["AddBlock"], "insertion": insertion, "maxAdaptations": 2}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    asked: list[Any] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, bytes]:
+        asked.append(body)
+        answered = json.loads(advice_body("0"))
+        answered["action"] = {"kind": "Nothing"} if len(asked) == 1 else {"kind": "AddBlock", "target": "1"}
+        return 200, json.dumps(answered).encode()
+
+    advised(answer)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), grow=True)
+    losses = []
+    for _ in loop.epochs(3):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            losses.append(loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels)))
+            optimizer.step()
+    declined, grown = read_document(tmp_path / "report.json", Report).adaptations
+    assert (declined.result, grown.result) == ("Declined", "Grown")
+    assert declined.loss_before is declined.loss_after is None
+    jump = (losses[2], losses[3]) if insertion == "Scaled" else (None, None)
+    assert (grown.loss_before, grown.loss_after) == jump
+    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    told = [event.adaptation for event in events if event.type == "AdaptationFinished"]
+    assert [(one.loss_before, one.loss_after) for one in told] == [(None, None), jump]

@@ -91,6 +91,26 @@ def test_alone_the_last_step_of_an_epoch_takes_what_is_left() -> None:
     assert torch.allclose(weights(plain), weights(model), atol=1e-6)
 
 
+def test_alone_a_step_that_the_script_has_left_does_not_enter_the_next_one() -> None:
+    """It leaves the first epoch in the middle of an accumulation."""
+    model, plain = net(), net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    loop, loader = join(model, optimizer, batches(4), accumulate=3)
+    for epoch in loop.epochs(2):
+        for number, batch in enumerate(loader):
+            loop.backward(loss_of(model, batch))
+            if loop.should_step:
+                optimizer.step()
+                optimizer.zero_grad()
+                break
+            if epoch == 0 and number == 1:
+                break
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    loss_of(plain, (INPUTS[:12], LABELS[:12])).backward()
+    plain_optimizer.step()
+    assert torch.allclose(weights(plain), weights(model), atol=1e-6)
+
+
 class Shadow:
     """An average as many scripts have it: a dictionary by parameter name."""
 

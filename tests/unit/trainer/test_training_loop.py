@@ -387,17 +387,17 @@ def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digit
     assert result.reason is Reason.BUDGET_EXHAUSTED
 
 
-def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(digits, make_job, tmp_path):
+def test_checkpoint_that_takes_the_rest_of_the_budget_is_followed_by_no_step(digits, make_job, tmp_path, monkeypatch):
     job = make_job(checkpoint={"intervalSeconds": 0.1})
-    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002)
+    scheduler, copied = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002), Checkpoint.copied
 
-    class SlowStore(CheckpointStore):
-        def save(self, checkpoint: Checkpoint) -> Path:
-            scheduler.start(job.spec.time_budget_seconds)
-            return super().save(checkpoint)
+    def slow(checkpoint: Checkpoint, room: Checkpoint | None = None) -> Checkpoint:
+        scheduler.start(job.spec.time_budget_seconds)
+        return copied(checkpoint, room)
 
+    monkeypatch.setattr(Checkpoint, "copied", slow)
     model = build_model(job.spec.training.model, digits.classes, digits.example_input())
-    result = Trainer(job, model, digits, Services(scheduler, checkpoints=SlowStore(tmp_path))).run()
+    result = Trainer(job, model, digits, Services(scheduler, checkpoints=CheckpointStore(tmp_path))).run()
     assert result.steps == 50
     assert result.phase is TrainerPhase.COMPLETED
     assert result.test_accuracy is not None

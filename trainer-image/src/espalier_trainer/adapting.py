@@ -40,6 +40,8 @@ class Consultation:
     adaptation: Adaptation
     restart_schedule: bool
     problem: tuple[Reason, str] | None
+    inexact: bool = False
+    """Whether the network has grown, and its outputs have changed."""
     restarted_at: float | None = None
     """Used seconds of the budget at which the schedule began again; None: now."""
 
@@ -183,7 +185,7 @@ class Adapter:
         )
         wanted = decision.action.grows
         restart = (self.restart_only and wanted) or self.restarts(result)
-        return Consultation(grown, adaptation, restart, decision.problem)
+        return Consultation(grown, adaptation, restart, decision.problem, inexact=jumps)
 
     def declined(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm]) -> Consultation:
         """Leave the network as it is, since what was tried is no better."""

@@ -157,13 +157,26 @@ class Checkpoint:
         Tensors of `room`, an earlier copy that nobody reads any more, are overwritten where they fit.
         """
         model, training = (
-            {name: _copied(tensor, None if there is None else there.get(name)) for name, tensor in tensors.items()}
-            for tensors, there in (
-                (self.model, None if room is None else room.model),
-                (self.training, None if room is None else room.training),
-            )
+            {name: _copied(tensor, there.get(name)) for name, tensor in tensors.items()}
+            for tensors, there in self._beside(room)
         )
         return Checkpoint(self.state.model_copy(deep=True), model, training)
+
+    def room(self, room: Checkpoint | None = None) -> Checkpoint:
+        """Return memory for a copy, each page of it in use, with the tensors of an earlier `room` that fit.
+
+        The tensors of this one are not read, so they may change meanwhile.
+        """
+        model, training = (
+            {name: _made(tensor, there.get(name)) for name, tensor in tensors.items()}
+            for tensors, there in self._beside(room)
+        )
+        return Checkpoint(self.state, model, training)
+
+    def _beside(self, room: Checkpoint | None) -> tuple[tuple[dict[str, Tensor], dict[str, Tensor]], ...]:
+        """Return the tensors of the model and of training, each with those of an earlier copy."""
+        there: tuple[dict[str, Tensor], ...] = ({}, {}) if room is None else (room.model, room.training)
+        return (self.model, there[0]), (self.training, there[1])
 
 
 @dataclass
@@ -294,9 +307,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _copied(tensor: Tensor, room: Tensor | None) -> Tensor:
     """Return a copy on the CPU, in `room` if it fits."""
-    if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+    if room is None or not _fits(tensor, room):
         return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
     return room.copy_(tensor.detach())
+
+
+def _made(tensor: Tensor, room: Tensor | None) -> Tensor:
+    """Return a tensor on the CPU for a copy: `room` if it fits."""
+    if room is None or not _fits(tensor, room):
+        return torch.full(tensor.shape, 1, dtype=tensor.dtype)  # zeros may be memory that nobody has touched
+    return room
+
+
+def _fits(tensor: Tensor, room: Tensor) -> bool:
+    return room.shape == tensor.shape and room.dtype == tensor.dtype
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

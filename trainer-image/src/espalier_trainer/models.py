@@ -200,7 +200,8 @@ def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, t
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}"
+            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}; "
+            "its forward must take one tensor, a batch of these inputs (another forward: a loop of your own)"
         ) from error
     if task is None:
         return

@@ -14,6 +14,7 @@ from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
 from espalier_api.report import TrainerPhase
 from espalier_trainer.causes import ending_of, exit_code_of, report_of
+from espalier_trainer.core.memory import keep_freed
 from espalier_trainer.core.services import Services, connect, seed_of, set_threads
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
@@ -34,6 +35,7 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
     Raises `TrainerError` where the job cannot be connected, and `SupersededError` if a later leader has taken over.
     """
     seed, device = seed_of(settings, job), usable_device()
+    keep_freed(device)
     seed_everything(seed)
     with connect(settings, job, stop, device, seed) as services:
         trainer = None
@@ -54,6 +56,7 @@ def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bo
     Raises `TrainerError` for errors that the job's author can fix.
     """
     training, seed, device = job.spec.training, seed_of(settings, job), usable_device()
+    keep_freed(device)
     seed_everything(seed)  # the starting weights are the leader's
     data, model = load(training, device)
     data = data.to(device)

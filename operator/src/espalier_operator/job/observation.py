@@ -75,7 +75,7 @@ class Observation:
     @property
     def leader(self) -> Incarnation | None:
         """The leader."""
-        return self.worker(0)
+        return self.base[0] if self.base else None
 
     @property
     def leader_runs(self) -> bool:
@@ -93,7 +93,8 @@ class Observation:
         """Whether the report is of the current leader; a program says by its readiness that it trains."""
         if self.program:
             return self.phase is TrainerPhase.TRAINING
-        return self.leader is not None and self.report_of(self.leader.id) is not None
+        leader = self.leader
+        return leader is not None and self.report_of(leader.id) is not None
 
     @property
     def phase(self) -> TrainerPhase:

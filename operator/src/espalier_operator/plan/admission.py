@@ -29,6 +29,7 @@ class Admission:
         Those whose queue must borrow for them come after all others.
         """
         borrowers: list[JobFacts] = []
+        self._tick.preemption.exchanging = self._tick.moves.exchanging()
         for job in self._tick.order.sorted([*self._tick.waiting, *self._between_types()]):
             if job.admitted_at is not None:
                 self._tick.moves.keep(job)

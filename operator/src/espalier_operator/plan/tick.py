@@ -107,6 +107,7 @@ class Tick:
             order=self.order,
             capacity=self.capacity,
             pool=self.pool,
+            ledger=self.ledger,
             is_busy=self.is_busy,
             site_on=self._site_on,
             kept=self._relied_on,
@@ -202,12 +203,12 @@ class Tick:
         return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
 
     def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
-        """Return where a running job may run on another type of GPU, within its quota."""
+        """Return where a running job may run on another type of GPU, whatever its quota."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type):
             return None
         sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
-        return next(iter(self.allowed(job, sites, borrowing=False)), None)
+        return next(iter(sites), None)
 
     def site(self, job: JobFacts) -> Site:
         """Return where the workers of an admitted job may run."""

@@ -20,7 +20,10 @@ Rows = list[list[float]]
 def require_solver() -> None:
     """Raise `ValueError` where SciPy is not installed: then nothing of this can be used."""
     if importlib.util.find_spec("scipy") is None:
-        raise ValueError("needs SciPy, which is not installed: pip install 'espalier-operator[gavel]'")
+        raise ValueError(
+            "needs SciPy, which is not installed: pip install 'espalier-operator[gavel]', or build the operator's "
+            "image with --build-arg EXTRAS=gavel"
+        )
 
 
 def largest_smallest(values: Sequence[Sequence[float]], sizes: Sequence[int], gpus: Sequence[int]) -> Rows:

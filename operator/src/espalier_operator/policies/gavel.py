@@ -53,26 +53,23 @@ class GavelPolicy:
         if not types or speeds is None:
             return oldest_first(view)
 
+        known = _speeds_of(view, speeds)
+
         def allocate(memory: Mapping[str, Any]) -> tuple[Table, Mapping[str, Any]]:
-            rows = self._fractions(view, speeds)
-            table = zip(view.jobs, rows, strict=True)
+            fractions = self._fractions(view, [[*row.values()] for row in known.values()])
+            table = zip(view.jobs, fractions, strict=True)
             return {(job.key,): dict(zip(view.gpu_types, row, strict=True)) for job, row in table}, memory
 
         if self.heterogeneity:
-            return leased(view, allocate, types)
+            return leased(view, allocate, types, speeds=known)
         generator = resumed(self.seed, view.memory.get(_ORDER))
         generator.shuffle(types)
-        decision = leased(view, allocate, types)
+        decision = leased(view, allocate, types, speeds=known)
         return replace(decision, memory={**decision.memory, _ORDER: state_of(generator)})
 
-    def _fractions(self, view: View, speeds: Speeds) -> Rows:
-        """Return the fraction of time of each job on each type; 0 for one that can run nowhere."""
-
-        def row_of(job: Candidate) -> list[float]:
-            fits = {each: gpus_of(job) <= most for each, most in view.gpu_types.items()}
-            return [speeds.steps_per_second(job.key, each) if fits[each] else 0.0 for each in fits]
-
-        rows = {job: row_of(job) for job in view.jobs}
+    def _fractions(self, view: View, known: Rows) -> Rows:
+        """Return the fraction of time of each job on each type, by their speeds; 0 for one that can run nowhere."""
+        rows = dict(zip(view.jobs, known, strict=True))
         jobs = [job for job, row in rows.items() if any(row)]
         best = iter(self._best(view, jobs, [rows[job] for job in jobs]) if jobs else ())
         return [next(best) if any(row) else row for row in rows.values()]
@@ -96,3 +93,13 @@ class GavelPolicy:
             factors = [(len(sizes) - place) / speed for place, speed in enumerate(fastest)]
         values = [[factor * speed for speed in row] for factor, row in zip(factors, known, strict=True)]
         return (largest_sum if self.objective == "fifo" else largest_smallest)(values, sizes, gpus)
+
+
+def _speeds_of(view: View, speeds: Speeds) -> dict[str, dict[str, float]]:
+    """Return the steps a second of each job on each type; 0 where it does not fit."""
+
+    def row_of(job: Candidate) -> dict[str, float]:
+        fits = {each: gpus_of(job) <= most for each, most in view.gpu_types.items()}
+        return {each: speeds.steps_per_second(job.key, each) if fits[each] else 0.0 for each in fits}
+
+    return {job.key: row_of(job) for job in view.jobs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Final
@@ -60,7 +61,7 @@ class LasPolicy:
         for key, job in jobs.items():
             before = place.get(key)
             mark = marks.get(key, 0.0)
-            after = max(before or 0, sum(job.service - mark >= threshold for threshold in self.thresholds))
+            after = max(before or 0, bisect_right(self.thresholds, job.service - mark))
             if job.workers:
                 waits.pop(key, None)
             elif self.promote and after and job.service > mark:

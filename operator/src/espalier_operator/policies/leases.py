@@ -14,6 +14,8 @@ from espalier_operator.policies.view import Candidate, Decision, Share, Speeds, 
 LEASE_SECONDS: Final = 360.0
 ALLOCATION_SECONDS: Final = 1920.0
 """An allocation lasts for so long at least, so that jobs which come and end all the time do not undo it."""
+MATERIAL: Final = 0.1
+"""By what part of it a speed must have changed for an allocation to be out of date: measurements are never the same."""
 _HEAD_START: Final = LEASE_SECONDS / 2
 """Seconds that each group counts as having had when an allocation begins."""
 
@@ -30,6 +32,8 @@ _RECEIVED: Final = "received"
 _DEFICITS: Final = "deficits"
 _LEASES: Final = "leases"
 _POLICY: Final = "policy"
+_SPEEDS: Final = "speeds"
+"""What the allocation was worked out from."""
 _UNTIL: Final = "until"
 """When the round ends; only where the view is continuous."""
 _TYPES: Final = "types"
@@ -38,12 +42,20 @@ _SERVICE: Final = "service"
 """By job: its service at the last decision; only where the view is continuous."""
 
 
-def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool = True) -> Decision:
+def leased(
+    view: View,
+    allocate: Allocate,
+    types: Sequence[str],
+    *,
+    fills: bool = True,
+    speeds: Mapping[str, Mapping[str, float]] | None = None,
+) -> Decision:
     """Return the leases of the next round, in the order in which they were given, then jobs that wait.
 
     The priority of a group on a type is its fraction over the seconds that it has had there since the allocation began;
     of equals, those go first that earlier allocations owe the most time. `allocate` is asked when jobs have come or
-    ended, after `ALLOCATION_SECONDS` at the earliest; until then, jobs that came wait. `types` are served in their
+    ended, or one of the `speeds` of a job by type is no longer what it was worked out from (`MATERIAL`), after
+    `ALLOCATION_SECONDS` at the earliest; until then, jobs that came wait. `types` are served in their
     order. With `fills`, groups whose fraction is 0 get GPUs that would be idle.
 
     In a `continuous` view a lease holds until its round ends. What is idle before is leased at once, also to jobs that
@@ -55,9 +67,10 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
         if group in received:
             received[group][gpu_type] += seconds
     since, known, policy = memory.get(_SINCE, 0.0), memory.get(_JOBS, ()), memory.get(_POLICY, {})
+    assumed = memory.get(_SPEEDS, {})
     served = any(fraction > 0 for fractions in allocation.values() for fraction in fractions.values())
     # At time 0 the jobs of a trace have not all come, as in Gavel's simulator: that allocation may end at once.
-    changed = set(known) != set(jobs)
+    changed = set(known) != set(jobs) or _drifted(assumed, speeds or {})
     if view.continuous:
         # A round is long enough there; who came meanwhile has had what was idle.
         due = view.now >= memory.get(_UNTIL, 0.0) and (changed or memory.get(_TYPES) != dict(view.gpu_types))
@@ -75,7 +88,7 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
         allocation, policy = allocate(policy)
         deficits = {group: owed.get(group) or dict.fromkeys(types, 0.0) for group in allocation}
         received = {group: dict.fromkeys(types, _HEAD_START) for group in allocation}
-        since, known = view.now, list(jobs)
+        since, known, assumed = view.now, list(jobs), _rounded(speeds or {})
     granted: dict[Group, str] = {}
     free, waiting = dict(view.gpu_types), set(jobs)
     until = view.now + LEASE_SECONDS
@@ -115,9 +128,26 @@ def leased(view: View, allocate: Allocate, types: Sequence[str], *, fills: bool 
             _DEFICITS: _written(deficits),
             _LEASES: [[list(group), gpu_type] for group, gpu_type in granted.items()],
             _POLICY: policy,
+            **({_SPEEDS: assumed} if assumed else {}),
             **(_continued(view, until) if view.continuous else {}),
         },
     )
+
+
+def _drifted(assumed: Mapping[str, Mapping[str, float]], speeds: Mapping[str, Mapping[str, float]]) -> bool:
+    """Return whether a job's speed on a type is not about what it was; what is new does not count."""
+    return any(
+        abs(speed - assumed[job][gpu_type]) > MATERIAL * max(speed, assumed[job][gpu_type])
+        for job, row in speeds.items()
+        if job in assumed
+        for gpu_type, speed in row.items()
+        if gpu_type in assumed[job]
+    )
+
+
+def _rounded(speeds: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the speeds as they are remembered: more digits would not tell more."""
+    return {job: {each: float(f"{speed:.4g}") for each, speed in row.items()} for job, row in speeds.items()}
 
 
 def _ranked(gpu_type: str, allocation: Table, received: Table, deficits: Table) -> list[Group]:

@@ -42,6 +42,7 @@ class ClusterBackend:
             )
             for machine in machines
         )
+        self._gpus = sum(node.allocatable for node in self._nodes)
         self._latencies, self._preemptible = latencies, preemptible
         # Nobody knows when jobs of a trace end, so no GPUs are kept for a job until then: whoever fits starts.
         self._rules = Rules(stop_grace_seconds=latencies.stop_grace_seconds, reservations=0)
@@ -66,7 +67,8 @@ class ClusterBackend:
     def observe(self, now: float, memory: Mapping[str, Any]) -> Snapshot:
         """Return what the planner sees at `now`, with what the policy asked to keep."""
         facts = tuple(job.facts(now) for job in self.jobs.values())
-        promises = (promise_of(key, job.state) for key, job in self.jobs.items())
+        promised = ((key, job.state) for key, job in self.jobs.items() if job.state.extra)
+        promises = (promise_of(key, state) for key, state in promised)
         return Snapshot(
             taken_at=now,
             nodes=self._nodes,
@@ -81,10 +83,18 @@ class ClusterBackend:
         """Carry out all of `plan`. Raises `RuntimeError` where a node has not the GPUs that are granted."""
         for action in plan.actions:
             self.jobs[action.job].act(action, now, plan.placements.get(action.job, NOWHERE))
+        if not plan.actions:
+            return
         used = Counter(worker.node for job in self.jobs.values() for worker in job.workers)
         for node in self._nodes:
             if used[node.name] > node.allocatable:
                 raise RuntimeError(f"{used[node.name]} workers on the {node.allocatable} GPUs of {node.name}")
+
+    @property
+    def lends_nothing(self) -> bool:
+        """Whether base workers hold all GPUs."""
+        held = sum(len(job.workers) for job in self.jobs.values())
+        return held == self._gpus and not any(job.state.extra for job in self.jobs.values())
 
     def settle(self, now: float, order: Sequence[str]) -> None:
         """Let jobs train with what they have; those that are placed anew are placed in `order`."""
@@ -104,8 +114,7 @@ class ClusterBackend:
         used = Counter(worker.node for job in self.jobs.values() if job.key not in away for worker in job.workers)
         free = [node.allocatable - used[node.name] for node in self._nodes]
         for job in moved:
-            count = sum(1 for _ in job.workers)
-            job.move([self._nodes[index].name for index in spread(free, count)])
+            job.move([self._nodes[index].name for index in spread(free, len(job.workers))])
 
     def forget_ended(self) -> list[ClusterJob]:
         """Remove the jobs whose end is recorded, and return them."""

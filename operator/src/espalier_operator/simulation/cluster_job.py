@@ -6,7 +6,8 @@ comes from the job of the trace, which trains with the workers that run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -44,11 +45,15 @@ class ClusterJob:
         self.job, self.key, self.terms, self._latencies = job, job.name, terms, latencies
         self.state = JobState(submitted_at=job.submitted_at)
         self._workers: dict[_Place, _Held] = {}
+        self._known: tuple[Worker, ...] | None = ()
+        """The same as the planner sees them; None: they have changed."""
         self._nodes: list[str] = []
         """The nodes of the workers that it trains with."""
         self._ran_seconds = 0.0
         """For how long its leaders ran: their own count, which holds once they have ended."""
         self._acknowledged, self._acknowledges_at = 0, 0.0
+        self._last_start = 0.0
+        """When the last of its workers runs, or would have."""
         self._saved_at: float | None = None
         """When its leader has ended, or will have, as it was asked to."""
         self._seen: tuple[object, Observation] = (None, Observation())
@@ -56,9 +61,11 @@ class ClusterJob:
         """When they were taken, and what they are until something is done to the job."""
 
     @property
-    def workers(self) -> Iterator[Worker]:
+    def workers(self) -> tuple[Worker, ...]:
         """Those that hold GPUs."""
-        return (held.worker for held in self._workers.values())
+        if self._known is None:
+            self._known = tuple(held.worker for held in self._workers.values())
+        return self._known
 
     def facts(self, now: float) -> JobFacts:
         """Return what the planner reads, with the budgets counted up to `now`."""
@@ -83,15 +90,17 @@ class ClusterJob:
             self.state = progress.look(self.state, running, self.terms, self.job.completed_at, _TIMING)
         return changed
 
-    def moments(self, now: float) -> Iterator[float]:
-        """Yield when, after `now`, something that it was told comes to pass."""
+    def next_moment(self, now: float) -> float:
+        """Return when, after `now`, something that it was told comes to pass next; infinity: never."""
+        if max(self._last_start, self._acknowledges_at, self._saved_at or now) <= now:
+            return math.inf
         times = [held.runs_from for held in self._workers.values()]
         times += [self._acknowledges_at, self._saved_at or now]
-        return (time for time in times if time > now)
+        return min((time for time in times if time > now), default=math.inf)
 
     def act(self, action: Action, now: float, placement: Placement) -> None:
         """Apply a decision; workers that it adds are on the nodes of `placement`, those that it takes are gone."""
-        self._facts = None
+        self._facts, self._known = None, None
         before, self.state = self.state, transitions.after(self.state, action, self.terms, now, _TIMING)
         if self.state.stopping is not None and before.stopping is None:
             self._saved_at = now + (self._latencies.save_seconds if self._nodes else 0.0)
@@ -110,7 +119,8 @@ class ClusterJob:
         for place in wanted:
             if place not in self._workers:
                 node = placement.base[place[1]] if place[0] is Role.BASE else extra.pop(0)
-                self._workers[place] = _Held(self._worker(place, node), now + self._latencies.start_seconds)
+                self._last_start = now + self._latencies.start_seconds
+                self._workers[place] = _Held(self._worker(place, node), self._last_start)
 
     @property
     def is_moved(self) -> bool:
@@ -119,7 +129,7 @@ class ClusterJob:
 
     def move(self, nodes: Sequence[str]) -> None:
         """Let its workers be on these nodes, base workers first."""
-        self._facts = None
+        self._facts, self._known = None, None
         for (place, held), node in zip(sorted(self._workers.items()), nodes, strict=True):
             if held.worker.node != node:
                 self._workers[place] = replace(held, worker=replace(held.worker, node=node))
@@ -132,6 +142,9 @@ class ClusterJob:
     def settle(self, now: float) -> None:
         """Let the job train with the workers that it has now, once all that is decided at `now` is carried out."""
         if self.job.completed_at is not None:
+            return
+        if not self._workers and not self._nodes:
+            self.job.idle_gpus = 0
             return
         kept = self._kept(now)
         nodes = [

@@ -60,7 +60,7 @@ class Planned:
                 ahead = coming[-1].submitted_at - boundary
                 boundary += max(0, math.ceil(ahead / ROUND_SECONDS) - 1) * ROUND_SECONDS
                 self.now = boundary
-            moments = (moment for job in active.values() for moment in job.moments(self.now))
+            moments = (job.next_moment(self.now) for job in active.values())
             then = min(boundary + ROUND_SECONDS, *moments, math.inf)
             changed = False
             for job in active.values():
@@ -99,10 +99,13 @@ class Planned:
         raise RuntimeError(f"policy {self._policy.name}: {MOST_PLANS} plans at {self.now:g} s undo each other")
 
     def _is_last(self, action: Action) -> bool:
-        """Return whether nothing follows from an action at once: it is a grant, and the job can be lent no more."""
+        """Return whether nothing follows from an action at once: it is a grant, and the job can be lent no more.
+
+        Where all GPUs are held, and all of them by base workers, there is nothing that it could be lent.
+        """
         if isinstance(action, Admit):
             terms = self._backend.jobs[action.job].terms
-            return terms.max_replicas == terms.min_replicas
+            return terms.max_replicas == terms.min_replicas or self._backend.lends_nothing
         return isinstance(action, GrantExtra)
 
 

@@ -96,6 +96,8 @@ def rows(
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         names = [name.strip() for name in next(reader, [])]
+        if not any(names):
+            raise TraceError(f"{path}:1: has no header; it must name {', '.join(fields)}")
         found = {name.casefold(): place for place, name in reversed(list(enumerate(names)))}
         places: dict[str, int] = {}
         for wanted in (*fields, *optional):
@@ -106,6 +108,8 @@ def rows(
             if place is None:
                 other = f" (or {', '.join(known[1:])})" if known[1:] else ""
                 raise TraceError(f"{path}:1: {wanted}{other}: no such column; the header must name {', '.join(fields)}")
+            if sum(name.casefold() == names[place].casefold() for name in names) > 1:
+                raise TraceError(f"{path}:1: {names[place]}: two columns are called so; remove or rename one")
             places[wanted] = place
         columns = {wanted: names[place] for wanted, place in places.items()}
         for cells in reader:

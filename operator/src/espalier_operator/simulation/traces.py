@@ -41,6 +41,9 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
             raise row.fault("application", f"is {name!r}; {profiles} has no folder of that name")
         batch, workers = row.count("batch_size"), row.count("num_replicas")
         low, high = max(application.initial_batch, workers * application.min_local), application.max_batch
+        if low > high:
+            most = high // application.min_local
+            raise row.fault("num_replicas", f"is {workers}; {name} was measured on {most} workers at most")
         if not low <= batch <= high:
             raise row.fault("batch_size", f"is {batch}; on {workers} workers {name} was measured from {low} to {high}")
         if name not in best:
@@ -64,20 +67,25 @@ def read_csv(
     profiles: Profiles | None = None,
     elasticity: Elasticity = Elasticity.FIXED,
     curves: Callable[[], Mapping[str, GrowthCurve]] = dict,
+    tell: Callable[[str], object] = lambda note: None,
 ) -> list[SimulatedJob]:
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
     A timestamp is in seconds, or a date with a time, in UTC where it names no time zone. Time begins with the first
-    job. Jobs without GPUs, or that ended at once, are left out. Lines may have any order. A column `growth` may name
-    the model by whose growth curve, one of `curves`, a job grows; where it is empty, the job does not.
+    job. Jobs without GPUs, or that ended at once, are left out, as `tell` is told. Lines may have any order. A column
+    `growth` may name the model by whose growth curve, one of `curves`, a job grows; without one the job does not.
     """
     found: list[tuple[float, float, int, Row]] = []
+    lines = 0
     for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES, ("growth",)):
         began, duration, gpus = _timestamp(row), row.number("duration", most=MAX_SECONDS), row.number("num_gpus")
         if gpus != int(gpus):
             raise row.fault("num_gpus", f"is {row.text('num_gpus')!r}; it must be a whole number")
+        lines += 1
         if duration and gpus:
             found.append((began, duration, int(gpus), row))
+    if found and lines > len(found):
+        tell(f"{path}: {lines - len(found)} of {lines} jobs have no GPUs, or ended at once: they are left out")
     start = min((began for began, *_ in found), default=0.0)
     jobs: list[tuple[Row, SimulatedJob]] = []
     for began, duration, gpus, row in found:
@@ -94,6 +102,8 @@ def read_csv(
         job = GrowingJob(*shape, curves()[model]) if model else FixedJob(*shape)
         job.origin = row.place("num_gpus")
         jobs.append((row, job))
+    if lines and not jobs:
+        raise TraceError(f"{path}: none of its {lines} jobs has GPUs and a duration above 0: nothing can be simulated")
     return _distinct(path, jobs)
 
 
@@ -122,6 +132,6 @@ def _distinct(path: Path, found: list[tuple[Row, SimulatedJob]]) -> list[Simulat
     names = set()
     for row, job in found:
         if job.name in names:
-            raise row.fault("name", f"two jobs are called {job.name!r}")
+            raise row.fault("name", f"two jobs are called {job.name!r}; rename one")
         names.add(job.name)
     return [job for _, job in found]

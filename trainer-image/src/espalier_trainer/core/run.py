@@ -32,6 +32,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
 from espalier_trainer.core.batching import Batching, FixedBatching, Resized
 from espalier_trainer.core.hooks import Boundary, Change, Hooks
+from espalier_trainer.core.jumps import Jumps
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.elastic.batches import ONE, Portion
@@ -139,7 +140,9 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self._silence = Silence()
+        self._silence, self._jumps = Silence(), Jumps()
+        self._untold: Consultation | None = None
+        """What will be reported with the loss of the next step."""
         self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
         self._trial: Trial | None = None
         self._lent: tuple[int, float] | None = None
@@ -266,8 +269,13 @@ class Run:
         progress.step += 1
         progress.epoch_loss_sum += loss * portion.batches
         if self._grown_from is not None or proved:
-            self._grown_from, self._saver.wanted = None, True
-        if proved and self.team is not None:
+            self._grown_from = None
+            self._saver.want(self._capture_all)
+        jumped = self._jumps.stepped(loss, progress.adaptations[-1] if progress.adaptations else None)
+        if jumped is not None and self._untold is not None:
+            progress.adaptations[-1] = jumped
+        self._tell()
+        if (proved or jumped is not None) and self.team is not None:
             self.team.noted()
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self.state.network.architecture)
@@ -321,6 +329,7 @@ class Run:
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended, and the score of a complete run to the agent that advised it."""
         self.ending = ending
+        self._tell()
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
         final = (score_in(metrics, "test") or score_in(metrics, "validation")) if test is None else test.score
@@ -409,6 +418,8 @@ class Run:
             self._save(wait=False)
             if scheduler.time_left() <= 0:  # a large model takes a while to copy
                 return self._out_of_time()
+        elif self.progress.step > self._first_step:  # the optimizer has its state then
+            self._saver.prepare(self._capture_all, scheduler.used_seconds())
         self.journal.report()
         return None
 
@@ -608,6 +619,7 @@ class Run:
 
     def _settled(self, consultation: Consultation) -> None:
         """Use what came of a consultation, and record it."""
+        self._tell()
         network = self.state.network
         self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
         self.progress.consultations += consultation.answered
@@ -624,8 +636,16 @@ class Run:
             self.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if self.team is not None:
             self.team.noted()
-        self.journal.adapted(consultation.adaptation, consultation.problem)
+        self._untold = consultation
+        if not self._jumps.awaits(consultation):
+            self._tell()
         self.journal.enter(TrainerPhase.TRAINING)
+
+    def _tell(self) -> None:
+        """Report the consultation that has not been reported yet, as it is known now."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self.journal.adapted(self.progress.adaptations[-1], untold.problem)
 
     def _finish_epoch(self) -> None:
         if self.ending is None:
@@ -652,6 +672,7 @@ class Run:
         if done is None:
             self.journal.trial_started(change.network, change.trial_seconds)
             return
+        self._tell()
         self.progress.adaptations.append(done)
         if self.team is not None:
             self.team.noted()

@@ -100,6 +100,18 @@ class Saver:
         busy = self._writer is not None and self._writer.busy
         return not busy and (self.wanted or used_seconds - self._saved_at >= self._interval)
 
+    def prepare(self, capture: Callable[[], Checkpoint], used_seconds: float) -> None:
+        """Let memory for the copy be made before it is needed: once half of the interval is over."""
+        writer = self._writer
+        if writer is not None and not writer.prepared and used_seconds - self._saved_at >= self._interval / 2:
+            writer.prepare(capture())
+
+    def want(self, capture: Callable[[], Checkpoint]) -> None:
+        """Save the run, which has grown, at a step boundary soon: as soon as there is memory for its copy."""
+        self.wanted = True
+        if self._writer is not None:
+            self._writer.prepare(capture())
+
     def save(
         self,
         capture: Callable[[], Checkpoint],

@@ -59,7 +59,7 @@ class Alone:
 
     def _epochs(self, count: int) -> Iterator[int]:
         for self._epoch in range(count):
-            self._seen = 0
+            self._seen, self._sums = 0, {}  # of a step that the script has left
             yield self._epoch
         self._epoch, self._seen = count, 0
 

@@ -18,6 +18,7 @@ from espalier_api.growth.widen import WIDEN
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.core.batching import batching_of
+from espalier_trainer.core.memory import keep_freed
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
@@ -75,6 +76,7 @@ def join(
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         set_threads(model, state.device)
+        keep_freed(state.device)
         made = _lead if settings.leads else _follow
         loop = made(settings, job, state, loader, Growing(grow, example), accumulate)
     except OwnLoopError:

@@ -124,7 +124,9 @@ def _check_bare(model: nn.Module) -> None:
         "FullyShardedDataParallel": "module",
     }.get(kind)
     if inner is not None:
-        raise GrowthError(f"{kind} wraps the model; grow its `.{inner}` and wrap the result again")
+        raise GrowthError(
+            f"{kind} wraps the model; grow its `.{inner}` and wrap the result again (a job's model must not be wrapped)"
+        )
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise GrowthError(

@@ -72,6 +72,7 @@ class Order:
         self.preempts = decision.preempts
         """Running jobs yield their base GPUs to jobs before them, if their terms allow it."""
         self._standings = {job.key: _standing(job, *shares.get(job.key, none)) for job in jobs}
+        self._staying = set[str]()
 
     def sorted(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` in the order in which they are served; those without a share last, the oldest first."""
@@ -106,8 +107,12 @@ class Order:
         return self._standings[job.key].gpu_type
 
     def is_elsewhere(self, holder: JobFacts) -> bool:
-        """Return whether a running job is to have GPUs of another type than it has."""
-        return self.gpu_type(holder) not in (None, holder.gpu_type)
+        """Return whether a running job is to have GPUs of another type than it has, where it could run."""
+        return holder.key not in self._staying and self.gpu_type(holder) not in (None, holder.gpu_type)
+
+    def let_stay(self, holder: JobFacts) -> None:
+        """Let a running job keep its type: it could never run on the one that it is to have."""
+        self._staying.add(holder.key)
 
     def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
         """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""

@@ -334,6 +334,15 @@ def test_places_of_other_sizes_are_no_places() -> None:
     assert on(cluster) == {"j0": "t1", "j1": "t0"}
 
 
+def test_a_job_that_could_never_run_on_its_type_makes_room_for_nobody() -> None:
+    """It would start again where it was."""
+    cluster = ring(2, 1)
+    settled(cluster, Turns(j0="t0", j1=None))
+    cluster.pass_time(100.0)
+    assert not any(settled(cluster, Turns(j0="t1", j1="t0")))
+    assert on(cluster) == {"j0": "t0"}
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_whatever_types_a_policy_asks_for_jobs_move_there_once_and_nobody_is_lost(data: st.DataObject) -> None:

@@ -93,6 +93,9 @@ class Tick:
         self.reservations = Reservations(
             self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.loans
         )
+        for job in self.running:
+            if self.order.is_elsewhere(job) and self._site_on(job, self.order.gpu_type(job) or "") is None:
+                self.order.let_stay(job)
         self.preemption = Preemption(
             running=self._yielding() if self.order.preempts else (),
             order=self.order,

@@ -336,11 +336,11 @@ def test_places_of_other_sizes_are_no_places() -> None:
 
 def test_a_job_that_could_never_run_on_its_type_makes_room_for_nobody() -> None:
     """It would start again where it was."""
-    cluster = ring(2, 1)
-    settled(cluster, Turns(j0="t0", j1=None))
+    cluster = ring(2, 1, 1)
+    settled(cluster, Turns(j0="t0", j1=None, j2="t1"))
     cluster.pass_time(100.0)
-    assert not any(settled(cluster, Turns(j0="t1", j1="t0")))
-    assert on(cluster) == {"j0": "t0"}
+    assert not any(settled(cluster, Turns(j0="t1", j1="t0", j2="t1")))
+    assert on(cluster) == {"j0": "t0", "j2": "t1"}
 
 
 @settings(max_examples=40, deadline=None)

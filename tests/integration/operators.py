@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -300,18 +300,10 @@ class World:
             if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
         ]
 
-    def make_foreign(
-        self,
-        name: str,
-        gpus: int = 1,
-        labels: Mapping[str, str] | None = None,
-        ownerReferences: Sequence[Raw] = (),  # noqa: N803 - a field of the API
-        **spec: Any,
-    ) -> None:
+    def make_foreign(self, name: str, gpus: int = 1, labels: Mapping[str, str] | None = None, **spec: Any) -> None:
         """Make a pod of somebody else's."""
         container = {"name": "other", "image": "other:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
-        metadata = {"name": name, "labels": labels or {}, "ownerReferences": [*ownerReferences]}
-        body = {"metadata": metadata, "spec": {"containers": [container], **spec}}
+        body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": [container], **spec}}
         self.server.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
 
     def delete_pod(self, name: str) -> None:

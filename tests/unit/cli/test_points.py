@@ -61,8 +61,8 @@ def test_points_groups_and_refusals_as_json():
     block, *layers = found["points"]
     assert (block["operation"], block["id"], block["kind"]) == ("AddBlock", "1.0", "Block")
     assert (block["depth"], block["parameters"], block["layer"]) == (2, 228, "1.1.add")
-    assert block["insertions"] == ["Exact", "Scaled"]
-    assert block["exact"] == ["Exact"]
+    assert block["insertions"] == ["Exact", "Scaled", "Unfold"]
+    assert block["exact"] == ["Exact", "Unfold"]
     assert isinstance(block["stepSeconds"], float)
     assert [(one["operation"], one["id"], one["parameters"]) for one in layers] == [
         ("Deepen", "1.0.mlp.0", 156),

@@ -168,6 +168,7 @@ def test_every_insertion_is_exact_in_eval_mode(kind: Insertion) -> None:
     bounds = {
         Insertion.EXACT: (0, 1e-6),
         Insertion.SCALED: (0, 1e-6),
+        Insertion.UNFOLD: (0, 1e-6),
         Insertion.CALIBRATED_BATCH_NORM: (0, 1e-5),
         Insertion.IDENTITY_BATCH_NORM: (1e-2, 1e2),
     }

@@ -103,7 +103,7 @@ def test_a_worker_that_is_killed_in_a_step_costs_a_moment(
     until(lambda: worlds(place)[-1:] == [3], place)
     trains_on(place)
     os.kill(extras[1].pid, signal.SIGKILL)
-    until(lambda: worlds(place)[-1:] == [2], place, 10)
+    until(lambda: worlds(place)[-1:] == [2], place)
     trains_on(place)
     assert leader.is_alive()
     assert extras[0].is_alive()

@@ -89,4 +89,4 @@ def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("<!-- END figures -->\nafter\n")
     assert "| 2 blocks | 0.004 | 0 | not run |" in text
-    assert "old" not in text
+    assert "\nold\n" not in text

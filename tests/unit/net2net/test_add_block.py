@@ -276,6 +276,10 @@ def test_a_run_unfolds_from_what_it_computes_to_a_scaled_run_of_twice_the_length
         assert not step.unfolds(one)
         assert relative_error(outputs(one, example, training=False), outputs(scaled, example, training=False)) < 1e-5
     assert torch.equal(outputs(again, example, training=False), outputs(grown, example, training=False))
+    late = replay(case.build(), [step], example)
+    late.load_state_dict(grown.state_dict())
+    assert not step.unfolds(late)
+    assert torch.equal(outputs(late, example, training=False), outputs(grown, example, training=False))
     assert {name: value.shape for name, value in grown.state_dict().items() if ".unfolding." not in name} == {
         name: value.shape for name, value in scaled.state_dict().items()
     }

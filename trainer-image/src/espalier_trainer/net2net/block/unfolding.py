@@ -45,13 +45,17 @@ class Unfolding(nn.Module):
         self.closing = dict(closing)
         self.register_buffer("gate", torch.tensor([0.0, _NOT_BEGUN], dtype=torch.float64))
         self.over = False
-        """Whether this process has carried out its end."""
+        """Whether the gate is open, as a value that Python knows without asking the device."""
         self.given: Tensor | None = None
         """What the run was given; this and the next two are only set while the run computes."""
         self.stream: Tensor | None = None
         """What a copy was given, to which it adds."""
         self.read: Tensor | None = None
         """What it reads."""
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.over = float(self.gate[0]) >= 1
 
     def moved(self, used: float) -> float:
         """Move the gate to where it is when the share `used` of the budget is; returns what closings change by."""
@@ -84,6 +88,8 @@ def fold(model: nn.Module) -> None:
     """End every unfolding of `model`, in place: its gates are open, and gone."""
     for holder, gate in list(_gates(model)):
         _move(model, gate, math.inf)
+        for path in gate.closing:
+            _unhook(model.get_submodule(path))
         delattr(holder, NAME)
 
 
@@ -95,7 +101,7 @@ def advance(model: nn.Module, used: float) -> None:
 
 def unfolds(model: nn.Module) -> bool:
     """Return whether a gate of `model` is not open yet."""
-    return any(float(gate.gate[0]) < 1 for _, gate in _gates(model))
+    return any(not gate.over for _, gate in _gates(model))
 
 
 def _gates(model: nn.Module) -> Iterator[tuple[nn.Module, Unfolding]]:
@@ -123,7 +129,7 @@ class _Enter:
         self.gate, self.entry, self.second = gate, entry, second
 
     def __call__(self, _block: nn.Module, args: Any, kwargs: Any) -> Any:
-        if is_plain():
+        if is_plain() or self.gate.over:
             return None
         leaves, shape = tree_flatten((args, kwargs))
         place = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)][self.entry]
@@ -146,7 +152,7 @@ class _Leave:
 
     def __call__(self, _block: nn.Module, _args: Any, result: Any) -> Any:
         gate = self.gate
-        if is_plain() or gate.stream is None:
+        if is_plain() or gate.over or gate.stream is None:
             return None
         leaves, shape = tree_flatten(result)
         place = next(number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor))

@@ -26,8 +26,8 @@ def set_resources(world: World, node: str, **amounts: str) -> None:
 
 
 def running_on(world: World, job: str) -> list[str]:
-    pods = world.pods(job)
-    return sorted(pods[name]["spec"]["nodeName"] for name in world.running(job))
+    pods, running = world.pods(job), world.running(job)
+    return sorted(pods[name]["spec"]["nodeName"] for name in running if "nodeName" in pods.get(name, {}).get("spec", {}))
 
 
 def test_each_resource_is_counted_by_itself(world: World) -> None:

@@ -5,6 +5,7 @@ stdout has a JSON line for each stage that begins and each thing found; what the
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -122,6 +123,9 @@ def main(arguments: list[str]) -> int:
     """Check the job in the file that is given; returns the exit code."""
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the user's code prints there
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Whole lines at once, also where PYTHONUNBUFFERED is set: the parent writes lines of its own there.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         for kind, text in check(load_job(Path(arguments[0]), resource=None)):
             print(json.dumps({kind: text}), file=lines)

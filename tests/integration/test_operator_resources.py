@@ -27,7 +27,8 @@ def set_resources(world: World, node: str, **amounts: str) -> None:
 
 def running_on(world: World, job: str) -> list[str]:
     pods, running = world.pods(job), world.running(job)
-    return sorted(pods[name]["spec"]["nodeName"] for name in running if "nodeName" in pods.get(name, {}).get("spec", {}))
+    nodes = (pods.get(name, {}).get("spec", {}).get("nodeName") for name in running)
+    return sorted(node for node in nodes if node)
 
 
 def test_each_resource_is_counted_by_itself(world: World) -> None:

@@ -180,8 +180,8 @@ def generate(
         curve = chance.choice(known)
         if generator.fruitless and chance.random() < generator.fruitless:
             curve = curve.fruitless
-        error = chance.gauss(0.0, generator.forecast_error) if generator.forecast_error else 0.0
-        jobs.append(GrowingJob(name, *job, curve, error))
+        off = chance.gauss(0.0, generator.forecast_error) if generator.forecast_error else 0.0
+        jobs.append(GrowingJob(name, *job, curve, off))
     return jobs
 
 

@@ -319,12 +319,13 @@ def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Pat
 def test_a_forecast_is_answered_as_advice_is_and_not_kept(call: Send, policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "outcomes.db"
     settings = Settings(outcomes_path=path, exploration=Exploration(share=1.0))
-    asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": question(forecast=True)})] * 20
-    answers = [response.json() for response in call(create_app(settings, policy), asked)]
+    bodies = [question(forecast=True)] * 20 + [question()]
+    asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": body}) for body in bodies]
+    *answers, kept = [response.json() for response in call(create_app(settings, policy), asked)]
     advised = decide(policy, AdviceRequest.model_validate(question())).action
     assert {str(AdviceResponse.model_validate(answer).action) for answer in answers} == {str(advised)}
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM decisions").fetchall() == [(0,)]
+        assert connection.execute("SELECT decision_id FROM decisions").fetchall() == [(kept["decisionId"],)]
 
 
 def test_an_id_that_is_there_twice_counts_once(call: Send, policy: Policy, tmp_path: Path) -> None:

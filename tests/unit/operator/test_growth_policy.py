@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -52,6 +53,12 @@ def test_the_gpu_goes_where_a_second_of_it_gains_most() -> None:
     assert share_of(decision, "old").spare == 1, "while nobody better asks for it"
     assert lent(decided(jobs, prospects, gpus=5)) == ["quick", "old"]
     assert lent(decided(jobs, prospects, gpus=4, policy=GrowthPolicy(predicts=False))) == ["old"]
+
+
+def test_a_loan_is_not_broken_off_for_little() -> None:
+    holder, other = replace(running("holder"), workers=2), running("other", submitted_at=1.0)
+    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.12)}, gpus=3)) == ["holder"]
+    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.13)}, gpus=3)) == ["other"]
 
 
 def test_two_decisions_count_where_they_gain_more_by_the_second_than_the_first_alone() -> None:

@@ -10,6 +10,9 @@ from espalier_operator.policies.view import Candidate, Decision, Elasticity, Pro
 
 AGAIN_SECONDS: Final = 60.0
 """While jobs wait for a loan they are compared again so often: what growing gains falls with the time that is left."""
+_HOLDER: Final = 1.25
+"""A job that has a loan is compared with that many times its rate: forecasts vary, and what a loan that is broken off
+has cost is lost."""
 _FASTER: Final = 1.05
 """An extra worker speeds a job up if the job is that many times as fast with it."""
 
@@ -19,9 +22,7 @@ class GrowthPolicy:
     """Spare GPUs go to the job that gains the most final accuracy by GPU-second, times its weight by priority.
 
     One extra worker is enough to decide where to grow. So a job is lent one until it has nothing more to gain, the job
-    with the highest rate first; a later job takes it over once its own rate is higher. Like Gittins' index, the rate
-    of a job rises while the loan brings it closer to the decision, so loans are not broken off for little. What no
-    job wants to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster
+    with the highest rate first; a later job takes it over once its own rate is higher by a quarter. What no job wants to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster
     hands its loan back. Base GPUs go as under `fair`.
     """
 
@@ -77,7 +78,8 @@ class GrowthPolicy:
             prospect = Prospect(gains=(self.untold,), seconds=(self.untold_seconds,))
         if not self.predicts:
             return 1.0 if prospect.gains else 0.0
-        return prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
+        held = _HOLDER if job.workers > job.min_workers else 1.0
+        return held * prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
 
 
 def _share(job: Candidate, view: View, is_lent: bool, grows: bool) -> Share:

@@ -22,15 +22,16 @@ class GrowthPolicy:
     """Spare GPUs go to the job that gains the most final accuracy by GPU-second, times its weight by priority.
 
     One extra worker is enough to decide where to grow. So a job is lent one until it has nothing more to gain, the job
-    with the highest rate first; a later job takes it over once its own rate is higher by a quarter. What no job wants to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster
-    hands its loan back. Base GPUs go as under `fair`.
+    with the highest rate first; a later job takes it over once its own rate is higher by a quarter. What no job wants
+    to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster hands its
+    loan back. Base GPUs go as under `fair`.
     """
 
     elasticity: ClassVar[Elasticity] = Elasticity.FIXED
 
     predicts: bool = True
-    """Jobs are compared by what they are expected to gain. Otherwise the oldest goes first, and each hands its loan
-    back once it can decide nothing more: what prediction is worth is the difference."""
+    """Jobs are compared by what they are expected to gain. Otherwise the oldest goes first, and each keeps its loan
+    until it can decide nothing more: what prediction is worth is the difference."""
     untold: float = 0.01
     """What a job of which nothing is known is expected to gain (final accuracy) by a loan of `untold_seconds`: it is
     lent a GPU once, and its agent is asked then."""
@@ -76,9 +77,9 @@ class GrowthPolicy:
         prospect = view.prospects.get(job.key)
         if prospect is None:
             prospect = Prospect(gains=(self.untold,), seconds=(self.untold_seconds,))
-        if not self.predicts:
-            return 1.0 if prospect.gains else 0.0
         held = _HOLDER if job.workers > job.min_workers else 1.0
+        if not self.predicts:
+            return held if prospect.gains else 0.0
         return held * prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
 
 

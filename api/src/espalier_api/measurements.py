@@ -84,8 +84,9 @@ class GrowthForecast(Record):
     """Final accuracy gained (of another task, its score as a number between 0 and 1); 0 where the agent would advise
     nothing, and once the job may not grow any more."""
     low: float = Field(ge=-1, le=1)
-    """End of the interval that four of five estimates are in."""
+    """Lower end of the interval that four of five estimates are in."""
     high: float = Field(ge=-1, le=1)
+    """Upper end of it."""
     seconds: float = Field(ge=0, le=YEAR_SECONDS)
     """For how long extra workers are needed until it has grown: to the end of an epoch, and for trials."""
 

@@ -287,13 +287,13 @@ def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable[..., Workplace], where: str) -> None:
-    place = scripted(STEERED, "1000", where, "-1", budget=3600)
+    place = scripted(STEERED, "200", where, "-1", budget=3600)
     place.allocate(1)
     leader = place.start()
-    until(lambda: epochs(place.log) and place.report().step > 1200, place)
+    until(lambda: epochs(place.log) and place.report().step > 220, place)
     os.kill(leader.pid, signal.SIGTERM)
     assert ended(leader, place) == 143, place.log
-    assert place.report().step % 1000
+    assert place.report().step % 200
     last = max(epochs(place.log))
     again = place.start()
     until(lambda: max(epochs(place.log)) > last + 1, place)

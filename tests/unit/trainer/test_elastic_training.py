@@ -15,7 +15,7 @@ from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
-from espalier_trainer.elastic import Team
+from espalier_trainer.elastic import Team, group, member, team
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.journal import Journal
 from espalier_trainer.models import build_model
@@ -64,6 +64,13 @@ class Workers:
         for thread in self._threads:
             thread.join(PATIENCE)
             assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no generation break because a busy machine holds up one of these threads while it forms."""
+    for module in (group, member, team):
+        monkeypatch.setattr(module, "FORM_SECONDS", 30.0)
 
 
 @pytest.fixture

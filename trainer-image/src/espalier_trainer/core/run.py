@@ -142,9 +142,7 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self._silence, self._jumps = Silence(), Jumps()
-        self._untold: Consultation | None = None
-        """What will be reported with the loss of the next step."""
+        self._silence, self._jumps = Silence(), Jumps(self.journal)
         self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
         self._trial: Trial | None = None
         self._forecasting = Forecasting(services.forecaster, self._scheduler, self._trials)
@@ -276,11 +274,8 @@ class Run:
         if self._grown_from is not None or proved:
             self._grown_from = None
             self._saver.want(self._capture_all)
-        jumped = self._jumps.stepped(loss, progress.adaptations[-1] if progress.adaptations else None)
-        if jumped is not None and self._untold is not None:
-            progress.adaptations[-1] = jumped
-        self._tell()
-        if (proved or jumped is not None) and self.team is not None:
+        jumped = self._jumps.stepped(loss, progress.adaptations)
+        if (proved or jumped) and self.team is not None:
             self.team.noted()
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self.state.network.architecture)
@@ -334,7 +329,7 @@ class Run:
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended, and the score of a complete run to the agent that advised it."""
         self.ending = ending
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
         final = (score_in(metrics, "test") or score_in(metrics, "validation")) if test is None else test.score
@@ -637,7 +632,7 @@ class Run:
 
     def _settled(self, consultation: Consultation) -> None:
         """Use what came of a consultation, and record it."""
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         network = self.state.network
         self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
         self.progress.consultations += consultation.answered
@@ -654,16 +649,8 @@ class Run:
             self.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if self.team is not None:
             self.team.noted()
-        self._untold = consultation
-        if not self._jumps.awaits(consultation):
-            self._tell()
+        self._jumps.settled(consultation, self.progress.adaptations)
         self.journal.enter(TrainerPhase.TRAINING)
-
-    def _tell(self) -> None:
-        """Report the consultation that has not been reported yet, as it is known now."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            self.journal.adapted(self.progress.adaptations[-1], untold.problem)
 
     def _finish_epoch(self) -> None:
         if self.ending is None:
@@ -690,7 +677,7 @@ class Run:
         if done is None:
             self.journal.trial_started(change.network, change.trial_seconds)
             return
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         self.progress.adaptations.append(done)
         if self.team is not None:
             self.team.noted()

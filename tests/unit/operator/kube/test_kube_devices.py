@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import count
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from espalier_api.status import JobStatus
 from espalier_kube import resources
-from espalier_operator.facts import Role, WorkerState
+from espalier_operator.facts import HANGING_SECONDS, Role, WorkerState
 from espalier_operator.kube.objects.device_claims import parse_template
 from espalier_operator.kube.objects.devices import Requirement, parse_class, requirements_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
@@ -51,11 +52,14 @@ class Known:
     """A store, and the versions of what is put into it."""
 
     def __init__(self, settings: KubeSettings = SETTINGS) -> None:
-        self.store, self._versions = Store(settings), count(2)
+        self.now = 1000.0
+        self.store, self._versions = Store(settings, lambda: self.now), count(2)
+
+    def versioned(self, raw: dict[str, Any]) -> dict[str, Any]:
+        return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(next(self._versions))}}
 
     def put(self, kind: str, raw: dict[str, Any], event: str | None = None) -> None:
-        raw = {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(next(self._versions))}}
-        self.store.take(KINDS[kind], event, raw)
+        self.store.take(KINDS[kind], event, self.versioned(raw))
 
     def free(self, node: str = "node") -> int:
         """Return the devices of a node that nobody holds now."""
@@ -223,6 +227,31 @@ def test_the_claim_of_a_worker_is_not_counted_twice_and_is_about_to_go_after_it(
     known.put("Pod", {**worker, "status": {**worker["status"], "phase": "Succeeded"}})
     [leaving] = known.store.foreign_workers.values()
     assert (leaving.gpus, leaving.state) == (1, WorkerState.TERMINATING)
+
+
+def test_devices_of_a_pod_that_is_gone_are_waited_for_only_for_a_while() -> None:
+    """Whoever makes a claim may name a pod that never was."""
+    known = cluster()
+    nobody = pod("nobody")
+    for _ in range(2):
+        known.put("Claim", raw_claim("kept", pod=nobody, status=allocation("node", ["gpu-0"])))
+        [leaving] = known.store.foreign_workers.values()
+        assert leaving.leaves_between() == (-math.inf, known.now + HANGING_SECONDS)
+        known.now, begun = known.now + 100.0, known.now
+        known.put("Claim", raw_claim("kept", pod=nobody, status=allocation("node", ["gpu-0", "gpu-1"])))
+        [leaving] = known.store.foreign_workers.values()
+        assert leaving.leaves_between()[1] == begun + HANGING_SECONDS
+        known.put("Claim", raw_claim("kept"))
+
+
+def test_a_pod_that_only_names_a_job_as_its_owner_holds_its_claim_once() -> None:
+    known = cluster()
+    owner = raw_worker(kube_job())["metadata"]["ownerReferences"]
+    other = pod("other", "node", phase="Running", resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "made"}])
+    other["metadata"]["ownerReferences"] = owner
+    known.put("Pod", other)
+    known.put("Claim", raw_claim("made", pod=other, status=allocation("node", ["gpu-0"])))
+    assert known.free() == 3
 
 
 def test_a_claim_that_somebody_made_for_a_worker_counts_where_the_worker_does_not_name_it() -> None:

@@ -152,7 +152,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
     spec = with_claimed(spec, claimed)
     name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
-    owner, worker = _worker_of(raw)
+    owner, worker = worker_of(raw)
     phase = text(status, "phase") or "Pending"
     trainer, others = _containers(spec, status)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
@@ -210,8 +210,8 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     )
 
 
-def _worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
-    """Return the job that a pod claims as its own, and which of its workers it is by its name."""
+def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
+    """Return the job that a pod claims as its own, None if none, and which of its workers it is by its name."""
     owner = owner_of(raw)
     worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
     return (None, (Role.FOREIGN, 0, 0)) if worker is None else (owner, worker)
@@ -236,7 +236,7 @@ def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
     node = text(spec, "nodeName")
     if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
         return None
-    return Load(node, requests_of(spec, resource_of(spec, settings)), _worker_of(raw)[0])
+    return Load(node, requests_of(spec, resource_of(spec, settings)), worker_of(raw)[0])
 
 
 def _claims(raw: Raw, *, own: bool) -> Iterator[str]:

@@ -19,8 +19,8 @@ from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.device_claims import templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.owners import JobRef, owner_of
-from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod
+from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
@@ -127,6 +127,8 @@ class Store:
         """By the job that they claim as theirs, which need not exist: pods, by key."""
         self.foreign_workers: dict[str, Worker] = {}
         """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
+        self._left_by_pod: dict[str, float] = {}
+        """Since when the pod that a claim was made for is not there, by the key of the claim."""
         self._held_by_claim: dict[str, list[str]] = defaultdict(list)
         """Names of workers for the devices that a claim has, by its key."""
         self.doubtful: dict[str, tuple[Pod, int]] = {}
@@ -274,7 +276,7 @@ class Store:
 
     def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
         """Read a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
-        claimed = self.devices.claimed_by(raw, is_worker=owner_of(raw) is not None)
+        claimed = self.devices.claimed_by(raw, is_worker=worker_of(raw)[0] is not None)
         if not concerns_gpus(raw, self._settings, claimed):
             return None
         pod = parse_pod(raw, self._settings, claimed)
@@ -501,19 +503,21 @@ class Store:
     def _see_claims(self, claims: Collection[str]) -> None:
         """Count what ResourceClaims hold, by key, unless it is counted as the GPUs of the pod that they were made for.
 
-        Devices of a pod that has ended or gone are about to be free.
+        Devices of a pod that has ended or gone are about to be free, for a while: who made the claim says what pod.
         """
         for key in list(claims):
             for name in self._held_by_claim.pop(key, ()):
                 self.foreign_workers.pop(name, None)
             claim = self.devices.claims.get(key)
             if claim is None or not claim.devices:
+                self._left_by_pod.pop(key, None)
                 continue
             pod = None if claim.pod is None else self.pods.get(claim.pod)
             lives = pod is not None and not pod.ended
             if pod is not None and lives and key in pod.device_claims:
                 continue
-            leaves = claim.deleting or (claim.pod is not None and not lives and self.loads.get(claim.pod) is None)
+            left = claim.deleting or (claim.pod is not None and not lives and self.loads.get(claim.pod) is None)
+            since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)
             for (node, resource), count in self.devices.held_by(claim).items():
                 worker = Worker(
                     name=f"{key} (ResourceClaim, {gpus.place_of(node, resource, self._settings)})",
@@ -521,7 +525,8 @@ class Store:
                     role=Role.FOREIGN,
                     node=gpus.place_of(node, resource, self._settings),
                     gpus=count,
-                    state=WorkerState.TERMINATING if leaves else WorkerState.RUNNING,
+                    state=WorkerState.TERMINATING if left else WorkerState.RUNNING,
+                    leaves_at=since if left else None,
                 )
                 self.foreign_workers[worker.name] = worker
                 self._held_by_claim[key].append(worker.name)

@@ -22,6 +22,7 @@ from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay, step_of
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
 
 
@@ -104,6 +105,13 @@ def starting_architecture(
 
     One that cannot grow by an operation is described for those before it; growth points come first.
     """
+    with remembering(module, example_input):
+        return _starting_architecture(module, example_input, insertion, operations)
+
+
+def _starting_architecture(
+    module: nn.Module, example_input: ExampleInput, insertion: Insertion, operations: Sequence[str]
+) -> tuple[Architecture | None, str]:
     others = [name for name in operations if name != DEEPEN.name]
     architecture, problem = None, ""
     for count in range(len(others), -1, -1):

@@ -23,7 +23,7 @@ class Refusal:
     file: str
     """Source file of the class whose forward decides; empty where it has none."""
     line: int
-    """Line at which that forward begins."""
+    """Line at which that forward begins, or of a call in it."""
     remedy: str
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from espalier_trainer.net2net import refused_deepenings
+from espalier_trainer.net2net import refused_blocks, refused_deepenings
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace import tracing
 from espalier_trainer.survey import survey
@@ -41,6 +41,28 @@ class Functional(nn.Module):
         hidden = self.body(hidden).flatten(2).transpose(1, 2)
         hidden = torch.softmax(hidden @ self.attention(hidden).transpose(1, 2), -1) @ hidden
         return functional.linear(hidden.mean(1), self.v)  # line of v
+
+
+class OfTorch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True) for _ in range(2))
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:  # line of OfTorch
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return torch.stack([expert(inputs) for expert in self.experts]).sum(0)
+
+
+def test_what_torch_computes_is_told_by_the_forward_that_calls_it() -> None:
+    """A user cannot change the files of torch."""
+    model, example = OfTorch(), torch.randn(2, 3, 4)
+    refused = [*refused_deepenings(model, example).values(), *refused_blocks(model, example)]
+    assert {"layers.0.self_attn.out_proj", "layers.1.linear2", "layers.0", "experts.0"} <= {
+        one.layer for one in refused
+    }
+    assert {(one.file, one.line) for one in refused} == {(__file__, line("OfTorch"))}
 
 
 def line(mark: str) -> int:

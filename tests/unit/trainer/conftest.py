@@ -153,7 +153,8 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)
-        connected = {name: options.pop(name) for name in ("stop", "team", "step_took", "clock") if name in options}
+        names = ("stop", "team", "step_took", "clock", "forecaster")
+        connected = {name: options.pop(name) for name in names if name in options}
         services = Services(scheduler, wrap(reporter), advisor, checkpoints, **connected)
         trainer = Trainer(job, model, data, services, **options)
         return VirtualRun(trainer.run(), trainer, reporter, scheduler)

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
 from espalier_trainer.core.batching import Batching, FixedBatching, Resized
+from espalier_trainer.core.forecasting import Forecasting
 from espalier_trainer.core.hooks import Boundary, Change, Hooks
 from espalier_trainer.core.jumps import Jumps
 from espalier_trainer.core.services import Services
@@ -143,6 +145,7 @@ class Run:
         self._silence, self._jumps = Silence(), Jumps(self.journal)
         self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
         self._trial: Trial | None = None
+        self._forecasting = Forecasting(services.forecaster, self._scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
         """The allocation whose extra workers are waited for, and since when, in used seconds."""
         self._resumed, self._used = False, services.used_seconds
@@ -172,8 +175,10 @@ class Run:
         """
         self._begin()
         while self._boundary() is None and (count is None or self.progress.epoch < count):
-            if self.progress.cursor == 0 and not self._adapted():
-                continue
+            if self.progress.cursor == 0:
+                self._look_ahead()
+                if not self._adapted():
+                    continue
             yield self.progress.epoch
             self._finish_epoch()
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
@@ -476,13 +481,9 @@ class Run:
             return self._trial_over(self._adapter, self._trial)
         if (
             self._adapter is None
-            or network.architecture is None
             or self.allocation.replicas <= self._scheduler.base_replicas()
-            or progress.consultations >= self.job.spec.adaptation.max_adaptations
             or self._silence.holds(self._scheduler.used_seconds())
-            or not offered(network.architecture)
-            or not self.hooks.may_grow
-            or network.unfolds
+            or not self._may_grow
         ):
             return True
         if progress.consultations == self._study.stop_before_decision:
@@ -500,6 +501,23 @@ class Run:
             return self._scheduler.time_left() > 0
         self._carry_out(self._adapter, asked)
         return self._scheduler.time_left() > 0
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether the network has places to grow at, and may do so once more."""
+        network, most = self.state.network, self.job.spec.adaptation.max_adaptations
+        if network.architecture is None or self.progress.consultations >= most or network.unfolds:
+            return False
+        return self.hooks.may_grow and bool(offered(network.architecture))
+
+    def _look_ahead(self) -> None:
+        """Let the scheduler know what growing would gain, unless that is being tried."""
+        if self._trial is not None or self.job.spec.max_replicas <= self._scheduler.base_replicas():
+            return
+        question = None
+        if self._adapter is not None and self._may_grow:
+            question = partial(self._adapter.question, self.state.network, self.progress, self.allocation)
+        self._meter.growth = self._forecasting.look(question)
 
     def _asked(self, adapter: Adapter, network: Network) -> Asked:
         with self.services.spans.stage("consult", self.allocation) as attributes:

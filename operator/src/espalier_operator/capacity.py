@@ -119,9 +119,13 @@ class Capacity:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         return self._grouping.site(gpu_type, constraints)
 
+    def without_requests(self, site: Site) -> Site:
+        """Return `site` for a worker that needs nothing but GPUs."""
+        return self._grouping.without_requests(site)
+
     def is_in(self, site: Site, node: str | None) -> bool:
         """Return whether `node` is one of the site's."""
-        return node is not None and self._group.get(node) in site.groups
+        return node is not None and self._group.get(node) in site.members
 
     def can_run_short(self, node: str | None) -> bool:
         """Return whether workers on the GPUs of `node` could use up another resource of it."""
@@ -215,6 +219,18 @@ class Capacity:
             self._change(node, gpus, site.requests, now=0, later=-1, placed=1)
             return Supply.LATER
         return Supply.NEVER
+
+    def swap(self, site: Site, node: str, gpus: int) -> bool:
+        """Do what `exchange` does where one worker of `gpus` (> 0) replaces another, and nothing else is on the node.
+
+        Return whether that is so: the node is of the site, has no other GPUs to give, and nothing runs short on it.
+        """
+        if self._later.get(node) != 0 or self._now[node] >= gpus or self._group[node] not in site.members:
+            return False
+        if self._rooms is not None and self._rooms.can_run_short(node):
+            return False
+        self._journal.append(_Change(node, gpus, site.requests, 0, 0, 1))
+        return True
 
     def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
         """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """Where a worker may run: groups of nodes, all of one type of GPU."""
+    """Where a worker may run: groups of nodes, all of one type of GPU. A `Grouping` makes equal ones only once."""
 
     gpu_type: str
     groups: tuple[int, ...]
     requests: Amounts = ()
     """What the worker needs of a node in addition to GPUs."""
+    members: frozenset[int] = field(init=False)
+    """The groups, to look one up."""
+
+    def __post_init__(self) -> None:
+        """Make the set."""
+        object.__setattr__(self, "members", frozenset(self.groups))
 
 
 class Grouping:
@@ -30,7 +36,10 @@ class Grouping:
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
         """By group: its first node."""
-        self._sites: dict[tuple[str, Constraints], Site] = {}
+        self._known: dict[tuple[str, Constraints], Site] = {}
+        self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
+        self._fitting: dict[tuple[str, Constraints], tuple[int, ...]] = {}
+        """By type and constraints without requests, which tell no groups apart."""
 
     @property
     def gpu_types(self) -> list[str]:
@@ -51,13 +60,30 @@ class Grouping:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         if constraints is None:
             same = (group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
-            return Site(gpu_type, tuple(same))
-        known = self._sites.get((gpu_type, constraints))
+            return self._one(gpu_type, tuple(same), ())
+        known = self._known.get((gpu_type, constraints))
         if known is None:
-            fitting = (
+            groups = self._groups_of(gpu_type, replace(constraints, requests=()))
+            known = self._known[gpu_type, constraints] = self._one(gpu_type, groups, constraints.requests)
+        return known
+
+    def without_requests(self, site: Site) -> Site:
+        """Return `site` for a worker that needs nothing but GPUs."""
+        return self._one(site.gpu_type, site.groups, ())
+
+    def _groups_of(self, gpu_type: str, constraints: Constraints) -> tuple[int, ...]:
+        fitting = self._fitting.get((gpu_type, constraints))
+        if fitting is None:
+            found = (
                 group
                 for group, node in enumerate(self._examples)
                 if node.gpu_type == gpu_type and node.admits(constraints)
             )
-            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting), constraints.requests)
+            fitting = self._fitting[gpu_type, constraints] = tuple(found)
+        return fitting
+
+    def _one(self, gpu_type: str, groups: tuple[int, ...], requests: Amounts) -> Site:
+        known = self._sites.get((gpu_type, groups, requests))
+        if known is None:
+            known = self._sites[gpu_type, groups, requests] = Site(gpu_type, groups, requests)
         return known

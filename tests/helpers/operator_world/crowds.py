@@ -1,4 +1,4 @@
-"""Random snapshots of crowded clusters: many nodes and jobs of few kinds, so that much is lent, reclaimed and reserved."""
+"""Random snapshots of crowded clusters: many nodes and jobs of few kinds; much is lent, reclaimed and reserved."""
 
 from __future__ import annotations
 

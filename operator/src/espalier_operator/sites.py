@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
+from espalier_operator.matching import Index, mentioned_values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +32,8 @@ class Grouping:
     def __init__(self, constraints: Iterable[Constraints]) -> None:
         """Take all constraints that `site` will be asked for."""
         distinct = set(constraints)
-        self._keys = sorted(set().union(*(each.keys for each in distinct)))
+        self._values = mentioned_values(distinct)
+        """By label that decides: the values that do, None: each."""
         self._names = set[str]().union(*(each.names for each in distinct))
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
@@ -40,6 +42,7 @@ class Grouping:
         self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
         self._fitting: dict[tuple[str, Constraints], tuple[int, ...]] = {}
         """By type and constraints without requests, which tell no groups apart."""
+        self._index: Index | None = None
 
     @property
     def gpu_types(self) -> list[str]:
@@ -49,7 +52,7 @@ class Grouping:
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
         name = node.host if self._names and node.host in self._names else ""
-        labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
+        labels = self._deciding(node.labels) if self._values else ()
         alike = (node.gpu_type, labels, node.taints, name)
         number = self._numbers.setdefault(alike, len(self._examples))
         if number == len(self._examples):
@@ -71,15 +74,21 @@ class Grouping:
         """Return `site` for a worker that needs nothing but GPUs."""
         return self._one(site.gpu_type, site.groups, ())
 
+    def _deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str | bool], ...]:
+        """Return what of the labels of a node decides: which there are, and where it matters their values."""
+        decides = self._values
+        found = []
+        for key in decides.keys() & labels.keys():
+            values, value = decides[key], labels[key]
+            found.append((key, value if values is None or value in values else True))
+        return tuple(sorted(found))
+
     def _groups_of(self, gpu_type: str, constraints: Constraints) -> tuple[int, ...]:
         fitting = self._fitting.get((gpu_type, constraints))
         if fitting is None:
-            found = (
-                group
-                for group, node in enumerate(self._examples)
-                if node.gpu_type == gpu_type and node.admits(constraints)
-            )
-            fitting = self._fitting[gpu_type, constraints] = tuple(found)
+            if self._index is None or self._index.groups != len(self._examples):
+                self._index = Index(self._examples)
+            fitting = self._fitting[gpu_type, constraints] = tuple(self._index.admitting(gpu_type, constraints))
         return fitting
 
     def _one(self, gpu_type: str, groups: tuple[int, ...], requests: Amounts) -> Site:

@@ -11,10 +11,10 @@ import pytest
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from load.case import Case  # noqa: E402
-from load.cores import shared_out  # noqa: E402
-from load.processes import running  # noqa: E402
-from load.table import table  # noqa: E402
+from load.case import Case
+from load.cores import shared_out
+from load.processes import running
+from load.table import table
 
 
 def test_a_process_runs_on_the_cores_that_it_is_given(tmp_path: Path) -> None:

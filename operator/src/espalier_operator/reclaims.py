@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from espalier_api.reasons import Reason
@@ -135,15 +136,19 @@ class ReclaimQueue:
         """
         for served in range(workers):
             loan = line.head()
-            if loan is None or loan.worker.gpus != gpus or self._is_out(loan):
+            if loan is None or self._is_out(loan) or not self._swap_one(capacity, loan, site, gpus):
                 return served
-            if not capacity.swap(site, loan.worker.node or "", gpus):
-                return served
-            if loan.job.key not in self._taken:
-                self._futile.clear()
-            self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
             line.pass_over(self._is_out)
         return workers
+
+    def _swap_one(self, capacity: Capacity, loan: Loan, site: Site, gpus: int) -> bool:
+        """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
+        if loan.worker.gpus != gpus or not capacity.swap(site, loan.worker.node or "", gpus):
+            return False
+        if loan.job.key not in self._taken:
+            self._futile.clear()
+        self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        return True
 
     def _cover(
         self,
@@ -174,6 +179,9 @@ class ReclaimQueue:
                 if spared is not None and spared(loan.job):
                     continue
                 alone = node not in found and not (tried and tried[-1].job is loan.job)
+                is_swapped = alone and self._swap_one(capacity, loan, site, gpus)
+                if is_swapped:
+                    break
                 tried.append(loan)
                 goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
                 if capacity.fits_with(node, site, gpus, goods):
@@ -181,6 +189,12 @@ class ReclaimQueue:
             else:
                 return Supply.NEVER, served
             served += 1
+            if is_swapped:
+                line.pass_over(self._is_out)
+                supply = Supply.LATER
+                if line.first != begin:
+                    search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
+                continue
             asked, all_known = self._ask_for([loan] if alone else tried, node)
             is_even = _is_even(capacity, asked, site, gpus)
             if not (is_even and all_known):
@@ -257,11 +271,12 @@ class ReclaimQueue:
             if key in seen:
                 continue
             seen.add(key)
-            for loan in self._loans.of(key)[first.place :]:
-                if loan is not first and may_take is not None and not may_take(loan.job, loan.worker.index):
+            if not self._is_out(first):
+                yield first
+            for loan in islice(self._loans.of(key), first.place + 1, None):
+                if may_take is not None and not may_take(loan.job, loan.worker.index):
                     break
-                taken = self._taken.get(key)
-                if taken is None or loan.worker.index < taken.extra:
+                if not self._is_out(loan):
                     yield loan
 
     def _is_out(self, loan: Loan) -> bool:

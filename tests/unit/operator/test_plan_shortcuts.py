@@ -44,7 +44,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[str, int] | None:
         return choose(self.on(site), gpus, requests, room, workers)
 
-    patch.setattr(ReclaimQueue, "_swap", lambda *_: 0)
+    patch.setattr(ReclaimQueue, "_swap_one", lambda *_: False)
     patch.setattr(Shelves, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)
     patch.setattr(topology.Split, "_room_of", counted_again)

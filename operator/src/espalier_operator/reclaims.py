@@ -135,11 +135,22 @@ class ReclaimQueue:
         Thousands of loans go back in a plan, nearly all of them like this.
         """
         for served in range(workers):
-            loan = line.head()
-            if loan is None or self._is_out(loan) or not self._swap_one(capacity, loan, site, gpus):
+            loan = self._foremost(line)
+            if loan is None or not self._swap_one(capacity, loan, site, gpus):
                 return served
             line.pass_over(self._is_out)
         return workers
+
+    def _foremost(self, line: Line) -> Loan | None:
+        """Return the first candidate of `_in_turn`; None where it is not at the head of the line."""
+        loan = line.head()
+        if loan is None:
+            return None
+        taken = self._taken.get(loan.job.key)
+        if taken is None or loan.worker.index < taken.extra:
+            return loan
+        rest = islice(self._loans.of(loan.job.key), loan.place + 1, None)
+        return next((other for other in rest if other.worker.index < taken.extra), None)
 
     def _swap_one(self, capacity: Capacity, loan: Loan, site: Site, gpus: int) -> bool:
         """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""

@@ -5,12 +5,17 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.goods import NOTHING, Goods
 from espalier_operator.order import Order, Rank
+
+_MERGED: Final = 64
+"""How many loans of a line are merged."""
 
 
 class Loan(NamedTuple):
@@ -26,35 +31,49 @@ class Loan(NamedTuple):
 
 
 class Line:
-    """The loans on one type of GPU in the order of reclaim; sorted only as far as they are read."""
+    """The loans on one type of GPU in the order of reclaim; most plans read few of them.
 
-    def __init__(self, loans: Iterator[Loan]) -> None:
-        self._rest = loans
+    So the first ones are merged from the jobs' loans one by one, and if more are read all are sorted, which is faster.
+    """
+
+    def __init__(self, merged: Iterator[Loan], in_order: Callable[[], list[Loan]]) -> None:
+        """Both give the same loans in the same order."""
+        self._rest, self._in_order = merged, in_order
         self._sorted: list[Loan] = []
+        self._is_whole = False
+        self._read = 0
+        """How many were read, by any search."""
         self.first = 0
         """The place of the first that was not passed over for good."""
 
     def __iter__(self) -> Iterator[Loan]:
         """Yield from `first`."""
         place = self.first
-        while place < len(self._sorted) or self._sort_one():
+        while place < self._read or self._read_one():
             yield self._sorted[place]
             place += 1
 
     def head(self) -> Loan | None:
         """Return the first that was not passed over; None if there is none."""
-        return self._sorted[self.first] if self.first < len(self._sorted) or self._sort_one() else None
+        return self._sorted[self.first] if self.first < self._read or self._read_one() else None
 
     def pass_over(self, is_out: Callable[[Loan], bool]) -> None:
-        """Start the next search after the entries at the head that are out."""
-        while self.first < len(self._sorted) and is_out(self._sorted[self.first]):
+        """Start the next search after the entries at the head that are out, as far as they were read."""
+        while self.first < self._read and is_out(self._sorted[self.first]):
             self.first += 1
 
-    def _sort_one(self) -> bool:
-        loan = next(self._rest, None)
-        if loan is not None:
+    def _read_one(self) -> bool:
+        if not self._is_whole and self._read == _MERGED:
+            self._sorted, self._is_whole = self._in_order(), True
+        if self._is_whole:
+            if self._read == len(self._sorted):
+                return False
+        elif (loan := next(self._rest, None)) is not None:
             self._sorted.append(loan)
-        return loan is not None
+        else:
+            return False
+        self._read += 1
+        return True
 
 
 class Loans:
@@ -103,7 +122,12 @@ class Loans:
             for _, loan in heapq.merge(*map(ranked, keys), key=itemgetter(0), reverse=True):
                 yield loan
 
-        return {gpu_type: Line(merged(keys)) for gpu_type, keys in holders.items()}
+        def in_order(keys: Iterable[str]) -> list[Loan]:
+            # A stable sort, as the merge is.
+            pairs = sorted(chain.from_iterable(map(ranked, keys)), key=itemgetter(0), reverse=True)
+            return [loan for _, loan in pairs]
+
+        return {gpu_type: Line(merged(keys), partial(in_order, keys)) for gpu_type, keys in holders.items()}
 
     def by_node(self, keeps: Callable[[JobFacts], int]) -> Mapping[str, Goods]:
         """Return by node what is lent there beyond what each job `keeps` (extra workers, the lowest indices)."""

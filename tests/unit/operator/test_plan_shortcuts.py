@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator import topology
+from espalier_operator import loans, topology
 from espalier_operator.buckets import Room, Shelves, choose
 from espalier_operator.capacity import Capacity
 from espalier_operator.constraints import Amounts
@@ -45,6 +45,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
         return choose(self.on(site), gpus, requests, room, workers)
 
     patch.setattr(ReclaimQueue, "_swap_one", lambda *_: False)
+    patch.setattr(loans, "_MERGED", 10**6)
     patch.setattr(Shelves, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)
     patch.setattr(topology.Split, "_room_of", counted_again)
@@ -54,7 +55,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES))
 @settings(max_examples=60, deadline=None)
 def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None:
-    snapshot = crowd(seed)
+    snapshot = crowd(seed, nodes=60, jobs=60)
     with pytest.MonkeyPatch.context() as patch:
         plain(patch)
         wanted = plan(snapshot, policy, NOW)

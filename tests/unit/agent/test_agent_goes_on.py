@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,10 +21,11 @@ from espalier_agent.history import decisions
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceResponse, OutcomeReport
+from forked import Forked
+from waiting import PATIENCE, until
 
 JOBS = 150
 """Enough that of those held out (a quarter) a dozen decisions are, by chance, what the new policy would do."""
-PATIENCE = 120.0
 
 
 def run(*arguments: object, exits: int = 0) -> Result:
@@ -40,24 +39,19 @@ def url(tmp_path: Path) -> Iterator[str]:
     """Serve the policy in `served`, exploring; give the URL."""
     options = ["--port", "0", "--policy", tmp_path / "served", "--outcomes-db", tmp_path / "kept" / "outcomes.db"]
     save_policy(poor(carried_tables("digits")[0], 0.1), tmp_path / "served")
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "espalier_agent", "serve", *map(str, options), "--explore", "0.6"],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            assert process.stdout is not None
-            announced = process.stdout.readline().strip()
-            assert announced, (tmp_path / "log").read_text()
-            yield announced
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-            process.communicate()
+    served, log, url = [str(option) for option in options], tmp_path / "log", tmp_path / "url"
+    url_file = ["--url-file", str(url)]
+    process = Forked(
+        "espalier_agent", "serve", *served, "--explore", "0.6", *url_file, env=os.environ, out=log, cwd=tmp_path
+    )
+    try:
+        until(lambda: url.exists() and url.read_text().endswith("\n"), log.read_text)
+        yield url.read_text().strip()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait(PATIENCE)
 
 
 def run_job(client: httpx.Client, tree: DecisionTree, job: str) -> None:
@@ -101,10 +95,12 @@ def test_a_service_gets_better_by_what_it_tried(url: str, tmp_path: Path) -> Non
         judged = run("promote", "--policy", tmp_path / "new", "--to", served, *sources, "--json")
         assert json.loads(judged.stdout)["history"]["difference"] > 0
         after = load_policy(tmp_path / "new")
-        end = time.monotonic() + PATIENCE
-        while (shown := client.get("/v1/policy").json())["policy"]["version"] != after.version:
-            assert time.monotonic() < end, "the service does not notice the new policy"
-            time.sleep(0.05)
+
+        def shown_new() -> Any:
+            shown = client.get("/v1/policy").json()
+            return shown if shown["policy"]["version"] == after.version else None
+
+        shown = until(shown_new, "the service notices the new policy")
         assert shown["lineage"]["parent"] == {"name": before.name, "version": before.version}
         assert shown["lineage"]["history"]["episodes"] + shown["lineage"]["history"]["heldOutEpisodes"] == JOBS
         assert accuracy(after, tree) >= accuracy(before, tree) + 0.05

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,26 +12,16 @@ import pytest
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
-Workplace = Any
-"""That of `conftest.py`."""
 GROWTH_WINS = (
     "import espalier_trainer.trials.rules as rules\n"
     "rules.SHARES = {**rules.SHARES, rules.Trials.RACE: 0.25}\n"  # a race of 24 s would last too long here
     "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 )
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture
@@ -114,8 +103,7 @@ def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tri
     leader, extra = place.processes
     place.allocate(1)
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(10)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
     until(lambda: [event for event in of(place, "Warned") if event.reason == "TrialAbandoned"], place)
     assert of(place, "AdaptationFinished") == []
     assert place.report().consultations == 0

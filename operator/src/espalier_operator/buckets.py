@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from espalier_operator.constraints import Amounts
 from espalier_operator.sites import Site
@@ -11,6 +12,9 @@ from espalier_operator.sites import Site
 Room = Callable[[str, Amounts], int]
 """Returns how many workers with these requests a node has room for, apart from GPUs."""
 
+
+_FEW_GROUPS: Final = 16
+"""A site of so few groups is searched group by group."""
 
 Key = tuple[int, int]
 """What nodes of a bucket have in common: how many GPUs they have to hand out, and how many once everything that is
@@ -162,6 +166,8 @@ class Shelves(dict[int, Shelf]):
 
     def choose(self, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1) -> tuple[str, int] | None:
         """Return what the function `choose` does of the shelves of `site`, without a look at each of its groups."""
+        if len(site.groups) <= _FEW_GROUPS:
+            return choose(self.on(site), gpus, requests, room, workers)
 
         def buckets(key: Key) -> Iterator[Bucket]:
             return (self[group][key] for group in self._having[key] if group in site.members)

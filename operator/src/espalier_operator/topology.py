@@ -24,6 +24,10 @@ _MOST_VIEWS: Final = 32
 for."""
 
 
+_SMALL_RACK: Final = 64
+"""Nodes with free GPUs."""
+
+
 class _RackRoom(NamedTuple):
     """Room for workers in a rack."""
 
@@ -178,15 +182,22 @@ class Split:
 
     def _nodes(self, rack: Rack, workers: int) -> int:
         """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
-        room = self._room_of(rack)
-        if room.workers < workers:
+        room = self._racks.rooms[rack].get(self._key)
+        if room is None and self._is_small(rack):
+            room = self._room_of(rack)
+        if room is not None and room.workers < workers:
             return 0
         used = total = 0
-        for most, nodes in room.fitting:
+        for most, nodes in self._fitting(rack) if room is None else room.fitting:
             if workers <= total + most * nodes:
                 return used + -(-(workers - total) // most)
             total, used = total + most * nodes, used + nodes
         return 0
+
+    def _is_small(self, rack: Rack) -> bool:
+        """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
+        shelves = self._racks.shelves(self._site, [rack])
+        return sum(len(bucket) for shelf in shelves for bucket in shelf.values()) <= _SMALL_RACK
 
     def _room_of(self, rack: Rack) -> _RackRoom:
         known = self._racks.rooms[rack]

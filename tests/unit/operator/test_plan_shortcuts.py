@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator import loans, topology
+from espalier_operator import buckets, loans, topology
 from espalier_operator.buckets import Room, Shelves, choose
 from espalier_operator.capacity import Capacity
 from espalier_operator.constraints import Amounts
@@ -60,6 +60,9 @@ def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None
         plain(patch)
         wanted = plan(snapshot, policy, NOW)
     assert plan(snapshot, policy, NOW) == wanted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "_FEW_GROUPS", 0)
+        assert plan(snapshot, policy, NOW) == wanted
 
 
 def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

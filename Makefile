@@ -187,7 +187,10 @@ bench-shrinking: .venv/.ready  ## GPUs taken back: keep the grown model, return,
 bench-elastic: .venv/.ready  ## workers that join and leave: pauses and throughput, compared with DDP and torchrun (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/elastic.py $(ARGS)
 
-.PHONY: bench-operator
+.PHONY: bench-operator bench-operator-latency
+bench-operator-latency: .venv/.ready  ## the operator on one core, the load on the others: 5,000 and 10,000 nodes, 20,000 more pods of others; ARGS=...
+	.venv/bin/python benchmarks/operator_load.py --nodes 5000,10000 --idle-pods 20000 --apart $(ARGS)
+
 bench-operator: .venv/.ready  ## the operator with 100, 5,000 and 10,000 nodes (kwok) and 1,000 jobs; ARGS=--quick takes a minute
 	.venv/bin/python benchmarks/operator_load.py $(ARGS)
 

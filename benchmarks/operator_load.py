@@ -18,7 +18,10 @@ Each case has a separate cluster, and these stages:
 3. All leaders train, and no GPU is free. GPUs are freed one by one at random times, whether or not the previous one has
    been lent (open loop), alternately by the end of a job and by the deletion of somebody else's pod. The time measured
    is from the API server's answer to the request that freed the GPU until the leader reads the grant from its watch.
-4. `plan` alone, ten times, on the last snapshot of the operator.
+4. `plan` alone, ten times, on the last snapshot of the operator, in CPU time.
+
+With `--apart`, the operator has the last core to itself; API server, etcd, kwok and this process have the others.
+Where there are several cases, the last column is the last case over the first.
 
 Not reported: the load of real nodes, kube-scheduler and other clients on the API server, which shares its cores with
 everything else here; etcd does not wait for its disk (`--unsafe-no-fsync`). The latency of `/healthz` is the longest
@@ -44,6 +47,7 @@ from harness.printed import command, described, machine, progress, versions
 from load.api import ApiError
 from load.case import Case, layout_of
 from load.cluster import PROJECT, Figures, Say, ServerError, Tools
+from load.cores import move, shared_out
 from load.processes import ProcessError
 from load.stages import measure
 from load.table import table
@@ -57,6 +61,11 @@ _TROUBLES = (ApiError, ProcessError, ServerError, StuckError)
 def main() -> None:
     """Measure and print one table."""
     options = _options()
+    try:
+        own, others = shared_out() if options.apart else (frozenset[int](), frozenset[int]())
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from error
+    move(0, others)
     cases = [
         Case(
             nodes=nodes,
@@ -66,6 +75,7 @@ def main() -> None:
             report_seconds=options.report_seconds,
             seed=options.seed,
             idle_pods=options.idle_pods,
+            operator_cores=own,
         )
         for nodes in options.nodes
     ]
@@ -83,6 +93,9 @@ def main() -> None:
     results, server = _run(_all(cases, tools, options.directory, say))
     about: dict[str, Any] = {
         "machine": before,
+        "cores": f"the operator on {_text(own)}, the load generator and the API server on {_text(others)}"
+        if own
+        else "all processes share all cores",
         "versions": versions("kopf", "kubernetes", "aiohttp")
         | {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]},
         "commit": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty", "--abbrev=12"]),
@@ -92,7 +105,8 @@ def main() -> None:
     print(table(cases, results))
     print(f"\n{described(about)}")
     if options.json:
-        rows = [{"case": asdict(case), "figures": row} for case, row in zip(cases, results, strict=True)]
+        described_cases = (asdict(case) | {"operator_cores": sorted(own)} for case in cases)
+        rows = [{"case": case, "figures": row} for case, row in zip(described_cases, results, strict=True)]
         options.json.write_text(json.dumps({"cases": rows, **about}, indent=1) + "\n")
 
 
@@ -108,6 +122,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--idle-pods", type=int, default=0, help="pods of others without GPUs, about 5 kB of JSON each, over all nodes"
     )
+    parser.add_argument("--apart", action="store_true", help="the operator on one core, all else on the others")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="100 nodes, 50 jobs, 20 events: less than a minute")
     parser.add_argument("--json", type=Path, help="write all figures to this file, also those not in the table")
@@ -116,6 +131,10 @@ def _options() -> argparse.Namespace:
     if options.quick:
         options.nodes, options.jobs, options.events = [100], 50, 20
     return options
+
+
+def _text(cores: frozenset[int]) -> str:
+    return ("core " if len(cores) == 1 else "cores ") + ", ".join(map(str, sorted(cores)))
 
 
 def _numbers(text: str) -> list[int]:

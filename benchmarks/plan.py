@@ -7,23 +7,40 @@ same priority, and nothing is moved.
 
 With constraints, jobs request CPU, memory and a place among the pods of a node. A tenth of them require one of four
 zones, and a tenth of the nodes have CPUs for half of their GPUs only. With racks, nodes carry the
-labels of one of four zones and of a rack of 16 nodes. Times are CPU time of the process, so others on the machine
-hardly count.
+labels of one of four zones and of a rack of 16 nodes.
+
+The rows after these have a tenth of the GPUs free, and a thousand different constraints: each job requests another
+amount of CPU, tolerates another taint, or rules out another node by its host name.
+
+The last rows are the cluster of `make bench-operator`: pods of others hold all GPUs that the base workers of 1,000 jobs
+do not need, 20,000 pods without GPUs run beside them, and 0 or 150 GPUs have just come free.
+
+Times are CPU time of the process, so others on the machine hardly count. Garbage is collected as rarely as in the
+operator.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any, Final
 
 from harness.printed import environment, rendered
+from load import objects
+from load.case import Case, layout_of
 
-from espalier_operator.constraints import Constraints
+from espalier_kube import resources
+from espalier_operator.constraints import Constraints, Expression, Term, Toleration
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.kube.objects.jobs import InvalidJob, parse_job
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.topology import ZONE_LABEL
@@ -138,6 +155,92 @@ def _constraints(number: int) -> Constraints:
     return Constraints(node_selector=zone, requests=requests)
 
 
+HOSTNAME: Final = "kubernetes.io/hostname"
+TENANTS: Final[dict[str, Callable[[int], Constraints]]] = {
+    "CPU requests": lambda n: Constraints(requests=(("cpu", 4_000 + n), ("memory", 16 * GIBIBYTE), ("pods", 1))),
+    "tolerations": lambda n: Constraints(tolerations=(Toleration(f"team-{n}", "Exists"),), requests=(("pods", 1),)),
+    "nodes ruled out": lambda n: Constraints(
+        affinity=(Term((Expression(HOSTNAME, "NotIn", (f"node-{n:05}",)),)),), requests=(("pods", 1),)
+    ),
+}
+"""By what they differ in: the constraints of each job."""
+
+
+def unlike(snapshot: Snapshot, constraints: Callable[[int], Constraints]) -> Snapshot:
+    """Return `snapshot` with nodes that carry their host names, and for each job the constraints of its number."""
+    nodes = tuple(replace(node, labels={**node.labels, HOSTNAME: node.name}) for node in snapshot.nodes)
+    jobs = tuple(
+        replace(job, terms=replace(job.terms, constraints=constraints(n))) for n, job in enumerate(snapshot.jobs)
+    )
+    return replace(snapshot, nodes=nodes, jobs=jobs)
+
+
+def shared_cluster(jobs: int, nodes: int, idle_pods: int, freed: int) -> Snapshot:
+    """Return what the operator sees of the cluster of `make bench-operator` when `freed` GPUs have come free."""
+    settings = KubeSettings()
+    layout, store = layout_of(Case(nodes=nodes, jobs=jobs, events=freed, idle_pods=idle_pods)), Store(settings)
+    for number in range(nodes):
+        store.take(resources.NODES, "ADDED", _stored(objects.node(number), number))
+    for number, pod in enumerate([*layout.foreign[freed:], *layout.idle]):
+        store.take(resources.PODS, "ADDED", _stored({**pod, "status": {"phase": "Running"}}, number))
+    facts, workers = list[JobFacts](), list[Worker]()
+    for number, raw in enumerate(layout.jobs):
+        parsed = parse_job(_stored(raw, number), settings)
+        if isinstance(parsed, InvalidJob):
+            raise SystemExit(f"error: {parsed.problems}")
+        facts.append(
+            JobFacts(
+                key=objects.key(raw),
+                terms=parsed.terms,
+                submitted_at=float(number),
+                admitted_at=1.0,
+                gpu_type="",
+                leader_running=True,
+                has_reported=True,
+                training=True,
+                trained=True,
+            )
+        )
+        for index in range(parsed.terms.min_replicas):
+            node = objects.node_name(len(workers) // GPUS_OF_A_NODE)
+            name = f"{objects.key(raw)}-base-{index}-0"
+            workers.append(
+                Worker(
+                    name=name,
+                    job=objects.key(raw),
+                    role=Role.BASE,
+                    index=index,
+                    node=node,
+                    gpus=1,
+                    state=WorkerState.RUNNING,
+                )
+            )
+    workers += store.foreign_workers.values()
+    return Snapshot(
+        taken_at=100.0, nodes=tuple(store.planned_nodes.values()), workers=tuple(workers), jobs=tuple(facts)
+    )
+
+
+def _stored(raw: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return an object as the API server would return it."""
+    given = {"resourceVersion": "1", "uid": f"uid-{number}", "generation": 1, "creationTimestamp": objects.now_text()}
+    return {**raw, "metadata": {**raw["metadata"], **given}}
+
+
+def snapshots(jobs: int, nodes: int) -> Iterator[tuple[str, bool, bool, Snapshot]]:
+    """Yield name, whether there are constraints and racks, and the snapshot of each case."""
+    for (case, free_part, priorities), (has_constraints, has_racks) in product(CASES, VARIANTS):
+        snapshot = full_cluster(jobs, nodes, free_part, priorities)
+        if has_constraints:
+            snapshot = constrained(snapshot)
+        yield case, has_constraints, has_racks, racked(snapshot) if has_racks else snapshot
+    for name, constraints in TENANTS.items():
+        snapshot = constrained(full_cluster(jobs, nodes, 0.1, 3))
+        yield f"different {name}", True, False, unlike(snapshot, constraints)
+    for freed in (0, min(150, jobs // 2)):
+        yield f"pods of others, {freed} free", True, False, shared_cluster(jobs, nodes, 4 * nodes, freed)
+
+
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,12 +250,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for (case, free_part, priorities), (has_constraints, has_racks) in product(CASES, VARIANTS):
-        snapshot = full_cluster(options.jobs, options.nodes, free_part, priorities)
-        if has_constraints:
-            snapshot = constrained(snapshot)
-        if has_racks:
-            snapshot = racked(snapshot)
+    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 100 * old)
+    for case, has_constraints, has_racks, snapshot in snapshots(options.jobs, options.nodes):
+        gc.collect()
         times = []
         for _ in range(options.repeats):
             begin = time.process_time()

@@ -25,6 +25,8 @@ class Case:
     seed: int = 0
     idle_pods: int = 0
     """Other people's pods without GPUs, evenly over the nodes."""
+    operator_cores: frozenset[int] = frozenset()
+    """The cores of the operator; none: those of the benchmark."""
 
     @property
     def gpus(self) -> int:

@@ -96,7 +96,7 @@ async def cluster_of(case: Case, layout: Layout, tools: Tools, directory: Path, 
         health, snapshot = _free_ports(2)
         begun = time.monotonic()
         command = operator_command(operator_config, health, snapshot)
-        operator = stack.enter_context(running("operator", command, directory))
+        operator = stack.enter_context(running("operator", command, directory, case.operator_cores))
         processes.append(operator)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         probe = Probe(session, operator, health, snapshot)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from load.cores import move
+
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1
 _END_SECONDS: Final = 10.0
@@ -26,11 +28,23 @@ class Process:
     """One process, its output in a file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        cores: frozenset[int] = frozenset(),
     ) -> None:
-        """Start it in a new session (a Ctrl-C reaches only the benchmark); it ends when this process dies."""
+        """Start it in a new session (a Ctrl-C reaches only the benchmark); it ends when this process dies.
+
+        It runs on `cores` only; without any, on those of this process.
+        """
         self.name, self.log = name, log
         parent = os.getpid()
+
+        def prepare() -> None:
+            end_with_parent(signal.SIGTERM, parent)
+            move(0, cores)
 
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -40,7 +54,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=lambda: end_with_parent(signal.SIGTERM, parent),
+                preexec_fn=prepare,
             )
 
     def check(self) -> None:
@@ -91,9 +105,11 @@ def end_with_parent(number: signal.Signals, parent: int) -> None:
 
 
 @contextmanager
-def running(name: str, command: Sequence[str], directory: Path) -> Iterator[Process]:
-    """Run a process; its log is `directory/name.log`."""
-    process = Process(name, command, directory / f"{name}.log")
+def running(
+    name: str, command: Sequence[str], directory: Path, cores: frozenset[int] = frozenset()
+) -> Iterator[Process]:
+    """Run a process, on `cores` only if there are any; its log is `directory/name.log`."""
+    process = Process(name, command, directory / f"{name}.log", cores=cores)
     try:
         yield process
     finally:

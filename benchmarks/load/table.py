@@ -1,4 +1,4 @@
-"""The figures of all cases as one table: a row a figure, a column a case."""
+"""The figures of all cases as one table: a row a figure, a column a case, and one of ratios."""
 
 from __future__ import annotations
 
@@ -41,18 +41,28 @@ _BY_VERB: Final = "requestsPerJob "
 
 
 def table(cases: Sequence[Case], results: Sequence[dict[str, float | None]]) -> str:
-    """Return the table as text; a dash where a case has no such figure."""
-    rows = [[""] + [f"{case.nodes} nodes, {case.jobs} jobs" for case in cases]]
+    """Return the table as text; a dash where a case has no such figure.
+
+    Where there are several cases, the last column is the last of them over the first.
+    """
+    compared = len(cases) > 1
+    head = [f"{case.nodes} nodes, {case.jobs} jobs" for case in cases]
+    rows = [["", *head, *([f"{cases[-1].nodes} / {cases[0].nodes}"] if compared else [])]]
     for title, name, shape in _ROWS:
-        rows.append([title] + [_cell(result.get(name), shape) for result in results])
+        rows.append([title, *_cells(results, name, shape)])
         if name == "requestsPerJob":
             kinds = {kind for result in results for kind in result if kind.startswith(_BY_VERB)}
             often = [kind for kind in kinds if max(result.get(kind) or 0.0 for result in results) >= 0.01]
-            rows += [
-                [f"  {kind.removeprefix(_BY_VERB)}"] + [_cell(each.get(kind), shape) for each in results]
-                for kind in sorted(often)
-            ]
+            rows += [[f"  {kind.removeprefix(_BY_VERB)}", *_cells(results, kind, shape)] for kind in sorted(often)]
     return "\n".join(line.rstrip() for line in aligned(rows))
+
+
+def _cells(results: Sequence[dict[str, float | None]], name: str, shape: str) -> list[str]:
+    """Return the figure of each case, and where there are several the last over the first."""
+    values = [result.get(name) for result in results]
+    first, last = values[0], values[-1]
+    ratio = None if not first or last is None else last / first
+    return [_cell(value, shape) for value in values] + ([_cell(ratio, "{:.2f}")] if len(values) > 1 else [])
 
 
 def _cell(value: float | None, shape: str) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from espalier_operator.constraints import Amounts
+from espalier_operator.sites import Site
 
 Room = Callable[[str, Amounts], int]
 """Returns how many workers with these requests a node has room for, apart from GPUs."""
 
+
+_FEW_GROUPS: Final = 16
+"""A site of so few groups is searched group by group."""
 
 Key = tuple[int, int]
 """What nodes of a bucket have in common: how many GPUs they have to hand out, and how many once everything that is
@@ -91,20 +97,89 @@ def choose(
     That is the fullest node that has room for all of them, else the one that takes the most: so the fewest nodes are
     used, where nothing but GPUs is scarce.
     """
-    fitting = [(key, place) for place, shelf in enumerate(shelves) for key in shelf if key[0] >= gpus]
-    fitting.sort()
-    for key, place in fitting:
+    by_key: dict[Key, list[Bucket]] = {}
+    for shelf in shelves:
+        for key, bucket in shelf.items():
+            if key[0] >= gpus:
+                by_key.setdefault(key, []).append(bucket)
+    return _chosen(sorted(by_key), by_key.__getitem__, gpus, requests, room, workers)
+
+
+def _chosen(
+    keys: list[Key],
+    buckets: Callable[[Key], Iterable[Bucket]],
+    gpus: int,
+    requests: Amounts,
+    room: Room,
+    workers: int,
+) -> tuple[str, int] | None:
+    """Return what `choose` does; `keys` are sorted."""
+    for key in keys:
         if key[0] >= workers * gpus:
-            found = shelves[place][key].first(requests, room, workers)
-            if found is not None:
-                return found[0], workers
+            for bucket in buckets(key):
+                found = bucket.first(requests, room, workers)
+                if found is not None:
+                    return found[0], workers
     if workers > 1:
-        fitting.sort(key=lambda each: (-(each[0][0] // gpus), each))
-        for key, place in fitting:
-            found = shelves[place][key].first(requests, room)
-            if found is not None:
-                return found[0], min(workers, key[0] // gpus, found[1])
+        keys.sort(key=lambda key: (-(key[0] // gpus), key))
+        for key in keys:
+            for bucket in buckets(key):
+                found = bucket.first(requests, room)
+                if found is not None:
+                    return found[0], min(workers, key[0] // gpus, found[1])
     return None
+
+
+class Shelves(dict[int, Shelf]):
+    """The nodes with free GPUs of all groups, each on the shelf of its group; also found by their keys.
+
+    A site may have a thousand groups, of which few have nodes with free GPUs of a kind.
+    """
+
+    def __init__(self) -> None:
+        """Make empty ones."""
+        self._having: dict[Key, list[int]] = {}
+        """The groups that have nodes of a key, in order."""
+
+    def put(self, node: str, group: int, key: Key) -> None:
+        """Add `node`."""
+        shelf = self.get(group)
+        if shelf is None:
+            shelf = self[group] = Shelf()
+        if key not in shelf:
+            insort(self._having.setdefault(key, []), group)
+        shelf.put(node, key)
+
+    def drop(self, node: str, group: int, key: Key) -> None:
+        """Take `node` out."""
+        shelf = self[group]
+        shelf.drop(node, key)
+        if key not in shelf:
+            having = self._having[key]
+            del having[bisect_left(having, group)]
+            if not having:
+                del self._having[key]
+
+    def on(self, site: Site) -> list[Shelf]:
+        """Return the shelves with nodes of `site`."""
+        return [self[group] for group in site.groups if group in self]
+
+    def choose(self, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1) -> tuple[str, int] | None:
+        """Return what the function `choose` does of the shelves of `site`, without a look at each of its groups."""
+        if len(site.groups) <= _FEW_GROUPS:
+            return choose(self.on(site), gpus, requests, room, workers)
+
+        def buckets(key: Key) -> Iterator[Bucket]:
+            return (self[group][key] for group in self._having[key] if group in site.members)
+
+        return _chosen(sorted(self._free(gpus)), buckets, gpus, requests, room, workers)
+
+    def has(self, site: Site, gpus: int) -> bool:
+        """Return whether a node of `site` has `gpus`."""
+        return any(group in site.members for key in self._free(gpus) for group in self._having[key])
+
+    def _free(self, gpus: int) -> Iterator[Key]:
+        return (key for key in self._having if key[0] >= gpus)
 
 
 def largest(shelves: Sequence[Shelf], gpus: int, requests: Amounts, room: Room) -> int:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from itertools import accumulate
 from typing import NamedTuple
 
-from espalier_operator.buckets import Key, Shelf, choose, largest
+from espalier_operator.buckets import Key, Shelf, Shelves, choose, largest
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Worker
 from espalier_operator.goods import Goods
@@ -101,8 +102,7 @@ class Capacity:
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
-        self._offers: dict[int, Shelf] = defaultdict(Shelf)
-        self._hopes: dict[int, Shelf] = defaultdict(Shelf)
+        self._offers, self._hopes = Shelves(), Shelves()
         racks = racks_of(usable, rack_label)
         self._racks = Racks(racks) if racks else None
         self._journal: list[_Change] = []
@@ -119,9 +119,13 @@ class Capacity:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         return self._grouping.site(gpu_type, constraints)
 
+    def without_requests(self, site: Site) -> Site:
+        """Return `site` for a worker that needs nothing but GPUs."""
+        return self._grouping.without_requests(site)
+
     def is_in(self, site: Site, node: str | None) -> bool:
         """Return whether `node` is one of the site's."""
-        return node is not None and self._group.get(node) in site.groups
+        return node is not None and self._group.get(node) in site.members
 
     def can_run_short(self, node: str | None) -> bool:
         """Return whether workers on the GPUs of `node` could use up another resource of it."""
@@ -148,7 +152,7 @@ class Capacity:
 
         A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
         """
-        if near and any(key[0] >= gpus for group in site.groups for key in self._offers.get(group, ())):
+        if near and self._offers.has(site, gpus):
             own = self._fullest(near, site, gpus)
             if own is not None:
                 self._change(own, gpus, site.requests, now=-1, later=-1, placed=1)
@@ -157,17 +161,16 @@ class Capacity:
                 node = self._place(shelves, site, gpus, now=-1, later=-1)
                 if node is not None:
                     return node
-        return self._place(self._on(self._offers, site), site, gpus, now=-1, later=-1)
+        return self._place(self._offers, site, gpus, now=-1, later=-1)
 
     def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
 
         The gang gets few racks (`topology.Split`), of these the fewest nodes, and of these the fullest.
         """
-        shelves = self._on(self._offers, site)
         if self._racks is None:
-            return self._fill(shelves, site, gpus, workers)
-        most = largest(shelves, gpus, site.requests, self._room_now)
+            return self._fill(self._offers, site, gpus, workers)
+        most = largest(self._offers.on(site), gpus, site.requests, self._room_now)
         if most == 0:
             return False
         split = Split(self._racks, site, gpus, self._room_now, most)
@@ -175,7 +178,7 @@ class Capacity:
         if rack is not None:
             return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
         mark = self.mark()
-        if not self._fill(shelves, site, gpus, workers):
+        if not self._fill(self._offers, site, gpus, workers):
             return False
         self.undo(mark)
         for rack, part in split.several(workers):
@@ -184,7 +187,7 @@ class Capacity:
 
     def set_aside(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
-        return self._place(self._on(self._hopes, site), site, gpus, now=0, later=-1)
+        return self._place(self._hopes, site, gpus, now=0, later=-1)
 
     def keep_some(self, site: Site, gpus: int, workers: int) -> tuple[Supply, int] | None:
         """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
@@ -192,7 +195,7 @@ class Capacity:
         Return when they have them, and how many; None where no node will have room for one.
         """
         for supply, shelves, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
-            if self._place(self._on(shelves, site), site, gpus, now=now, later=-1, workers=workers) is not None:
+            if self._place(shelves, site, gpus, now=now, later=-1, workers=workers) is not None:
                 return supply, self._journal[-1].placed
         return None
 
@@ -215,6 +218,18 @@ class Capacity:
             self._change(node, gpus, site.requests, now=0, later=-1, placed=1)
             return Supply.LATER
         return Supply.NEVER
+
+    def swap(self, site: Site, node: str, gpus: int) -> bool:
+        """Do what `exchange` does where one worker of `gpus` (> 0) replaces another, and nothing else is on the node.
+
+        Return whether that is so: the node is of the site, has no other GPUs to give, and nothing runs short on it.
+        """
+        if self._later.get(node) != 0 or self._now[node] >= gpus or self._group[node] not in site.members:
+            return False
+        if self._rooms is not None and self._rooms.can_run_short(node):
+            return False
+        self._journal.append(_Change(node, gpus, site.requests, 0, 0, 1))
+        return True
 
     def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
         """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
@@ -244,7 +259,7 @@ class Capacity:
 
     def occupy(self, site: Site, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
-        return self._place(self._on(self._offers, site), site, gpus, now=-1, later=0)
+        return self._place(self._offers, site, gpus, now=-1, later=0)
 
     def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
         """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
@@ -258,7 +273,7 @@ class Capacity:
 
     def nodes_with_hopes(self, site: Site) -> Iterator[str]:
         """Yield the nodes of `site` that will have free GPUs."""
-        for shelf in self._on(self._hopes, site):
+        for shelf in self._hopes.on(site):
             for bucket in shelf.values():
                 yield from bucket
 
@@ -283,7 +298,7 @@ class Capacity:
             node, gpus, requests, now, later, _ = self._journal.pop()
             self._add(node, gpus, requests, -now, -later)
 
-    def _fill(self, shelves: Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
+    def _fill(self, shelves: Shelves | Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
         """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
         mark = self.mark()
         while workers > 0:
@@ -294,20 +309,26 @@ class Capacity:
         return True
 
     def _place(
-        self, shelves: Sequence[Shelf], site: Site, gpus: int, *, now: int, later: int, workers: int = 1
+        self,
+        shelves: Shelves | Sequence[Shelf],
+        site: Site,
+        gpus: int,
+        *,
+        now: int,
+        later: int,
+        workers: int = 1,
     ) -> str | None:
         """Place the first of `workers`, and all that go to the same node; return the node."""
         room = self._room_now if now else self._room_later
-        chosen = choose(shelves, gpus, site.requests, room, workers)
+        if isinstance(shelves, Shelves):
+            chosen = shelves.choose(site, gpus, site.requests, room, workers)
+        else:
+            chosen = choose(shelves, gpus, site.requests, room, workers)
         if chosen is None:
             return None
         node, placed = chosen
         self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
         return node
-
-    def _on(self, shelves: Mapping[int, Shelf], site: Site) -> list[Shelf]:
-        """Return those of `shelves` that have nodes of `site`."""
-        return [shelves[group] for group in site.groups if group in shelves]
 
     def _fullest(self, nodes: Iterable[str], site: Site, gpus: int) -> str | None:
         """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
@@ -344,22 +365,24 @@ class Capacity:
     def _enter(self, node: str) -> None:
         group, (offer, hope) = self._group[node], self._keys(node)
         if offer[0] > 0:
-            self._offers[group].put(node, offer)
+            self._offers.put(node, group, offer)
             if self._racks is not None:
                 self._racks.put(node, group, offer)
         if hope[0] > 0:
-            self._hopes[group].put(node, hope)
+            self._hopes.put(node, group, hope)
 
     def _leave(self, node: str) -> None:
         group, (offer, hope) = self._group[node], self._keys(node)
         if offer[0] > 0:
-            self._offers[group].drop(node, offer)
+            self._offers.drop(node, group, offer)
             if self._racks is not None:
                 self._racks.drop(node, group, offer)
         if hope[0] > 0:
-            self._hopes[group].drop(node, hope)
+            self._hopes.drop(node, group, hope)
 
 
 def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
+    if gpus == 0:
+        return True
     sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
-    return gpus == 0 or sum(count * (max(0, size) // gpus) for size, count in sizes) >= workers
+    return any(room >= workers for room in accumulate(count * (max(0, size) // gpus) for size, count in sizes))

@@ -116,22 +116,21 @@ class Constraints:
             all(labels.get(key) == value for key, value in self.node_selector)
             and (self.affinity is None or any(term.matches(name, labels) for term in self.affinity))
             and all(any(term.matches(name, labels) for term in terms) for terms in self.volumes)
-            and all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
+            and self.tolerates(taints)
         )
 
-    @property
-    def keys(self) -> set[str]:
-        """The labels that decide."""
-        selected = {key for key, _ in self.node_selector}
-        return selected | {each.key for term in self._terms for each in term.labels}
+    def tolerates(self, taints: Iterable[Taint]) -> bool:
+        """Return whether the pod tolerates all of `taints` that repel pods."""
+        return all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
 
     @property
     def names(self) -> set[str]:
         """The nodes whose names decide; all others are alike."""
-        return {name for term in self._terms for each in term.fields for name in each.values}
+        return {name for term in self.terms for each in term.fields for name in each.values}
 
     @property
-    def _terms(self) -> Iterator[Term]:
+    def terms(self) -> Iterator[Term]:
+        """All terms of its affinity and of its volumes."""
         yield from self.affinity or ()
         for terms in self.volumes:
             yield from terms

@@ -127,7 +127,8 @@ class Order:
         spare = extra - standing.target
         if spare < 0:
             return (_BELOW, standing.place)
-        return (_SPARE, *standing.weighing.level(spare), standing.place)
+        level, lighter = standing.weighing.level(spare)
+        return (_SPARE, level, lighter, standing.place)
 
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
         """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
-from espalier_operator.goods import NOTHING, Goods
-from espalier_operator.order import Order, Rank
+from espalier_operator.goods import Goods
+from espalier_operator.loans import Line, Loan, Loans
+from espalier_operator.order import Order
 from espalier_operator.sites import Site
-
-
-class _Loan(NamedTuple):
-    job: JobFacts
-    worker: Worker
-    goods: Goods
-    place: int
-    """Among the loans of the job, in the order in which they are asked back."""
 
 
 @dataclass(slots=True)
@@ -52,34 +44,6 @@ class _Asked(NamedTuple):
     deadline: float
 
 
-class _Line:
-    """The loans on one type of GPU in the order of reclaim; sorted only as far as they are read."""
-
-    def __init__(self, loans: Iterator[_Loan]) -> None:
-        self._rest = loans
-        self._sorted: list[_Loan] = []
-        self.first = 0
-        """The place of the first that was not passed over for good."""
-
-    def __iter__(self) -> Iterator[_Loan]:
-        """Yield from `first`."""
-        place = self.first
-        while place < len(self._sorted) or self._sort_one():
-            yield self._sorted[place]
-            place += 1
-
-    def pass_over(self, is_out: Callable[[_Loan], bool]) -> None:
-        """Start the next search after the entries at the head that are out."""
-        while self.first < len(self._sorted) and is_out(self._sorted[self.first]):
-            self.first += 1
-
-    def _sort_one(self) -> bool:
-        loan = next(self._rest, None)
-        if loan is not None:
-            self._sorted.append(loan)
-        return loan is not None
-
-
 class ReclaimQueue:
     """Reclaims as few extra workers as needed, in reverse order of lending rank, within a job from the highest index.
 
@@ -101,24 +65,9 @@ class ReclaimQueue:
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
         self._taken: dict[str, _Taken] = {}
-        self._extras, self._leaving = extras, leaving
         self._journal: list[_Asked] = []
-        self._by_job: dict[str, list[_Loan]] = {}
-        self._lent: dict[str, Goods] = {}
-        self._lent_at: int | None = None
-        """The length of the journal when `loans` returned `_lent`; None: it does not hold any more."""
-        self._holders = [job for job in jobs if job.extra]
-        holders: dict[str, list[JobFacts]] = defaultdict(list)
-        for job in self._holders:
-            holders[job.gpu_type or ""].append(job)
-
-        def rank(loan: _Loan) -> Rank:
-            return order.lending_rank(loan.job, loan.worker.index)
-
-        self._lines = {
-            gpu_type: _Line(heapq.merge(*map(self._loans, some), key=rank, reverse=True))
-            for gpu_type, some in holders.items()
-        }
+        self._loans = Loans(jobs, extras, leaving)
+        self._lines = self._loans.lines(order)
 
     def mark(self) -> Mark:
         """Return the reclaims chosen so far, for `undo`."""
@@ -132,8 +81,6 @@ class ReclaimQueue:
                 del self._taken[asked.job]
             else:
                 self._taken[asked.job].extra, self._taken[asked.job].deadline = asked.extra, asked.deadline
-        if self._lent_at is not None and self._lent_at > mark.asked:
-            self._lent_at = None
         self._futile.clear()
         for gpu_type, line in self._lines.items():
             line.first = mark.first[gpu_type]
@@ -144,15 +91,12 @@ class ReclaimQueue:
 
     def loans(self) -> Mapping[str, Goods]:
         """Return by node what can still be reclaimed."""
-        if self._lent_at != len(self._journal):
-            self._lent, self._lent_at = {}, len(self._journal)
-            for job in self._holders:
-                left = (loan for loan in self._loans(job) if not self._is_out(loan))
-                for (node, gpus), workers in Counter((loan.worker.node, loan.goods.gpus) for loan in left).items():
-                    if node is not None:
-                        goods = Goods(gpus, job.terms.constraints.requests) * workers
-                        self._lent[node] = self._lent.get(node, NOTHING) + goods
-        return self._lent
+        return self._loans.by_node(self._kept)
+
+    def _kept(self, job: JobFacts) -> int:
+        """Return how many extra workers a job keeps by what it is asked for."""
+        taken = self._taken.get(job.key)
+        return job.extra if taken is None else taken.extra
 
     def cover(
         self,
@@ -185,6 +129,38 @@ class ReclaimQueue:
         """
         return self._cover(capacity, site, gpus, workers, None, None)
 
+    def _swap(self, capacity: Capacity, line: Line, site: Site, gpus: int, workers: int) -> int:
+        """Serve as many of `workers` as the loans at the head of the line can, one each, as `_cover` would.
+
+        Thousands of loans go back in a plan, nearly all of them like this.
+        """
+        for served in range(workers):
+            loan = self._foremost(line)
+            if loan is None or not self._swap_one(capacity, loan, site, gpus):
+                return served
+            line.pass_over(self._is_out)
+        return workers
+
+    def _foremost(self, line: Line) -> Loan | None:
+        """Return the first candidate of `_in_turn`; None where it is not at the head of the line."""
+        loan = line.head()
+        if loan is None:
+            return None
+        taken = self._taken.get(loan.job.key)
+        if taken is None or loan.worker.index < taken.extra:
+            return loan
+        rest = islice(self._loans.of(loan.job.key), loan.place + 1, None)
+        return next((other for other in rest if other.worker.index < taken.extra), None)
+
+    def _swap_one(self, capacity: Capacity, loan: Loan, site: Site, gpus: int) -> bool:
+        """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
+        if loan.worker.gpus != gpus or not capacity.swap(site, loan.worker.node or "", gpus):
+            return False
+        if loan.job.key not in self._taken:
+            self._futile.clear()
+        self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        return True
+
     def _cover(
         self,
         capacity: Capacity,
@@ -197,9 +173,16 @@ class ReclaimQueue:
         line, supply = self._lines.get(site.gpu_type), Supply.NOW
         if line is None:
             return Supply.NEVER, 0
-        search, tried, found, begin = self._in_turn(line, may_take), list[_Loan](), dict[str, Goods](), line.first
+        search, tried, found, begin = self._in_turn(line, may_take), list[Loan](), dict[str, Goods](), line.first
         """By node: what those tried hold of it."""
-        for served in range(1, workers + 1):
+        takes_all, served = may_take is None and spared is None, 0
+        while served < workers:
+            if takes_all and not tried:
+                swapped = self._swap(capacity, line, site, gpus, workers - served)
+                if swapped:
+                    search, begin, supply = self._in_turn(line, may_take), line.first, Supply.LATER
+                    served += swapped
+                    continue
             for loan in search:
                 node = loan.worker.node
                 if node is None or not capacity.is_in(site, node):
@@ -207,12 +190,22 @@ class ReclaimQueue:
                 if spared is not None and spared(loan.job):
                     continue
                 alone = node not in found and not (tried and tried[-1].job is loan.job)
+                is_swapped = alone and self._swap_one(capacity, loan, site, gpus)
+                if is_swapped:
+                    break
                 tried.append(loan)
                 goods = found[node] = loan.goods if node not in found else found[node] + loan.goods
                 if capacity.fits_with(node, site, gpus, goods):
                     break
             else:
-                return Supply.NEVER, served - 1
+                return Supply.NEVER, served
+            served += 1
+            if is_swapped:
+                line.pass_over(self._is_out)
+                supply = Supply.LATER
+                if line.first != begin:
+                    search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
+                continue
             asked, all_known = self._ask_for([loan] if alone else tried, node)
             is_even = _is_even(capacity, asked, site, gpus)
             if not (is_even and all_known):
@@ -249,7 +242,7 @@ class ReclaimQueue:
         Return whether there are enough; if there are not, nothing is reclaimed.
         """
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
-        found: list[_Loan] = []
+        found: list[Loan] = []
         for line in self._lines.values():
             for loan in line:
                 if not any(amount > 0 for amount in missing.values()):
@@ -275,7 +268,7 @@ class ReclaimQueue:
             if taken.job.reclaim is None
         ]
 
-    def _in_turn(self, line: _Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[_Loan]:
+    def _in_turn(self, line: Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[Loan]:
         """Yield candidates for reclaim.
 
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
@@ -289,32 +282,23 @@ class ReclaimQueue:
             if key in seen:
                 continue
             seen.add(key)
-            for loan in self._by_job[key][first.place :]:
-                if loan is not first and may_take is not None and not may_take(loan.job, loan.worker.index):
+            if not self._is_out(first):
+                yield first
+            for loan in islice(self._loans.of(key), first.place + 1, None):
+                if may_take is not None and not may_take(loan.job, loan.worker.index):
                     break
-                taken = self._taken.get(key)
-                if taken is None or loan.worker.index < taken.extra:
+                if not self._is_out(loan):
                     yield loan
 
-    def _is_out(self, loan: _Loan) -> bool:
+    def _is_out(self, loan: Loan) -> bool:
         taken = self._taken.get(loan.job.key)
         return taken is not None and loan.worker.index >= taken.extra
 
-    def _above(self, loan: _Loan) -> list[_Loan]:
-        above = (other for other in self._loans(loan.job) if other.worker.index >= loan.worker.index)
+    def _above(self, loan: Loan) -> list[Loan]:
+        above = (other for other in self._loans.of(loan.job.key) if other.worker.index >= loan.worker.index)
         return [other for other in above if not self._is_out(other)]
 
-    def _loans(self, job: JobFacts) -> list[_Loan]:
-        if job.key not in self._by_job:
-            lent = [worker for worker in self._extras[job.key] if worker.node and worker.name not in self._leaving]
-            lent.sort(key=lambda worker: -worker.index)
-            requests = job.terms.constraints.requests
-            goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
-            loans = (_Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent))
-            self._by_job[job.key] = [*loans]
-        return self._by_job[job.key]
-
-    def _ask_for(self, tried: list[_Loan], node: str) -> tuple[list[_Loan], bool]:
+    def _ask_for(self, tried: list[Loan], node: str) -> tuple[list[Loan], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
 
         Return those, and whether all their holders were asked for something before.
@@ -335,21 +319,24 @@ class ReclaimQueue:
                 self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         return asked, all_known
 
-    def _ask(self, loan: _Loan, reason: Reason, by: float | None) -> None:
-        deadline = self._now + loan.job.terms.notice_seconds
+    def _ask(self, loan: Loan, reason: Reason, by: float | None) -> None:
+        job, index = loan.job, loan.worker.index
+        key, deadline = job.key, self._now + job.terms.notice_seconds
         if by is not None:
             deadline = min(deadline, max(by, self._now))
-        taken, key = self._taken.get(loan.job.key), loan.job.key
+        taken = self._taken.get(key)
         if taken is None:
             self._journal.append(_Asked(key, None, deadline))
-            self._taken[key] = _Taken(loan.job, min(loan.job.extra, loan.worker.index), deadline, reason)
-        else:
-            self._journal.append(_Asked(key, taken.extra, taken.deadline))
-            taken.extra = min(taken.extra, loan.worker.index)
-            taken.deadline = min(taken.deadline, deadline)
+            self._taken[key] = _Taken(job, min(job.extra, index), deadline, reason)
+            return
+        self._journal.append(_Asked(key, taken.extra, taken.deadline))
+        if index < taken.extra:
+            taken.extra = index
+        if deadline < taken.deadline:
+            taken.deadline = deadline
 
 
-def _is_even(capacity: Capacity, asked: Sequence[_Loan], site: Site, gpus: int) -> bool:
+def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -> bool:
     """Return whether a worker of `gpus` takes all that `asked` give back: nothing is left that others could use."""
     if len(asked) != 1 or asked[0].worker.gpus != gpus:
         return False

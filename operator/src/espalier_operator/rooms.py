@@ -50,6 +50,8 @@ class Rooms:
         self._groups: dict[int, list[str]] = defaultdict(list)
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
+        self._ample: set[str] = set()
+        """Nodes that are known to have more of everything than can be requested."""
         self._answers: dict[object, bool] = {}
 
     def add(self, node: Node, group: int, offered: int) -> None:
@@ -61,7 +63,7 @@ class Rooms:
 
     def can_run_short(self, node: str) -> bool:
         """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
-        return self._left_on(node) is not None
+        return node not in self._ample and self._left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add `requests` so many times to what is left now and later."""
@@ -75,7 +77,7 @@ class Rooms:
 
         `more` is what is added to what the node has left.
         """
-        left = self._left_on(node)
+        left = None if node in self._ample else self._left_on(node)
         if left is None:
             return UNLIMITED
         later = left[1]
@@ -100,18 +102,32 @@ class Rooms:
         return self._answers[key]
 
     def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
+        if node_name in self._ample:
+            return None
         name = self._hosts[node_name]
         if name not in self._left:
-            unused, offered = _unused(self._nodes[node_name][0]), self._offered[name]
-            if all(left >= offered * self._greatest.get(resource, 0.0) for resource, left in unused.items()):
+            node, offered = self._nodes[node_name][0], self._offered[name]
+            if self._has_enough(node, offered):
                 self._left[name] = None
             else:
+                unused = _unused(node)
                 self._left[name] = now, later = unused, dict(unused)
                 for worker in self._workers.get(name, ()):
                     requests = self._requests.get(worker.job or "", ())
                     _add(now, requests, -1)
                     _add(later, requests, 0 if worker.name in self._leaving else -1)
-        return self._left[name]
+        left = self._left[name]
+        if left is None:
+            self._ample.add(node_name)
+        return left
+
+    def _has_enough(self, node: Node, offered: int) -> bool:
+        """Return whether `node` has more of everything than workers on `offered` GPUs can request."""
+        used, greatest = node.used, self._greatest
+        for resource, amount in node.resources.items():
+            if not amount - used.get(resource, 0) >= offered * greatest.get(resource, 0.0):  # of 0 GPUs it may be NaN
+                return False
+        return True
 
 
 def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:

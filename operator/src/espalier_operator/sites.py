@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
+from espalier_operator.matching import Index, mentioned_values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """Where a worker may run: groups of nodes, all of one type of GPU."""
+    """Where a worker may run: groups of nodes, all of one type of GPU. A `Grouping` makes equal ones only once."""
 
     gpu_type: str
     groups: tuple[int, ...]
     requests: Amounts = ()
     """What the worker needs of a node in addition to GPUs."""
+    members: frozenset[int] = field(init=False)
+    """The groups, to look one up."""
+
+    def __post_init__(self) -> None:
+        """Make the set."""
+        object.__setattr__(self, "members", frozenset(self.groups))
 
 
 class Grouping:
@@ -25,12 +32,17 @@ class Grouping:
     def __init__(self, constraints: Iterable[Constraints]) -> None:
         """Take all constraints that `site` will be asked for."""
         distinct = set(constraints)
-        self._keys = sorted(set().union(*(each.keys for each in distinct)))
+        self._values = mentioned_values(distinct)
+        """By label that decides: the values that do, None: each."""
         self._names = set[str]().union(*(each.names for each in distinct))
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
         """By group: its first node."""
-        self._sites: dict[tuple[str, Constraints], Site] = {}
+        self._known: dict[tuple[str, Constraints], Site] = {}
+        self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
+        self._fitting: dict[tuple[str, Constraints], tuple[int, ...]] = {}
+        """By type and constraints without requests, which tell no groups apart."""
+        self._index: Index | None = None
 
     @property
     def gpu_types(self) -> list[str]:
@@ -40,7 +52,7 @@ class Grouping:
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
         name = node.host if self._names and node.host in self._names else ""
-        labels = tuple(map(node.labels.get, self._keys)) if self._keys else ()
+        labels = self._deciding(node.labels) if self._values else ()
         alike = (node.gpu_type, labels, node.taints, name)
         number = self._numbers.setdefault(alike, len(self._examples))
         if number == len(self._examples):
@@ -51,13 +63,36 @@ class Grouping:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         if constraints is None:
             same = (group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
-            return Site(gpu_type, tuple(same))
-        known = self._sites.get((gpu_type, constraints))
+            return self._one(gpu_type, tuple(same), ())
+        known = self._known.get((gpu_type, constraints))
         if known is None:
-            fitting = (
-                group
-                for group, node in enumerate(self._examples)
-                if node.gpu_type == gpu_type and node.admits(constraints)
-            )
-            known = self._sites[gpu_type, constraints] = Site(gpu_type, tuple(fitting), constraints.requests)
+            groups = self._groups_of(gpu_type, replace(constraints, requests=()))
+            known = self._known[gpu_type, constraints] = self._one(gpu_type, groups, constraints.requests)
+        return known
+
+    def without_requests(self, site: Site) -> Site:
+        """Return `site` for a worker that needs nothing but GPUs."""
+        return self._one(site.gpu_type, site.groups, ())
+
+    def _deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str | bool], ...]:
+        """Return what of the labels of a node decides: which there are, and where it matters their values."""
+        decides = self._values
+        found = []
+        for key in decides.keys() & labels.keys():
+            values, value = decides[key], labels[key]
+            found.append((key, value if values is None or value in values else True))
+        return tuple(sorted(found))
+
+    def _groups_of(self, gpu_type: str, constraints: Constraints) -> tuple[int, ...]:
+        fitting = self._fitting.get((gpu_type, constraints))
+        if fitting is None:
+            if self._index is None or self._index.groups != len(self._examples):
+                self._index = Index(self._examples)
+            fitting = self._fitting[gpu_type, constraints] = tuple(self._index.admitting(gpu_type, constraints))
+        return fitting
+
+    def _one(self, gpu_type: str, groups: tuple[int, ...], requests: Amounts) -> Site:
+        known = self._sites.get((gpu_type, groups, requests))
+        if known is None:
+            known = self._sites[gpu_type, groups, requests] = Site(gpu_type, groups, requests)
         return known

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from espalier_operator.buckets import Key, Room, Shelf
 from espalier_operator.facts import Node
@@ -17,6 +17,24 @@ ZONE_LABEL: Final = "topology.kubernetes.io/zone"
 
 Rack = tuple[str, str]
 """The values of the zone label and of the rack label, each "" on nodes without the label."""
+
+
+_MOST_VIEWS: Final = 32
+"""Of how many combinations of groups the free GPUs are kept by rack; those of others are counted when they are asked
+for."""
+
+
+_SMALL_RACK: Final = 64
+"""Nodes with free GPUs."""
+
+
+class _RackRoom(NamedTuple):
+    """Room for workers in a rack."""
+
+    fitting: list[tuple[int, int]]
+    """For how many workers nodes have room, and how many nodes have; those with the most free GPUs first."""
+    workers: int
+    """For how many there is room."""
 
 
 def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]:
@@ -36,31 +54,46 @@ class Racks:
         self._shelves: dict[Rack, dict[int, Shelf]] = defaultdict(lambda: defaultdict(Shelf))
         self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
         """By group: free GPUs of each rack that has any."""
-        self.totals: dict[Rack, dict[tuple[Site, int], int]] = defaultdict(dict)
-        """By rack, site and GPUs of a worker: how many have room, where that is known."""
+        self._views: dict[tuple[int, ...], Counter[Rack]] = {}
+        """By several groups: the same for all of them."""
+        self._views_of: dict[int, list[Counter[Rack]]] = defaultdict(list)
+        """By group: the views that count it."""
+        self.rooms: dict[Rack, dict[tuple[Site, int], _RackRoom]] = defaultdict(dict)
+        """By rack, site and GPUs of a worker: for how many there is room, where that is known."""
 
     def put(self, node: str, group: int, key: Key) -> None:
         """Add a node."""
         rack = self._rack[node]
         self._shelves[rack][group].put(node, key)
-        self._free[group][rack] += key[0]
-        self.totals.pop(rack, None)
+        self.rooms.pop(rack, None)
+        for free in (self._free[group], *self._views_of.get(group, ())):
+            free[rack] += key[0]
 
     def drop(self, node: str, group: int, key: Key) -> None:
         """Take a node out."""
-        rack, free = self._rack[node], self._free[group]
+        rack = self._rack[node]
         self._shelves[rack][group].drop(node, key)
-        self.totals.pop(rack, None)
-        if free[rack] == key[0]:
-            del free[rack]
-        else:
-            free[rack] -= key[0]
+        self.rooms.pop(rack, None)
+        for free in (self._free[group], *self._views_of.get(group, ())):
+            if free[rack] == key[0]:
+                del free[rack]
+            else:
+                free[rack] -= key[0]
 
     def free(self, site: Site) -> Mapping[Rack, int]:
         """Return by rack how many GPUs of `site` are free; a rack without any is left out."""
         if len(site.groups) == 1:
             return self._free[site.groups[0]]
-        return sum((self._free[group] for group in site.groups), Counter[Rack]())
+        view = self._views.get(site.groups)
+        if view is None:
+            view = Counter[Rack]()
+            for group in site.groups:
+                view.update(self._free[group])
+            if len(self._views) < _MOST_VIEWS:
+                self._views[site.groups] = view
+                for group in site.groups:
+                    self._views_of[group].append(view)
+        return view
 
     def shelves(self, site: Site, racks: Iterable[Rack]) -> list[Shelf]:
         """Return the shelves with nodes of `site` in `racks`."""
@@ -88,6 +121,7 @@ class Split:
         """Search `site` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
         self._racks, self._site, self._gpus, self._room, self._largest = racks, site, gpus, room, largest
         self._free = racks.free(site)
+        self._key = site, gpus
 
     def one_for_all(self, workers: int) -> Rack | None:
         """Return the rack that has room for all `workers` on the fewest nodes, of these the fullest."""
@@ -103,7 +137,7 @@ class Split:
                 candidates = self._zone_for_all(candidates, workers) or candidates
                 rack = self._largest_of(candidates, {zone for (zone, _), _ in chosen})
             candidates.discard(rack)
-            chosen.append((rack, min(workers, self._total(rack))))
+            chosen.append((rack, min(workers, self._room_of(rack).workers)))
             workers -= chosen[-1][1]
         return chosen
 
@@ -127,7 +161,10 @@ class Split:
         found = []
         for zone, racks in zones.items():
             left, used = workers, 0
-            for most in sorted(map(self._total, racks), reverse=True):
+            totals = [self._room_of(rack).workers for rack in racks]
+            if sum(totals) < workers:
+                continue
+            for most in sorted(totals, reverse=True):
                 left, used = left - most, used + 1
                 if left <= 0:
                     found.append((used, sum(self._free[rack] for rack in racks), zone))
@@ -136,31 +173,44 @@ class Split:
 
     def _largest_of(self, candidates: Iterable[Rack], used: Collection[str]) -> Rack:
         """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
-        zones = Counter[str]()
-        for rack in candidates:
-            zones[rack[0]] += self._total(rack)
-        zone = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
-        return max((rack for rack in candidates if rack[0] == zone), key=lambda rack: (self._total(rack), rack))
-
-    def _total(self, rack: Rack) -> int:
-        """Return for how many workers `rack` has room."""
-        known, key = self._racks.totals[rack], (self._site, self._gpus)
-        if key not in known:
-            known[key] = sum(most * nodes for most, nodes in self._fitting(rack))
-        return known[key]
+        totals = {rack: self._room_of(rack).workers for rack in candidates}
+        zones: dict[str, int] = defaultdict(int)
+        for (zone, _), total in totals.items():
+            zones[zone] += total
+        best = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
+        return max((total, rack) for rack, total in totals.items() if rack[0] == best)[1]
 
     def _nodes(self, rack: Rack, workers: int) -> int:
         """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
-        known, key = self._racks.totals[rack], (self._site, self._gpus)
-        if known.get(key, workers) < workers:
+        room = self._racks.rooms[rack].get(self._key)
+        if room is None and self._is_small(rack):
+            room = self._room_of(rack)
+        if room is not None and room.workers < workers:
             return 0
         used = total = 0
-        for most, nodes in self._fitting(rack):
+        for most, nodes in self._fitting(rack) if room is None else room.fitting:
             if workers <= total + most * nodes:
                 return used + -(-(workers - total) // most)
             total, used = total + most * nodes, used + nodes
-        known[key] = total
         return 0
+
+    def _is_small(self, rack: Rack) -> bool:
+        """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
+        shelves = self._racks.shelves(self._site, [rack])
+        return sum(len(bucket) for shelf in shelves for bucket in shelf.values()) <= _SMALL_RACK
+
+    def _room_of(self, rack: Rack) -> _RackRoom:
+        known = self._racks.rooms[rack]
+        room = known.get(self._key)
+        if room is None:
+            fitting: list[tuple[int, int]] = []
+            for most, nodes in self._fitting(rack):
+                if fitting and fitting[-1][0] == most:
+                    fitting[-1] = most, fitting[-1][1] + nodes
+                else:
+                    fitting.append((most, nodes))
+            room = known[self._key] = _RackRoom(fitting, sum(most * nodes for most, nodes in fitting))
+        return room
 
     def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
         """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.facts import Node
+from espalier_operator.matching import mentioned_values
+from espalier_operator.sites import Grouping
 
 LABELS = {"zone": "a", "cores": "8", "size": "large"}
 
@@ -111,7 +114,56 @@ TERMS = st.builds(Term, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(E
 def test_only_the_named_labels_and_nodes_decide(
     constraints: Constraints, labels: dict[str, str], more: dict[str, str], name: str
 ) -> None:
-    """The planner groups nodes by `keys` and `names`: what else differs must not matter."""
-    other = {**{key: value for key, value in labels.items() if key in constraints.keys}, **more}
+    """The planner groups nodes by the labels and names that constraints mention: what else differs must not matter."""
+    mentioned = mentioned_values([constraints])
+    other = {**{key: value for key, value in labels.items() if key in mentioned}, **more}
+    for key in other:
+        values = mentioned.get(key, set())
+        if values is not None and other[key] not in values:
+            other[key] = "other"
     another = name if name in constraints.names else "n1"
     assert constraints.admit(name, labels, ()) == constraints.admit(another, other, ())
+
+
+NODES = st.builds(
+    Node,
+    name=VALUES,
+    gpu_type=st.sampled_from(("x", "y")),
+    allocatable=st.just(1),
+    labels=st.dictionaries(st.sampled_from(("zone", "rack")), st.sampled_from(("a", "b", "c", "7", "12"))),
+    taints=st.lists(st.sampled_from((Taint("t"), Taint("t", "v"), Taint("u", "", "NoExecute"))), max_size=2).map(tuple),
+)
+CONSTRAINTS = st.builds(
+    Constraints,
+    node_selector=st.lists(st.tuples(st.sampled_from(("zone", "rack")), VALUES), max_size=1).map(tuple),
+    affinity=st.none() | st.lists(TERMS, max_size=2).map(tuple),
+    volumes=st.lists(st.lists(TERMS, max_size=1).map(tuple), max_size=1).map(tuple),
+    tolerations=st.lists(
+        st.sampled_from((Toleration("t", "Exists"), Toleration("t", value="v"), Toleration("", "Exists"))), max_size=1
+    ).map(tuple),
+    requests=st.sampled_from(((), (("cpu", 1),))),
+)
+
+
+@given(st.lists(NODES, max_size=6), st.lists(CONSTRAINTS, min_size=1, max_size=4))
+def test_groups_of_nodes_are_admitted_as_each_of_their_nodes(nodes: list[Node], asked: list[Constraints]) -> None:
+    """Sets of groups by value and a look at each node give the same sites."""
+    grouping = Grouping(asked)
+    groups = [grouping.group_of(node) for node in nodes]
+    for constraints in asked:
+        for gpu_type in ("x", "y"):
+            site = grouping.site(gpu_type, constraints)
+            assert site is grouping.site(gpu_type, constraints)
+            found = [group in site.members for group in groups]
+            assert found == [node.gpu_type == gpu_type and node.admits(constraints) for node in nodes]
+
+
+def test_a_thousand_constraints_make_few_groups() -> None:
+    """Labels that all nodes have, such as their host names, make groups only of the values that somebody names."""
+    nodes = [
+        Node(name=f"n{number}", gpu_type="x", allocatable=1, labels={"host": f"n{number}", "zone": "a"})
+        for number in range(100)
+    ]
+    apart = Constraints(affinity=(Term((Expression("host", "NotIn", ("n7",)), Expression("zone", "Exists"))),))
+    grouping = Grouping([apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))])
+    assert len({grouping.group_of(node) for node in nodes}) == 2

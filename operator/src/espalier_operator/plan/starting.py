@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit
@@ -73,7 +72,8 @@ class Starting:
                 return self._admit(job, site, mark)
         surplus = self._tick.reclaims.surplus
         # Where they request nothing but GPUs, it was tried just now.
-        free = (site.requests and self._tick.pool.has_gang(replace(site, requests=()), gpus, workers) for site in sites)
+        bare = (self._tick.capacity.without_requests(site) for site in sites if site.requests)
+        free = (self._tick.pool.has_gang(site, gpus, workers) for site in bare)
         reason = Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
         for site in sites:
             mark = self._tick.capacity.mark()

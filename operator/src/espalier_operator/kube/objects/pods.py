@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
 from typing import Any, Final
 
 from espalier_api.causes import cause_in
@@ -236,7 +238,14 @@ def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
     node = text(spec, "nodeName")
     if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
         return None
-    return Load(node, requests_of(spec, resource_of(spec, settings)), worker_of(raw)[0])
+    requests = _shared(requests_of(spec, resource_of(spec, settings)))
+    return Load(intern(node), requests, worker_of(raw)[0])
+
+
+@lru_cache(maxsize=4096)
+def _shared(requests: Amounts) -> Amounts:
+    """Return `requests`, the same tuple for equal ones: pods by the ten thousand request one of few things."""
+    return requests
 
 
 def _claims(raw: Raw, *, own: bool) -> Iterator[str]:

@@ -1,0 +1,114 @@
+"""Which of many nodes constraints admit, without a look at each node. Pure.
+
+Tenants may write a thousand different constraints. Nodes that none of them tells apart are one group, so there are no
+more groups than values that constraints name; and which groups one admits is computed from sets of groups by value,
+not group by group. The answers are those of `Constraints.admit`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from espalier_operator.constraints import Constraints, Expression, Taint, Term
+from espalier_operator.facts import Node
+
+K = TypeVar("K")
+_Groups = frozenset[int]
+_NO_GROUPS: _Groups = frozenset()
+
+
+def mentioned_values(constraints: Iterable[Constraints]) -> dict[str, set[str] | None]:
+    """Return by label that `constraints` name: the values that they tell from others; None: each from each."""
+    values: dict[str, set[str] | None] = {}
+    for each in constraints:
+        for key, value in each.node_selector:
+            _mention(values, key, (value,))
+        for term in each.terms:
+            for expression in term.labels:
+                compares = expression.operator in ("Gt", "Lt")
+                _mention(values, expression.key, None if compares else expression.values)
+    return values
+
+
+def _mention(values: dict[str, set[str] | None], key: str, more: Iterable[str] | None) -> None:
+    known = values.setdefault(key, set())
+    if more is None:
+        values[key] = None
+    elif known is not None:
+        known.update(more)
+
+
+class Index:
+    """Groups of nodes, each represented by one of them, by what constraints ask for."""
+
+    def __init__(self, examples: Sequence[Node]) -> None:
+        """Number the groups in the order of `examples`."""
+        self.groups = len(examples)
+        """How many there are."""
+        self._all: _Groups = frozenset(range(self.groups))
+        self._examples = examples
+        self._by_type = _sets((node.gpu_type, (group,)) for group, node in enumerate(examples))
+        self._by_name = _sets((node.host, (group,)) for group, node in enumerate(examples))
+        self._by_taints = _sets((node.taints, (group,)) for group, node in enumerate(examples))
+        self._by_label: dict[str, dict[str, _Groups]] = {}
+        self._by_expression: dict[Expression, _Groups] = {}
+
+    def admitting(self, gpu_type: str, constraints: Constraints) -> list[int]:
+        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`, in order."""
+        found = self._by_type.get(gpu_type, _NO_GROUPS)
+        for key, value in constraints.node_selector:
+            found &= self._labelled(key).get(value, _NO_GROUPS)
+        for terms in (*(() if constraints.affinity is None else (constraints.affinity,)), *constraints.volumes):
+            found &= _NO_GROUPS.union(*map(self._matching, terms))
+        if found:
+            found &= self._tolerated(constraints.tolerates)
+        return sorted(found)
+
+    def _tolerated(self, tolerates: Callable[[Iterable[Taint]], bool]) -> _Groups:
+        return _NO_GROUPS.union(*(groups for taints, groups in self._by_taints.items() if tolerates(taints)))
+
+    def _matching(self, term: Term) -> _Groups:
+        if not term.labels and not term.fields:
+            return _NO_GROUPS
+        found = self._all
+        for expression in term.labels:
+            found &= self._meeting(expression)
+        for expression in term.fields:
+            found &= self._named(expression)
+        return found
+
+    def _meeting(self, expression: Expression) -> _Groups:
+        known = self._by_expression.get(expression)
+        if known is None:
+            labelled = self._labelled(expression.key)
+            if expression.operator in ("In", "NotIn"):
+                known = _NO_GROUPS.union(*(labelled.get(value, _NO_GROUPS) for value in expression.values))
+                known = self._all - known if expression.operator == "NotIn" else known
+            else:
+                absent = self._all.difference(*labelled.values()) if expression.matches({}) else _NO_GROUPS
+                fitting = (groups for value, groups in labelled.items() if expression.matches({expression.key: value}))
+                known = absent.union(*fitting)
+            self._by_expression[expression] = known
+        return known
+
+    def _named(self, expression: Expression) -> _Groups:
+        if expression.key != "metadata.name" or expression.operator not in ("In", "NotIn"):
+            return _NO_GROUPS
+        named = _NO_GROUPS.union(*(self._by_name.get(name, _NO_GROUPS) for name in expression.values))
+        return self._all - named if expression.operator == "NotIn" else named
+
+    def _labelled(self, key: str) -> dict[str, _Groups]:
+        known = self._by_label.get(key)
+        if known is None:
+            pairs = ((node.labels.get(key), (group,)) for group, node in enumerate(self._examples))
+            known = self._by_label[key] = _sets((value, groups) for value, groups in pairs if value is not None)
+        return known
+
+
+def _sets(pairs: Iterable[tuple[K, tuple[int]]]) -> dict[K, _Groups]:
+    found: dict[K, set[int]] = defaultdict(set)
+    for key, groups in pairs:
+        found[key].update(groups)
+    return {key: frozenset(groups) for key, groups in found.items()}

@@ -1,0 +1,43 @@
+"""The benchmark of the operator can give the operator a core of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+from load.case import Case
+from load.cores import shared_out
+from load.processes import running
+from load.table import table
+
+
+def test_a_process_runs_on_the_cores_that_it_is_given(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+    with running("one", command, tmp_path, frozenset((core,))) as process:
+        while not (said := process.log.read_text()):
+            os.sched_yield()
+    assert said.strip() == str({core})
+
+
+def test_the_last_core_is_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 0, 1})
+    assert shared_out() == (frozenset((3,)), frozenset((0, 1)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2})
+    with pytest.raises(ValueError, match="two cores"):
+        shared_out()
+
+
+def test_the_last_column_compares_the_last_case_with_the_first() -> None:
+    cases = [Case(nodes=nodes, jobs=10, events=0) for nodes in (100, 200)]
+    lines = table(cases, [{"planMs": 10.0, "events": 0.0}, {"planMs": 15.0, "events": None}]).splitlines()
+    found = {" ".join(line.split()[:-3]): line.split()[-3:] for line in lines}
+    assert lines[0].endswith("200 / 100")
+    assert found["plan() alone, median ms"] == ["10.0", "15.0", "1.50"]
+    assert found["GPUs freed"] == ["0", "–", "–"]

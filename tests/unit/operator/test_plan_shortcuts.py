@@ -1,0 +1,87 @@
+"""What the planner keeps and shortens changes no plan: it plans the same without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_operator import buckets, loans, topology
+from espalier_operator.buckets import Room, Shelves, choose
+from espalier_operator.capacity import Capacity
+from espalier_operator.constraints import Amounts
+from espalier_operator.goods import Goods
+from espalier_operator.loans import Loans
+from espalier_operator.plan import plan
+from espalier_operator.policies import Policy
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.gandiva import GandivaPolicy
+from espalier_operator.policies.las import LasPolicy
+from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.sites import Site
+from operator_world.crowds import NOW, crowd
+
+POLICIES: tuple[Policy, ...] = (FairPolicy(), LasPolicy(thresholds=(20.0, 100.0), promote=2), GandivaPolicy())
+
+
+def plain(patch: pytest.MonkeyPatch) -> None:
+    """Take the planner's shortcuts away."""
+    room_of, by_node = topology.Split._room_of, Loans.by_node
+
+    def counted_again(self: Any, rack: topology.Rack) -> Any:
+        self._racks.rooms.clear()
+        return room_of(self, rack)
+
+    def summed_again(self: Any, keeps: Any) -> Mapping[str, Goods]:
+        self._lent, self._counted = {}, {}
+        return by_node(self, keeps)
+
+    def each_group(
+        self: Shelves, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1
+    ) -> tuple[str, int] | None:
+        return choose(self.on(site), gpus, requests, room, workers)
+
+    patch.setattr(ReclaimQueue, "_swap_one", lambda *_: False)
+    patch.setattr(loans, "_MERGED", 10**6)
+    patch.setattr(Shelves, "choose", each_group)
+    patch.setattr(topology, "_MOST_VIEWS", 0)
+    patch.setattr(topology.Split, "_room_of", counted_again)
+    patch.setattr(Loans, "by_node", summed_again)
+
+
+@given(seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES))
+@settings(max_examples=60, deadline=None)
+def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None:
+    snapshot = crowd(seed, nodes=60, jobs=60)
+    with pytest.MonkeyPatch.context() as patch:
+        plain(patch)
+        wanted = plan(snapshot, policy, NOW)
+    assert plan(snapshot, policy, NOW) == wanted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "_FEW_GROUPS", 0)
+        assert plan(snapshot, policy, NOW) == wanted
+
+
+def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above compares two ways: in these snapshots workers are swapped, reserved for and put into racks."""
+    taken = {"swap": 0, "_room_of": 0, "by_node": 0}
+
+    def counting(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
+
+        def counted(*arguments: Any) -> Any:
+            found = method(*arguments)
+            taken[name] += bool(found)
+            return found
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(Capacity, "swap")
+    counting(topology.Split, "_room_of")
+    counting(Loans, "by_node")
+    for seed in range(20):
+        plan(crowd(seed), FairPolicy(), NOW)
+    assert min(taken.values()) > 10, taken

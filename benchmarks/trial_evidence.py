@@ -15,7 +15,7 @@ import numpy.typing as npt
 from espalier_agent.data import carried_corpus, corpus_names
 from espalier_api.growth_corpus import MARKS, ArmRecord, MomentRecord
 from espalier_api.job import Trials
-from espalier_trainer.trials.rules import SHARES, seen
+from espalier_api.trials import SHARES, seen
 
 MOST = 0.1
 Floats = npt.NDArray[np.float64]

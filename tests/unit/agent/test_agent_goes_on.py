@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -35,14 +36,13 @@ def run(*arguments: object, exits: int = 0) -> Result:
     return ended
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """Serve the policy in `served`, exploring; give the URL."""
-    options = ["--port", "0", "--policy", tmp_path / "served", "--outcomes-db", tmp_path / "kept" / "outcomes.db"]
-    save_policy(poor(carried_tables("digits")[0], 0.1), tmp_path / "served")
+@contextmanager
+def serving(tmp_path: Path, options: Sequence[str] = ()) -> Iterator[str]:
+    """Serve the policy in `served`, and keep what comes in `kept`; give the URL."""
+    places = ["--port", "0", "--policy", tmp_path / "served", "--outcomes-db", tmp_path / "kept" / "outcomes.db"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "espalier_agent", "serve", *map(str, options), "--explore", "0.6"],
+            [sys.executable, "-m", "espalier_agent", "serve", *map(str, places), *options],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -58,6 +58,14 @@ def url(tmp_path: Path) -> Iterator[str]:
         finally:
             process.kill()
             process.communicate()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Serve a poor policy, exploring; give the URL."""
+    save_policy(poor(carried_tables("digits")[0], 0.1), tmp_path / "served")
+    with serving(tmp_path, ["--explore", "0.6"]) as announced:
+        yield announced
 
 
 def run_job(client: httpx.Client, tree: DecisionTree, job: str) -> None:

@@ -14,6 +14,7 @@ from espalier_api.allocation import Allocation
 from espalier_api.growth_corpus import MARKS
 from espalier_api.job import Trials
 from espalier_api.report import AdaptationSource, Arm
+from espalier_api.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.adapting import Asked
 from espalier_trainer.advisor import Decision
 from espalier_trainer.trials import rules
@@ -119,14 +120,14 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
 
 @given(st.floats(-0.1, 0.1), st.floats(0, 0.2), st.floats(-1, 1), st.sampled_from([Trials.CONFIRM, Trials.RACE]))
 def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, manner):
-    evidence = rules.EVIDENCE[manner]
+    evidence = EVIDENCE[manner]
     after = rules.believed(told(mean, width), ratio, evidence)
     ends = sorted([mean, evidence.slope * ratio])
     assert ends[0] - 1e-9 <= after <= ends[1] + 1e-9
 
 
 def test_the_surer_the_advice_the_less_a_trial_moves_it():
-    moved = [rules.believed(told(0.05, width), -0.5, rules.EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
+    moved = [rules.believed(told(0.05, width), -0.5, EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
     assert moved == sorted(moved, reverse=True)
 
 
@@ -138,12 +139,12 @@ def test_a_growth_that_is_expected_to_pay_survives_a_trial_that_says_little():
 
 @given(st.floats(-5, 5), st.floats(-5, 5))
 def test_the_lower_loss_is_always_seen_as_better(nothing, grown):
-    assert (rules.seen(nothing, grown) > 0) <= (grown < nothing)
-    assert -1 <= rules.seen(nothing, grown) <= 1
+    assert (seen(nothing, grown) > 0) <= (grown < nothing)
+    assert -1 <= seen(nothing, grown) <= 1
 
 
 def test_an_arm_of_a_race_is_measured_where_judgements_measure():
-    assert rules.SHARES[Trials.RACE] in MARKS
+    assert SHARES[Trials.RACE] in MARKS
 
 
 def test_arms_begin_with_the_rates_that_the_decision_would_bring():

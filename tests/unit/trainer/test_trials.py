@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 Workplace = Any
 """That of `conftest.py`."""
 GROWTH_WINS = (
-    "import espalier_trainer.trials.rules as rules\n"
-    "rules.SHARES = {**rules.SHARES, rules.Trials.RACE: 0.25}\n"  # a race of 24 s would last too long here
+    "import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading\n"
+    "leading.SHARES = {**leading.SHARES, rules.Trials.RACE: 0.25}\n"  # a race of 24 s would last too long here
     "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 )
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")

@@ -17,11 +17,12 @@ from espalier_api.advice import Action, ExpectedGain
 from espalier_api.growth_corpus import MARKS, CaseRecord, MomentRecord
 from espalier_api.job import Trials
 from espalier_api.report import Arm
+from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_trainer.trials.rules import SHARES, arms, best, ranked
+from espalier_trainer.trials.rules import arms, best, ranked
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from espalier_api.advice import Action
 from espalier_api.job import Trials
 from espalier_api.report import Arm
+from espalier_api.trials import SHARES
 from espalier_trainer.adapting import Asked
 from espalier_trainer.network import Network
 from espalier_trainer.trials import rules
@@ -121,7 +122,7 @@ def begun(
         return None
     keep, name = rules.keeps_winner(manner, tried), uuid.uuid4().hex
     manner = Trials.RACE if keep else Trials.CONFIRM
-    share = rules.SHARES[manner]
+    share = SHARES[manner]
     seconds = share * seconds_left
     orders = {
         worker: Order(
@@ -130,6 +131,7 @@ def begun(
             rates=tuple(rates[0] if each.grows else rates[1] for each in actions),
             ends=0.0 if not keep else 1 - share if linear else 1.0,
             seconds=seconds,
+            shares=(share,),
             seed=seed,
             keep=keep and actions[-1].grows,
         )

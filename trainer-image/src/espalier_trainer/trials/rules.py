@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from espalier_api.advice import Action, ExpectedGain
 from espalier_api.job import Trials
 from espalier_api.report import Arm
+from espalier_api.trials import EVIDENCE, Evidence, seen
 
-SHARES: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.1, Trials.RACE: 0.6}
-"""The slice of an arm as a share of the remaining budget.
-
-Validation loss after a tenth, the rate falling to 0 within it, tells a good growth from a bad one; an arm of a race
-goes on as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
 START_SHARE: Final = 0.1
 """Share of the budget for which advice waits for extra workers that still start; then those that are there try it, or
 it is carried out untried."""
@@ -30,26 +25,8 @@ _START_SECONDS: Final = 10.0
 """Added to it: copying the model, growing it, and the evaluation, which has not been measured in the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """How the losses of a trial measure a gain: `slope` · log(loss of nothing / loss of the arm), give or take."""
-
-    slope: float
-    """In accuracy."""
-    deviation: float
-    """Standard deviation of that measurement, in accuracy."""
-
-
-EVIDENCE: Final[Mapping[Trials, Evidence]] = {
-    Trials.CONFIRM: Evidence(3.6, 0.11),
-    Trials.RACE: Evidence(0.88, 0.039),
-}
-"""Measured on the corpus `free`: what a slice of a tenth ends with correlates with the gain in the end by .25, where an
-arm of a race then stands by .58 (`make bench-trial-evidence`)."""
 UNTOLD: Final = ExpectedGain(mean=0.0, low=-0.04, high=0.04)
 """What a growth is believed to gain where the policy does not tell it."""
-_LIMIT: Final = 0.3
-"""Of the logarithm of losses: a loss that is lower by half gains no more than one that is lower by a quarter."""
 _INTERVAL: Final = 2 * 1.2816
 """Width in standard deviations of the interval that a policy tells (four of five)."""
 _UNEXPLAINED: Final = 0.02
@@ -109,16 +86,6 @@ def best(results: Iterable[Arm], manner: Trials, gains: Mapping[str, ExpectedGai
     }
     winner = max(found, key=lambda action: found[action], default=None)
     return finished[winner] if winner is not None and found[winner][0] > 0 else nothing
-
-
-def seen(nothing: float, grown: float) -> float:
-    """Return how much lower the loss of a growth is: log(nothing / grown), within the limit.
-
-    Losses below 0, as some of own making are, have no ratio: then only the sign counts.
-    """
-    if nothing <= 0 or grown <= 0:
-        return math.copysign(_LIMIT, nothing - grown) if nothing != grown else 0.0
-    return max(-_LIMIT, min(_LIMIT, math.log(nothing) - math.log(grown)))
 
 
 def believed(expected: ExpectedGain, ratio: float, evidence: Evidence) -> float:

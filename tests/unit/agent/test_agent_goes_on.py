@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -18,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from jobs_world import accuracy, play, poor, request
 
+from agent_service import serving
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables
 from espalier_agent.history import decisions
@@ -36,35 +32,11 @@ def run(*arguments: object, exits: int = 0) -> Result:
     return ended
 
 
-@contextmanager
-def serving(tmp_path: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """Serve the policy in `served`, and keep what comes in `kept`; give the URL."""
-    places = ["--port", "0", "--policy", tmp_path / "served", "--outcomes-db", tmp_path / "kept" / "outcomes.db"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "espalier_agent", "serve", *map(str, places), *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            assert process.stdout is not None
-            announced = process.stdout.readline().strip()
-            assert announced, (tmp_path / "log").read_text()
-            yield announced
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 0
-        finally:
-            process.kill()
-            process.communicate()
-
-
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Serve a poor policy, exploring; give the URL."""
     save_policy(poor(carried_tables("digits")[0], 0.1), tmp_path / "served")
-    with serving(tmp_path, ["--explore", "0.6"]) as announced:
+    with serving(tmp_path, "--explore", "0.6") as announced:
         yield announced
 
 

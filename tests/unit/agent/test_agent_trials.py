@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs_world import poor, request
-from test_agent_goes_on import run, serving
+from test_agent_goes_on import run
 
+from agent_service import serving
 from espalier_agent.data import carried_tables
 from espalier_agent.evaluation.on_trials import OnTrials, compare_on_trials, worse_on_trials
 from espalier_agent.history import decisions
@@ -70,7 +71,7 @@ def test_a_service_learns_from_the_arms_of_trials(learner: str, tmp_path: Path) 
     before = poor(table, 0.1)
     save_policy(before, served)
     options = ["--explore", "0.2"] if learner == "expected" else []  # of what is tried, no probability is needed
-    with serving(tmp_path, options) as url, httpx.Client(base_url=url, timeout=60) as client:
+    with serving(tmp_path, *options) as url, httpx.Client(base_url=url, timeout=60) as client:
         for number in range(JOBS):
             run_job(client, tree, f"job-{number}", number)
         history = gather(decisions(kept))

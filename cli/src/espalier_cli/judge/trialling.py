@@ -14,15 +14,15 @@ from typing import Final
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action, ExpectedGain
-from espalier_api.growth_corpus import MARKS, CaseRecord, MomentRecord
+from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_api.job import Trials
-from espalier_api.report import Arm
+from espalier_api.report import Arm, Slice
 from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_trainer.trials.rules import arms, best, ranked
+from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""
@@ -89,9 +89,21 @@ def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
 
 def raced(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
     """Return what came of the arms of a `Race`: each trains on as it would without one."""
-    found = {arm.action: arm.losses[MARKS.index(SHARES[Trials.RACE])] for arm in moment.arms}
     wanted = [action for actions in arms(Trials.RACE, said.growths, RACE_GPUS) for action in actions]
-    return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
+    growths = sum(action.grows for action in wanted)
+    found = {arm.action: _run(arm, slices(Trials.RACE, growths)) for arm in moment.arms if arm.action in wanted}
+    gone: set[str] = set()
+    for share in slices(Trials.RACE, growths)[:-1]:
+        left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]
+        gone |= behind(share, left, found[Action.nothing()], said.gains)
+    return tuple(arm.model_copy(update={"loss": None}) if arm.action in gone else arm for arm in found.values())
+
+
+def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
+    """Return an arm of a race as the worker that trains it tells it."""
+    losses = {share: arm.losses[MARKS.index(share)] for share in shares}
+    ends = tuple(Slice(share=share, loss=loss) for share, loss in losses.items() if loss is not None)
+    return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
 def _late(course: Course, action: Action) -> float:

@@ -26,6 +26,7 @@ from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""
+_DO_NOTHING: Final = Action.nothing()
 _NOTHING: Final = str(Action.nothing())
 
 
@@ -59,22 +60,20 @@ def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> T
     for moment in record.moments:
         said = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
-        winner = best(raced(said, moment), Trials.RACE, said.gains)
         confirmed = best(confirmation(said, moment), Trials.CONFIRM, said.gains)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
             course = course or Course.begin(case, record.seed, setting.operations)
             course.advance(moment.share * course.budget)
             confirm = _late(course, said.growths[0])
-        race = _NOTHING if winner is None else winner.action
         moments.append(
             TrialRecord(
                 share=moment.share,
                 advice=said.action,
                 confirmed=None if confirmed is None else confirmed.action != _NOTHING,
                 confirm_accuracy=confirm,
-                race_winner=next((arm.action for arm in moment.arms if str(arm.action) == race), Action.nothing()),
-                race_accuracy=outcome[race],
+                race_winner=(winner := race_winner(said, moment)),
+                race_accuracy=outcome[str(winner)],
             )
         )
     return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
@@ -87,11 +86,20 @@ def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
     return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
 
 
-def raced(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
-    """Return what came of the arms of a `Race`: each trains on as it would without one."""
-    wanted = [action for actions in arms(Trials.RACE, said.growths, RACE_GPUS) for action in actions]
+def race_winner(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
+    """Return what wins a race with so many extra GPUs."""
+    won = best(raced(said, moment, gpus), Trials.RACE, said.gains)
+    return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
+
+
+def raced(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
+    """Return what came of the arms of a `Race`: each trains on as it would without one; of one GPU against the base."""
+    wanted = [action for actions in arms(Trials.RACE, said.growths, gpus) for action in actions]
+    if wanted and Action.nothing() not in wanted:
+        wanted.append(Action.nothing())
     growths = sum(action.grows for action in wanted)
-    found = {arm.action: _run(arm, slices(Trials.RACE, growths)) for arm in moment.arms if arm.action in wanted}
+    trained = {arm.action: arm for arm in moment.arms}
+    found = {action: _run(trained[action], slices(Trials.RACE, growths)) for action in wanted}
     gone: set[str] = set()
     for share in slices(Trials.RACE, growths)[:-1]:
         left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]

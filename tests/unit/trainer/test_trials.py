@@ -78,7 +78,7 @@ def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
     grown, nothing = adaptation.arms
     assert (grown.action, nothing.action) == ("Deepen(block0)", "Nothing")
     assert min(grown.steps, nothing.steps) > 0
-    assert adaptation.message.startswith("validation loss when tried: Deepen(block0) ")
+    assert "validation loss when tried: Deepen(block0) " in adaptation.message
     if grown.loss < nothing.loss:
         assert adaptation.result is AdaptationResult.GROWN
         assert adaptation.depth_after == adaptation.depth_before + 1

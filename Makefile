@@ -130,6 +130,10 @@ bench-digits: .venv/.ready  ## does growing pay off on the example? ten seeds, t
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/pays.py examples/digits.yaml --picture $(RUNS)/digits.png
 
+.PHONY: bench-spare-gpus
+bench-spare-gpus: .venv/.ready  ## who should grow? what lent GPUs gain under `growth`, compared with rules that know less (20 minutes); ARGS=--quick
+	.venv/bin/python benchmarks/spare_gpus.py $(ARGS)
+
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)

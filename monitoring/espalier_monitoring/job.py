@@ -107,6 +107,12 @@ _LEARNING: Final = Row(
 _MODEL: Final = Row(
     "Model and workers",
     Panel(
+        title="Expected gain",
+        about="Final accuracy that growing once more would gain, as the agent expects it. 0 once the job may not grow"
+        " any more. Empty where the agent does not say.",
+        queries=((_of("expected_gain"), "accuracy"),),
+    ),
+    Panel(
         title="Depth",
         about="Number of layers of the model that have parameters.",
         queries=((_of("depth"), "depth"), (_of("adaptations_total"), "times grown")),

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from espalier_trainer.elastic import group as groups
 from espalier_trainer.elastic.group import Group
+from waiting import PATIENCE
 
 CPU = torch.device("cpu")
 Act = Callable[[Group], Any]
@@ -27,7 +28,7 @@ def together(count: int, act: Act) -> list[Any]:
     def member(rank: int) -> None:
         try:
             # A connection of its own: one waits for the other in it.
-            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=20))
+            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
             group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
             try:
                 done[rank] = act(group)
@@ -42,7 +43,7 @@ def together(count: int, act: Act) -> list[Any]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
     if failed:
         raise failed[0]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
-from typing import Any
 
-Workplace = Any
-"""That of `tests/unit/trainer/conftest.py`."""
+from trainer_processes import Workplace
 
 OWN = """
 import atexit, runpy
@@ -24,18 +20,9 @@ finally:
 """
 
 
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, place.log + place.logs(0)
-        time.sleep(0.02)
-    return found
-
-
 def epochs(log: str) -> dict[int, str]:
     """Return what was printed at the end of each epoch, the last time it ended."""
-    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)$", log, re.M)}
+    return {int(number): said for number, said in re.findall(r"^epoch (\d+): (.*)\n", log, re.M)}
 
 
 def members(place: Workplace) -> list[int]:

@@ -106,7 +106,7 @@ class Operators:
         config = self._folder / f"account-{number}"
         config.write_text(server.kubeconfig_text(server.token(self._release.namespace, self.account)))
         options = [*self._pod["containers"][0]["args"], f"--kubeconfig={config}"]
-        options += ["--lease-seconds=3", "--resync-seconds=5"]
+        options += ["--lease-seconds=6", "--resync-seconds=5"]
         return OperatorProcess(server, self._folder, f"operator-{number}", *options, namespace=self._release.namespace)
 
     @property

@@ -69,7 +69,7 @@ def test_a_deleted_pod_terminates_for_a_while(cluster: ApiServer, kubelet: FakeK
     namespace = cluster.namespace()
     path = f"/api/v1/namespaces/{namespace}/pods"
     kubelet.add_node("node-1", gpus=1)
-    kubelet.stop_seconds = 1.0
+    kubelet.stop_seconds = 4.0
     cluster.request("POST", path, pod("old", gpus=1))
     kubelet.wait_running(namespace, "old")
     cluster.request("DELETE", f"{path}/old")

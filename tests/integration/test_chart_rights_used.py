@@ -17,6 +17,7 @@ from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
 from espalier_operator.kube.objects import manifests as objects
+from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import kube_job
 
 pytestmark = pytest.mark.slow
@@ -94,7 +95,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
     """Each is used, so that what uses it would be refused without it; or else it is granted on."""
     server = release.server
     with FakeKubelet(server) as kubelet, Trainers(server) as trainers:
-        release.run("install")
+        release.run("install", operator__gpu__otherResources=[RESOURCE])
         world = World(server, kubelet, trainers)
         if mode == "namespaced":
             release.run("upgrade", watchNamespaces=[world.namespace])

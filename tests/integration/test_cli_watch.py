@@ -34,11 +34,11 @@ from espalier_kube.errors import ExpiredError, Retries
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import JOBS
 from espalier_operator.actions import Fail, Finish
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
-_SECONDS = 40.0
 
 
 class Story:
@@ -126,7 +126,7 @@ class Watching:
     def said(self, text: str, *, on_stderr: bool = False) -> str:
         """Return the first line with `text` once it is there."""
         lines = self.err if on_stderr else self.out
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not (found := [line for line in lines if text in line]):
             left = deadline - time.monotonic()
             assert left > 0, f"nobody says {text!r}: {self.out} {self.err}"
@@ -139,9 +139,9 @@ class Watching:
 
     def end(self) -> int:
         """Return its exit code once it has ended."""
-        code = self.process.wait(_SECONDS)
+        code = self.process.wait(PATIENCE)
         for reader in self._readers:
-            reader.join(5)
+            reader.join(PATIENCE)
         return code
 
 
@@ -267,7 +267,7 @@ def test_patience_ends(story: Story, watch: Callable[..., Watching]) -> None:
 
 def shown(terminal: int) -> bytes:
     """Return what comes next on a terminal, empty where its other end is closed; fail where nothing comes."""
-    assert select.select([terminal], [], [], _SECONDS)[0], f"nothing for {_SECONDS:g} s"
+    assert select.select([terminal], [], [], PATIENCE)[0], f"nothing for {PATIENCE:g} s"
     try:
         return os.read(terminal, 4096)
     except OSError:  # the other end is closed: Linux says so this way
@@ -294,7 +294,7 @@ def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story, re
         process.send_signal(signal.SIGINT)
         while more := shown(ours):
             seen += more
-        assert process.wait(_SECONDS) == 130
+        assert process.wait(PATIENCE) == 130
         os.close(ours)
         assert process.stderr is not None
         process.stderr.close()
@@ -325,12 +325,12 @@ class Followed:
 
     def __exit__(self, *error: object) -> None:
         self.reflector.stop()
-        self.reflector.join(10)
+        self.reflector.join(PATIENCE)
         self.client.close()
 
-    def next(self, kind: type[Change], seconds: float = 20.0) -> Any:
+    def next(self, kind: type[Change]) -> Any:
         """Return the next change, which must be of `kind`."""
-        change = self.told.get(timeout=seconds)
+        change = self.told.get(timeout=PATIENCE)
         assert isinstance(change, kind), change
         return change
 
@@ -386,10 +386,7 @@ def test_an_expired_version_is_listed_again(story: Story, monkeypatch: pytest.Mo
     monkeypatch.setattr(Client, "watch", watch_from_the_beginning)
     with Followed(story, story.cluster.kubeconfig) as followed:
         followed.next(Changed)
-        deadline = time.monotonic() + 20
-        while len(since) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: len(since) == 2, "the second watch")
         label(story, 1)
         followed.sees(1)
 
@@ -431,5 +428,5 @@ def test_a_reflector_that_is_stopped_while_its_watch_opens_ends(story: Story, mo
 
     monkeypatch.setattr(Client, "watch", open_after_the_stop)
     with followed:
-        followed.reflector.join(20)
+        followed.reflector.join(PATIENCE)
         assert not followed.reflector.is_alive()

@@ -68,9 +68,12 @@ def test_a_template_with_two_resources_or_none_is_refused_with_the_field(world: 
     conditions = world.jobs.status("both")["conditions"]
     [message] = [each["message"] for each in conditions if each["type"] == "Admitted"]
     assert "spec.template.spec.containers: has limits of nvidia.com/gpu and amd.com/gpu" in message
+    shared = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "shared"}]}
+    with pytest.raises(ServerError, match="no resourceClaims name a resourceClaimTemplateName"):
+        world.jobs.make("shared", template={"spec": {"containers": [container], **shared}})
     claims = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
-    with pytest.raises(ServerError, match="GPUs of resourceClaims are not counted"):
-        world.jobs.make("claims", template={"spec": {"containers": [container], **claims}})
+    world.jobs.make("claims", template={"spec": {"containers": [container], **claims}})
+    world.until_condition("claims", "Admitted", "False", "InvalidSpec")
 
 
 def test_work_moves_with_notice_from_a_node_that_is_about_to_go(world: World) -> None:

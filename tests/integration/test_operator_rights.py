@@ -12,6 +12,9 @@ from apiserver import ApiServer
 from operators import World
 from ruamel.yaml import YAML
 
+from espalier_kube.resources import DEVICE_KINDS
+from operator_world.kube_devices import RESOURCE, claiming
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SYSTEM = "espalier-system"
 PATHS = {
@@ -66,6 +69,18 @@ def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account:
     }
     # The job is gone before the operator has the answer to its deletion.
     world.until("it was answered", lambda: needed <= {each[:2] for each in operator.client.requests if each[2] < 300})
+
+
+def test_without_the_right_to_read_devices_all_else_works(account: Path, world: World) -> None:
+    """The settings name a DeviceClass, and the roles do not know of it."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate(kubeconfig=account, other_gpu_resources=(RESOURCE,))
+    world.jobs.make("job")
+    world.until_condition("job", "Running", "True", "Running")
+    world.jobs.make("claims", template={"spec": claiming()})
+    world.until_condition("claims", "Admitted", "False", "InvalidSpec")
+    forbidden = {key[1] for key in operator.client.requests if key[2] == 403}
+    assert forbidden == {kind.plural for kind in DEVICE_KINDS}
 
 
 def test_a_job_s_account_may_see_its_own_job_and_write_its_own_report_and_nothing_else(world: World) -> None:

@@ -6,10 +6,7 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -42,18 +39,15 @@ from espalier_trainer.allocations import AllocationFile
 from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.report import EventLog
 from espalier_trainer.scheduler import DocumentScheduler
+from forked import Forked
+from waiting import until
 
 PROJECT = Path(__file__).parents[2]
 
 
-def wait_for(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+def wait_for(what: str, holds: Callable[[], Any]) -> Any:
     """Return what `holds` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:g} s: {what}")
-        time.sleep(0.005)
-    return found
+    return until(holds, what)
 
 
 @dataclass
@@ -514,20 +508,20 @@ class Leader:
 
     place: Place
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: Forked
 
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
-    def reported(self, holds: Callable[[Report], bool], what: str, seconds: float = PATIENCE) -> Report:
+    def reported(self, holds: Callable[[Report], bool], what: str) -> Report:
         def found() -> Report | None:
             if self.process.poll() not in (None, 0, 143):
                 pytest.fail(f"the trainer ended with {self.process.returncode}:\n{self.log}")
             report = self.place.report()
             return report if report is not None and holds(report) else None
 
-        return wait_for(what, found, seconds)
+        return wait_for(what, found)
 
     def end(self) -> int:
         return self.process.wait(PATIENCE)
@@ -536,7 +530,7 @@ class Leader:
 @pytest.fixture
 def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
     """Start leaders from the pod that the operator makes: its variables, its annotations as files."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[Forked] = []
 
     def start(
         here: Place, kubeconfig: Path | None = None, attempt: int = 0, folder: str = "", **settings: Any
@@ -553,11 +547,8 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
             environment.CHECKPOINT_DIR: str(tmp_path / (folder or "checkpoints")),
             "KUBECONFIG": str(kubeconfig or here.kubeconfig("digits-trainer")),
             "PATH": os.environ["PATH"],
-            "OMP_NUM_THREADS": "1",
         }
-        with (tmp_path / "log").open("ab") as log:
-            command = [sys.executable, "-m", "espalier_trainer"]
-            processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=tmp_path))
+        processes.append(Forked("espalier_trainer", env=variables, out=tmp_path / "log", cwd=tmp_path))
         return Leader(here, tmp_path, processes[-1])
 
     yield start
@@ -569,19 +560,21 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
 
 @pytest.mark.slow
 def test_leader_process_hears_grows_reports_and_completes(place, lead) -> None:
-    """The whole of it: examples/digits.yaml with a short budget, and a GPU that comes while it trains."""
+    """The whole of it: examples/digits.yaml, a GPU that comes while it trains, and a budget that is cut short then."""
     adaptation = {"mode": "Auto", "maxAdaptations": 1, "fallback": "Heuristic", "decisionTimeoutSeconds": 1}
-    here = place(timeBudgetSeconds=7, adaptation=adaptation)
+    here = place(timeBudgetSeconds=600, adaptation=adaptation)
     here.allocate(1)
     leader = lead(here)
     first = leader.reported(lambda report: report.phase is TrainerPhase.TRAINING, "training")
     assert (first.incarnation, first.acknowledged_generation) == ("uid", 1)
     generation = here.allocate(2, Reason.EXTRA_GPUS_GRANTED)
     leader.reported(lambda report: report.acknowledged_generation == generation, "the acknowledgement")
+    leader.reported(lambda report: report.adaptations, "the growth")
+    here.cluster.request("PATCH", here.path, {"spec": {"timeBudgetSeconds": 2}})
     assert leader.end() == 0, leader.log
     last = here.report()
     assert (last.phase, last.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
-    assert last.used_seconds >= 7
+    assert last.used_seconds >= 2
     assert [entry.result for entry in last.adaptations] == ["Grown"]
     assert last.adaptations[0].trigger == Reason.EXTRA_GPUS_GRANTED
     assert any(metric.name == "test_accuracy" for metric in last.metrics)

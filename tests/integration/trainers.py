@@ -20,7 +20,7 @@ from connections import connections_aborted, json_lines
 
 from espalier_api.documents import dumps
 from espalier_api.environment import GPU_TYPE
-from espalier_api.measurements import Measurements, Speed
+from espalier_api.measurements import GrowthForecast, Measurements, Speed
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 
@@ -34,6 +34,7 @@ class Trainers:
     `silent`: jobs (by name) whose leaders never report. `stubborn`: jobs whose leaders acknowledge nothing.
     `ends_when(job, pods)`: the exit code with which its leader ends now, None: it continues; asked at each change.
     `step_seconds`: by type of GPU, what leaders measure there.
+    `gains`: by job (name), what its leader says that growing gains.
     `history`: every state of jobs and pods that was seen, in order.
     """
 
@@ -44,6 +45,7 @@ class Trainers:
         self.stubborn: set[str] = set()
         self.ends_when: Callable[[Raw, list[Raw]], int | None] = lambda job, pods: None
         self.step_seconds: Mapping[str, float] = {}
+        self.gains: Mapping[str, float] = {}
         self.history: list[Raw] = []
         self._jobs: dict[str, Raw] = {}
         self._pods: dict[str, Raw] = {}
@@ -158,7 +160,7 @@ class Trainers:
             reason=reason,
             used_seconds=self._used(job, uid),
             updated_time=datetime.now(UTC),
-            measurements=self._measured(leader),
+            measurements=self._measured(leader).model_copy(update={"growth": self._forecast(name)}),
         )
         if said is None or _news(said, report):
             self._said[key] = report
@@ -176,6 +178,10 @@ class Trainers:
         return Measurements(
             speeds=(Speed(nodes=1, workers=1, batch_size=8, parameters=10, gpu_type=gpu_type, **figures),)
         )
+
+    def _forecast(self, name: str) -> GrowthForecast | None:
+        gain = self.gains.get(name)
+        return None if gain is None else GrowthForecast(gain=gain, low=gain, high=gain, seconds=60.0)
 
     def _used(self, job: Raw, uid: str) -> float:
         """Return what the job has used by the leader's own count."""
@@ -217,4 +223,6 @@ def _leads(pod: Raw, job: str) -> bool:
 
 def _news(before: Report, after: Report) -> bool:
     fields = ("phase", "acknowledged_generation", "reason")
+    if before.measurements.growth != after.measurements.growth:
+        return True
     return any(getattr(before, field) != getattr(after, field) for field in fields)

@@ -167,6 +167,9 @@ class AdviceRequest(Record):
     of a growth follows; empty where that is not known."""
     batch_size: int | None = Field(default=None, ge=1)
     """Of a training step; absent where it is not known."""
+    forecast: bool = False
+    """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with
+    it nor keeps it."""
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.

@@ -18,6 +18,8 @@ from pydantic.alias_generators import to_camel
 
 YEAR_SECONDS: Final = 31_536_000
 """Longest time budget, and longest time that a message about a job can name."""
+MAX_PATH: Final = 4096
+"""Longest path of a file or a folder."""
 
 Unicode = Annotated[str, Field(min_length=0)]
 """Text that can be written as UTF-8. JSON can contain a lone surrogate; any bound on the length rejects it."""

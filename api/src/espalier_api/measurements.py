@@ -77,19 +77,35 @@ class LossPoint(Record):
     """Mean training loss."""
 
 
+class GrowthForecast(Record):
+    """What growing once more would gain, as the job's agent expects it, if extra workers were lent from then on."""
+
+    gain: float = Field(ge=-1, le=1)
+    """Final accuracy gained (of another task, its score as a number between 0 and 1); 0 where the agent would advise
+    nothing, and once the job may not grow any more."""
+    low: float = Field(ge=-1, le=1)
+    """Lower end of the interval that four of five estimates are in."""
+    high: float = Field(ge=-1, le=1)
+    """Upper end of it."""
+    seconds: float = Field(ge=0, le=YEAR_SECONDS)
+    """For how long extra workers are needed until it has grown: to the end of an epoch, and for trials."""
+
+
 class Measurements(Record):
-    """All that was measured of a job."""
+    """All that was measured of a job, and what its agent expects."""
 
     speeds: tuple[Speed, ...] = Field(default=(), max_length=MAX_CONFIGURATIONS)
     """By configuration, the one that was used last at the end."""
     gradient: GradientNoise | None = None
     losses: tuple[LossPoint, ...] = Field(default=(), max_length=MAX_LOSS_POINTS)
     """The training loss from the first step on, in equal distances."""
+    growth: GrowthForecast | None = None
+    """The newest; None where the agent has not been asked, or does not tell."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured."""
-        return not (self.speeds or self.gradient or self.losses)
+        """Whether nothing is known."""
+        return not (self.speeds or self.gradient or self.losses or self.growth)
 
 
 def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
@@ -98,9 +114,13 @@ def configuration_of(speed: Speed) -> tuple[int, int, int, int, int, str]:
 
 
 def has_new_configuration(before: Measurements, after: Measurements) -> bool:
-    """Return whether a configuration was measured for the first time: then policies may decide otherwise at once."""
+    """Return whether a configuration was measured, or growth forecast, for the first time, or growing gains nothing
+    any more: then policies may decide otherwise at once.
+    """
     known = set(map(configuration_of, before.speeds))
-    return any(configuration_of(speed) not in known for speed in after.speeds)
+    if any(configuration_of(speed) not in known for speed in after.speeds):
+        return True
+    return after.growth is not None and (before.growth is None or (before.growth.gain > 0) != (after.growth.gain > 0))
 
 
 def merged(before: Measurements, after: Measurements) -> Measurements:
@@ -114,6 +134,7 @@ def merged(before: Measurements, after: Measurements) -> Measurements:
         speeds=(*earlier, *after.speeds)[-MAX_CONFIGURATIONS:],
         gradient=after.gradient or before.gradient,
         losses=after.losses or before.losses,
+        growth=after.growth or before.growth,
     )
 
 
@@ -121,7 +142,7 @@ def differs(before: Measurements, after: Measurements, share: float) -> bool:
     """Return whether a figure differs by more than `share` of itself, so that it is worth writing."""
     if [*map(configuration_of, before.speeds)] != [*map(configuration_of, after.speeds)]:
         return True
-    if (before.gradient is None) != (after.gradient is None):
+    if (before.gradient is None) != (after.gradient is None) or (before.growth is None) != (after.growth is None):
         return True
     return any(abs(new - old) > share * max(abs(new), abs(old)) for old, new in _figures(before, after))
 
@@ -134,4 +155,7 @@ def _figures(before: Measurements, after: Measurements) -> Iterable[tuple[float,
     if before.gradient is not None and after.gradient is not None:
         yield before.gradient.squared_norm, after.gradient.squared_norm
         yield before.gradient.variance, after.gradient.variance
+    if before.growth is not None and after.growth is not None:
+        yield before.growth.gain, after.growth.gain
+        yield before.growth.seconds, after.growth.seconds
     yield (before.losses[-1].step if before.losses else 0, after.losses[-1].step if after.losses else 0)

@@ -186,6 +186,14 @@ FAMILIES: Final = (
             JOB,
             (),
         ),
+        (
+            _G,
+            "espalier_job_expected_gain",
+            "Final accuracy that growing once more would gain, as the job's agent expects it; no series while it is"
+            " not known.",
+            JOB,
+            (),
+        ),
         (_G, "espalier_job_depth", "Layers of the job's model that have parameters.", JOB, ()),
         (_G, "espalier_job_parameters", "Trainable parameters of the job's model.", JOB, ()),
         (_C, "espalier_job_adaptations_total", "How often the job's model has grown.", JOB, ()),

@@ -70,6 +70,17 @@ class VolumeMount(Strict):
     """Path in the container."""
 
 
+class PodResourceClaim(Strict):
+    """A claim for devices (dynamic resource allocation) that containers name in `resources.claims`."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str
+    """Name of the claim in the pod."""
+    resource_claim_template_name: str | None = None
+    """ResourceClaimTemplate of which each worker gets a claim of its own. Devices of the classes that the operator
+    counts as GPUs (`--other-gpu-resources`) are the GPUs of a worker."""
+
+
 class Container(Strict):
     """A Kubernetes container, of which Espalier reads or completes these fields."""
 
@@ -99,6 +110,8 @@ class PodSpec(Strict):
     """Containers; the first one trains."""
     volumes: MappingList | None = None
     """Volumes; Espalier adds its own."""
+    resource_claims: Annotated[tuple[PodResourceClaim, ...], Field(max_length=MAX_CONTAINERS)] | None = None
+    """Claims for devices."""
     node_selector: dict[str, str] | None = None
     """Labels of the nodes that may run the pod."""
     tolerations: MappingList | None = None

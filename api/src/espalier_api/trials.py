@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from espalier_api.adaptation import Trials
 from espalier_api.advice import Action
-from espalier_api.job import Trials
 from espalier_api.report import Arm
 
 SHARES: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.1, Trials.RACE: 0.6}

@@ -18,12 +18,13 @@ from espalier_operator.simulation.outcome import Outcome
 
 _COLUMNS: Final = (
     *("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "FTF", "WORST", "RESTARTS"),
-    *("PREEMPTIONS", "EVICTIONS", "GAINED"),
+    *("PREEMPTIONS", "EVICTIONS", "GAINED", "LENT-H"),
 )
 """Times are in seconds."""
 _NOTES: Final = {
     "finishTimeFairness": "the trace has jobs whose speed was not measured as their author asked for them",
     "accuracyGained": "no job of the trace grows",
+    "lentGpuHours": "no job of the trace grows",
 }
 """Why a metric does not apply."""
 _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
@@ -34,6 +35,7 @@ _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
     "utilisation": ("IN-USE", lambda found: found.utilisation),
     "finishTimeFairness": ("FTF", lambda found: None if found.fairness is None else found.fairness.mean),
     "accuracyGained": ("GAINED", lambda found: found.accuracy_gained),
+    "lentGpuHours": ("LENT-H", lambda found: found.lent_gpu_hours),
 }
 """Of several seeds: by name in JSON, the heading and the figure of one run."""
 _LEVEL: Final = 0.95
@@ -154,7 +156,7 @@ def _told(interval: Interval, form: str) -> str:
 
 def _mean_row(trace: str, policy: str, group: Sequence[Run]) -> Row:
     means = _means(group)
-    forms = {"utilisation": ".0%", "finishTimeFairness": ".2f", "accuracyGained": ".4f"}
+    forms = {"utilisation": ".0%", "finishTimeFairness": ".2f", "accuracyGained": ".4f", "lentGpuHours": ".3f"}
     cells = (_told(means[name], forms.get(name, ",.0f")) if name in means else "-" for name in _METRICS)
     return trace, policy, str(len(group)), *cells
 
@@ -178,6 +180,7 @@ def _document(run: Run, driver: str) -> dict[str, object]:
         "finishTimeFairness": fairness
         and {"mean": fairness.mean, "worst": fairness.worst, "unfairFraction": fairness.unfair},
         "accuracyGained": outcome.accuracy_gained,
+        "lentGpuHours": outcome.lent_gpu_hours,
         "notApplicable": {metric: why for metric, why in _NOTES.items() if _METRICS[metric][1](outcome) is None},
         "seconds": run.seconds,
     }
@@ -196,4 +199,5 @@ def _row(run: Run, trace: str) -> Row:
         str(found.preemptions),
         str(found.evictions),
         "-" if found.accuracy_gained is None else f"{found.accuracy_gained:.4f}",
+        "-" if found.lent_gpu_hours is None else f"{found.lent_gpu_hours:.3f}",
     )

@@ -41,6 +41,12 @@ PRIORITY_CLASSES: Final = Resource("PriorityClass", "scheduling.k8s.io", "v1", "
 RESOURCE_QUOTAS: Final = Resource("ResourceQuota", "", "v1", "resourcequotas")
 CLAIMS: Final = Resource("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
 VOLUMES: Final = Resource("PersistentVolume", "", "v1", "persistentvolumes", namespaced=False)
+DEVICE_CLASSES: Final = Resource("DeviceClass", "resource.k8s.io", "v1", "deviceclasses", namespaced=False)
+RESOURCE_SLICES: Final = Resource("ResourceSlice", "resource.k8s.io", "v1", "resourceslices", namespaced=False)
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("ResourceClaimTemplate", "resource.k8s.io", "v1", "resourceclaimtemplates")
+RESOURCE_CLAIMS: Final = Resource("ResourceClaim", "resource.k8s.io", "v1", "resourceclaims")
+DEVICE_KINDS: Final = (DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS)
+"""Kinds of dynamic resource allocation, as Kubernetes serves them from 1.34 on."""
 SERVICES: Final = Resource("Service", "", "v1", "services")
 SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")

@@ -27,6 +27,7 @@ from espalier_api.job import (
     ElasticBatch,
     TrainingSpec,
 )
+from espalier_api.measurements import GrowthForecast
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
@@ -366,6 +367,8 @@ class JobFacts:
     """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
     noise_scale: float | None = None
     """Of its gradients, in examples; None: not known, or too large to tell."""
+    growth: GrowthForecast | None = None
+    """What growing would gain it, as its agent expects; None: not known."""
 
     @property
     def claim(self) -> Claim:

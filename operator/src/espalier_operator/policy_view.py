@@ -8,10 +8,11 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
+from espalier_api.measurements import GrowthForecast
 from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.policies import Policy
-from espalier_operator.policies.view import ONE, Candidate, Decision, Share, View
+from espalier_operator.policies.view import ONE, Candidate, Decision, Prospect, Share, View
 from espalier_operator.speeds_by_type import MeasuredSpeeds
 
 
@@ -41,12 +42,20 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         jobs=tuple(candidate_of(job) for job in jobs),
         held=_Held(snapshot.workers),
         outlooks=outlooks_of(snapshot, jobs),
+        prospects={job.key: prospect_of(job.growth) for job in jobs if job.growth is not None},
         gpu_types=typed,
         speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
         continuous=True,
         ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
         memory=snapshot.policy_memory,
     )
+
+
+def prospect_of(forecast: GrowthForecast) -> Prospect:
+    """Return a job's forecast as policies see it: one decision more, if it gains anything."""
+    if forecast.gain <= 0:
+        return Prospect(gains=(), seconds=())
+    return Prospect(gains=(forecast.gain,), seconds=(forecast.seconds,))
 
 
 class _Held(Mapping[str, tuple[str, ...]]):

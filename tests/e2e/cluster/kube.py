@@ -25,6 +25,7 @@ SYSTEM = "espalier-system"
 _GROUPS = {
     "deployments": "apis/apps/v1",
     "adaptivetrainingjobs": "apis/espalier.dev/v1alpha1",
+    "queues": "apis/espalier.dev/v1alpha1",
     "servicemonitors": "apis/monitoring.coreos.com/v1",
     "podmonitors": "apis/monitoring.coreos.com/v1",
     "prometheusrules": "apis/monitoring.coreos.com/v1",

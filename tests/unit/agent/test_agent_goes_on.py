@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,10 +20,10 @@ from espalier_agent.history import decisions
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceResponse, OutcomeReport
+from waiting import PATIENCE, until
 
 JOBS = 150
 """Enough that of those held out (a quarter) a dozen decisions are, by chance, what the new policy would do."""
-PATIENCE = 120.0
 
 
 def run(*arguments: object, exits: int = 0) -> Result:
@@ -81,10 +81,12 @@ def test_a_service_gets_better_by_what_it_tried(url: str, tmp_path: Path) -> Non
         judged = run("promote", "--policy", tmp_path / "new", "--to", served, *sources, "--json")
         assert json.loads(judged.stdout)["history"]["difference"] > 0
         after = load_policy(tmp_path / "new")
-        end = time.monotonic() + PATIENCE
-        while (shown := client.get("/v1/policy").json())["policy"]["version"] != after.version:
-            assert time.monotonic() < end, "the service does not notice the new policy"
-            time.sleep(0.05)
+
+        def shown_new() -> Any:
+            shown = client.get("/v1/policy").json()
+            return shown if shown["policy"]["version"] == after.version else None
+
+        shown = until(shown_new, "the service notices the new policy")
         assert shown["lineage"]["parent"] == {"name": before.name, "version": before.version}
         assert shown["lineage"]["history"]["episodes"] + shown["lineage"]["history"]["heldOutEpisodes"] == JOBS
         assert accuracy(after, tree) >= accuracy(before, tree) + 0.05

@@ -19,6 +19,7 @@ from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.schema import StoreError
 from espalier_agent.policies.advice import decide
+from espalier_agent.policies.exploration import Exploration
 from espalier_agent.policies.files import PolicyError, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
@@ -313,6 +314,18 @@ def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Pat
     with closing(sqlite3.connect(path)) as connection:
         stored = connection.execute("SELECT decision_id, job, final_accuracy FROM outcomes").fetchall()
     assert stored == [("a", "digits", 0.9), ("b", "digits", 0.9)]
+
+
+def test_a_forecast_is_answered_as_advice_is_and_not_kept(call: Send, policy: Policy, tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.db"
+    settings = Settings(outcomes_path=path, exploration=Exploration(share=1.0))
+    bodies = [question(forecast=True)] * 20 + [question()]
+    asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": body}) for body in bodies]
+    *answers, kept = [response.json() for response in call(create_app(settings, policy), asked)]
+    advised = decide(policy, AdviceRequest.model_validate(question())).action
+    assert {str(AdviceResponse.model_validate(answer).action) for answer in answers} == {str(advised)}
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT decision_id FROM decisions").fetchall() == [(kept["decisionId"],)]
 
 
 def test_an_id_that_is_there_twice_counts_once(call: Send, policy: Policy, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from espalier_agent.history.episodes import gather
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
+from espalier_api.adaptation import Trials
 from espalier_api.advice import AdviceResponse, OutcomeReport, TrialOutcome
-from espalier_api.job import Trials
 from espalier_api.report import Arm, Slice
 from espalier_api.trials import EVIDENCE, RACING, SHARES, gains_seen
 

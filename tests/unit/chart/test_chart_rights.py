@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from charts import SYSTEM, Helm, bound_rights, of, one, rights
 
 from espalier_operator.kube.objects import manifests as objects
+from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import kube_job
 
 REVIEW = ("authentication.k8s.io", "tokenreviews", "create")
@@ -33,6 +36,17 @@ def test_in_chosen_namespaces_only_reads_are_for_the_cluster(helm: Helm) -> None
     assert sorted(chosen["team-a"]) == sorted(chosen["team-b"])
     assert sorted([*chosen["team-a"], *chosen[None]]) == sorted(everywhere[None]), "nothing less, nothing more"
     assert chosen[SYSTEM] == everywhere[SYSTEM]
+
+
+def test_devices_are_read_only_where_the_values_name_a_class(helm: Helm) -> None:
+    kinds = ("deviceclasses", "resourceslices", "resourceclaimtemplates", "resourceclaims")
+    devices = {("resource.k8s.io", kind, verb) for kind in kinds for verb in ("list", "watch")}
+    for files in ((), ("namespaced",)):
+        plain, named = (
+            set(bound_rights(helm.render(*files, sets={"operator.gpu.otherResources": json.dumps(others)}))[None])
+            for others in (["amd.com/gpu"], ["amd.com/gpu", RESOURCE])
+        )
+        assert named - plain == devices
 
 
 def test_the_releases_namespace_may_be_looked_after_too(helm: Helm) -> None:

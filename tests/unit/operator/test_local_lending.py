@@ -49,8 +49,10 @@ def test_a_gpu_that_arrives_is_lent_and_acknowledged(local_run, job_of):
 
 
 def test_a_second_job_gets_the_lent_gpu_after_notice_and_acknowledgement(local_run, job_of):
+    # Time enough to acknowledge on a busy machine.
+    preemption = {"noticeSeconds": 20, "cooldownSeconds": 0.2, "minRuntimeSeconds": 0.2}
     story = local_run(
-        [job_of("first", maxReplicas=2, timeBudgetSeconds=2), job_of("second", timeBudgetSeconds=0.5)],
+        [job_of("first", maxReplicas=2, preemption=preemption), job_of("second", timeBudgetSeconds=0.5)],
         gpus=2,
         submit_at={"second": 0.7},
     )

@@ -17,7 +17,16 @@ from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.rounds import Node, Rounds
 
-POLICIES = ("fair", "fifo", "las", "las:thresholds=600/1200,promote=1", "tiresias", "gittins:quantum=60", "optimus")
+POLICIES = (
+    "fair",
+    "fifo",
+    "las",
+    "las:thresholds=600/1200,promote=1",
+    "tiresias",
+    "gittins:quantum=60",
+    "optimus",
+    "growth",
+)
 NODES = (Node("a", 4), Node("b", 2))
 GPUS = 6
 JOBS = st.lists(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from forked import fork_server
 from own_scripts import OWN
 
 STEP_SECONDS = 0.002
@@ -87,7 +87,7 @@ def job_of(**spec: Any) -> AdaptiveTrainingJob:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_job() -> Callable[..., AdaptiveTrainingJob]:
     return job_of
 
@@ -124,12 +124,12 @@ class StopAfter:
         return self.left < 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def stop_after() -> type[StopAfter]:
     return StopAfter
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run(digits: Data) -> Callable[..., VirtualRun]:
     """Run the digits net under virtual time; `up_at` is when the second replica comes."""
 
@@ -153,7 +153,8 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)
-        connected = {name: options.pop(name) for name in ("stop", "team", "step_took", "clock") if name in options}
+        names = ("stop", "team", "step_took", "clock", "forecaster")
+        connected = {name: options.pop(name) for name in names if name in options}
         services = Services(scheduler, wrap(reporter), advisor, checkpoints, **connected)
         trainer = Trainer(job, model, data, services, **options)
         return VirtualRun(trainer.run(), trainer, reporter, scheduler)
@@ -271,11 +272,19 @@ gc.freeze()  # what the server has imported stays
 handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(handle, 1)
 os.dup2(handle, 2)
+# Whole lines at once, also where PYTHONUNBUFFERED is set: the log gets those of others, too.
+sys.stdout.reconfigure(line_buffering=True, write_through=False)
 os.environ.update({variables!r})
 sys.path[:0] = {path!r}
-{prelude}
 import torch
 torch.set_num_threads(1)
+import espalier_trainer.report
+from espalier_trainer.elastic import group, member, team
+# Tests wait for reports, and all processes of a job compute meanwhile.
+espalier_trainer.report.INTERVAL_WALL_SECONDS = 0.1
+# However late one comes on a busy machine: that a generation breaks is only what a test brings about.
+group.FORM_SECONDS = member.FORM_SECONDS = team.FORM_SECONDS = 30.0
+{prelude}
 {run}
 """
 
@@ -345,7 +354,6 @@ class Workplace:
         job = self.job.model_dump(mode="json", by_alias=True, exclude_none=True)
         # At once: the process that was started before may be reading it.
         write_text_atomically(self.folder / "job.json", json.dumps(job))
-        context = multiprocessing.get_context("forkserver")
         variables, log = self.variables(), "log"
         if extra is not None:
             variables |= {environment.WORKER_ROLE: "extra", environment.WORKER_INDEX: str(extra)}
@@ -357,7 +365,7 @@ class Workplace:
             prelude=self.prelude,
             run=self.run,
         )
-        process = context.Process(target=exec, args=(code, {}))
+        process = fork_server().Process(target=exec, args=(code, {}))
         process.start()
         return process
 
@@ -369,8 +377,8 @@ class Workplace:
 
     def events(self) -> list[AnyEvent]:
         path = self.folder / "events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [EVENT.validate_json(line) for line in lines if line.endswith("}")]
+        *lines, _ = path.read_text().split("\n") if path.exists() else [""]  # what follows the last line is on its way
+        return [EVENT.validate_json(line) for line in lines]
 
 
 @pytest.fixture
@@ -389,9 +397,6 @@ def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
         place.start = start  # type: ignore[method-assign]
         return place
 
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session", "espalier_trainer.own"]
-    )
     yield make
     for process in started:
         if process.is_alive():

@@ -14,7 +14,7 @@ from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.core.services import build_advisor
+from espalier_trainer.core.services import build_agent
 
 
 def _architecture() -> Architecture:
@@ -168,7 +168,7 @@ def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_s
     token.write_text("proof")
     outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
     for adaptation in ({"mode": "Auto"}, {"mode": "Auto", "agent": {"url": own.url}}):
-        advisor = build_advisor(make_job(adaptation=adaptation), ours.url, 0, lambda: False, token)
+        advisor = build_agent(make_job(adaptation=adaptation), ours.url, lambda: False, token)
         assert advisor is not None
         advisor.report_outcome(outcome)
     assert (ours.authorizations, own.authorizations) == (["Bearer proof"], [None])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import VirtualScheduler
+from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -194,15 +194,6 @@ functional.cross_entropy = dear
 """A step costs the same however many examples it has, up to the memory of the device."""
 
 
-def until(condition: Callable[[], Any], place: Any, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0)])
-        time.sleep(0.02)
-    return found
-
-
 def changes(place: Any) -> list[BatchSizeChanged]:
     return [event for event in place.events() if isinstance(event, BatchSizeChanged)]
 
@@ -226,8 +217,7 @@ def test_two_processes_agree_on_the_size_and_on_giving_it_up(workplace: Callable
     assert "broke" not in place.log
     assert [change.batch_size for change in changes(place) if change.passes == 1][-1] <= 200
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143
     kept = CheckpointStore(place.checkpoints).load_latest()
     assert kept is not None
     assert kept.state.batching is not None
@@ -267,8 +257,7 @@ def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not
     assert first.exitcode not in (0, None), place.log  # the error is the script's
     assert [change.batch_size for change in changes(place)] == [40, 80]
     again = place.start()
-    again.join(60)
-    assert again.exitcode == 0, place.log
+    assert ended(again, place) == 0, place.log
     assert {change.batch_size for change in changes(place)[2:]} <= {60}
     assert {speed.batch_size for speed in place.report().measurements.speeds} <= {20, 40, 60}
     figures = {metric.name: metric.value for metric in place.report().metrics}

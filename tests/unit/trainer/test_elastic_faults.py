@@ -13,25 +13,12 @@ from typing import Any
 import pytest
 
 from espalier_api.job import AdaptiveTrainingJob
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
-Workplace = Any
-"""That of `conftest.py`."""
-
-RESUMED_SECONDS = 60.0
-"""Within which training continues, whatever happened."""
 CUT_SECONDS = 4.0
 """How long a network is cut."""
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
-        time.sleep(0.02)
-    return found
 
 
 def worlds(place: Workplace) -> list[int]:
@@ -42,9 +29,9 @@ def steps(place: Workplace) -> int:
     return place.report().step if place.has_report() else 0
 
 
-def trains_on(place: Workplace, seconds: float = RESUMED_SECONDS) -> None:
+def trains_on(place: Workplace) -> None:
     before = steps(place)
-    until(lambda: steps(place) > before + 20, place, seconds)
+    until(lambda: steps(place) > before + 20, place)
 
 
 def epochs_of(place: Workplace, incarnation: int) -> list[Any]:
@@ -161,9 +148,7 @@ def test_all_members_gone_is_the_last_checkpoint(elastic: Callable[..., Workplac
     last = max(event.step for event in place.events() if event.type == "CheckpointSaved")
     place.start()
     place.start(0)
-    started = until(
-        lambda: [event for event in place.events() if event.type == "TrainerStarted"][1:], place, RESUMED_SECONDS
-    )[0]
+    started = until(lambda: [event for event in place.events() if event.type == "TrainerStarted"][1:], place)[0]
     assert started.resumed
     assert started.step >= last >= saved[0]
     until(lambda: worlds(place)[-1:] == [2], place)
@@ -182,7 +167,7 @@ def test_a_leader_and_a_worker_die_together_while_a_third_lives(elastic: Callabl
         os.kill(process.pid, signal.SIGKILL)
     leader.join()
     place.start()
-    first = until(lambda: epochs_of(place, 1), place, RESUMED_SECONDS)[0]
+    first = until(lambda: epochs_of(place, 1), place)[0]
     assert first.step >= before  # nothing was saved: the third one held it
     until(lambda: worlds(place)[-1:] == [2], place)
     trains_on(place)
@@ -210,8 +195,7 @@ def test_a_worker_that_waits_hears_its_end_while_the_leader_is_frozen(elastic: C
     until((place.folder / "asks").exists, place)
     os.kill(leader.pid, signal.SIGSTOP)
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(10)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
 
 
 def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callable[..., Workplace]) -> None:
@@ -340,7 +324,7 @@ def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wi
         trains_on(place)
     time.sleep(max(0.0, cut + CUT_SECONDS - time.monotonic()))
     wire.mend()
-    until(lambda: steps(place) > before + 100, place, RESUMED_SECONDS)
+    until(lambda: steps(place) > before + 100, place)
     until(lambda: worlds(place) == ([2, 1, 2] if parts else [2]), place)
     trains_on(place)
     finished = [event.step for event in place.events() if event.type == "EpochFinished"]

@@ -96,16 +96,11 @@ def test_a_state_may_take_longer_than_any_answer(
     monkeypatch: pytest.MonkeyPatch, make_checkpoint: Callable[..., Checkpoint]
 ) -> None:
     """A member that lacks nothing, and two newcomers: each transfer takes longer than is waited for an answer."""
-    monkeypatch.setattr(groups, "FORM_SECONDS", 1.0)
     monkeypatch.setattr(groups, "COLLECTIVE_SECONDS", 2.0)
     for module in (groups, delivery):
         monkeypatch.setattr(module, "PIECE_BYTES", 1 << 14)
     checkpoint = make_checkpoint(5)
     checkpoint.model["large"] = torch.arange(3 << 13, dtype=torch.float32)  # 96 KiB, in six pieces
-
-    def capture() -> Checkpoint:
-        time.sleep(1.2)  # longer than a generation may take to form
-        return checkpoint
 
     def act(group: Group) -> list[Checkpoint]:
         group._group = SlowWire(group._group, 1 << 15)
@@ -116,7 +111,7 @@ def test_a_state_may_take_longer_than_any_answer(
             got.append(state)
             return held
 
-        assert align(group, 0, held if group.rank < 2 else None, capture, take, lambda network: 7)
+        assert align(group, 0, held if group.rank < 2 else None, lambda: checkpoint, take, lambda network: 7)
         if group.rank == 0:
             broadcast_state(group, checkpoint)
         else:

@@ -13,20 +13,9 @@ from typing import Any
 import pytest
 
 from espalier_api.job import AdaptiveTrainingJob
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
-
-Workplace = Any
-"""That of `conftest.py`."""
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 30.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture
@@ -86,11 +75,9 @@ def test_workers_join_and_leave_without_a_restart(
     assert leader.is_alive()
     assert extra.is_alive()  # it waits: its GPU is taken by who lent it
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(10)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143
 
 
 def test_a_worker_that_is_killed_in_a_step_costs_a_moment(
@@ -122,8 +109,9 @@ def test_a_leader_that_is_killed_goes_on_from_what_the_others_hold(
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
     assert not list(place.checkpoints.glob("checkpoint-*"))
+    known = len(worlds(place))
     again = place.start()
-    until(lambda: place.log.count("generation 1: 2 members") == 2, place)
+    until(lambda: worlds(place)[known:][-1:] == [2], place)
     until(lambda: steps(place) > before, place)
     trains_on(place)
     assert again.is_alive()
@@ -140,8 +128,7 @@ def test_a_newcomer_that_dies_while_it_joins_is_done_without(
     until(lambda: steps(place) > 20, place)
     place.prelude = "import espalier_trainer.elastic.member as m; m.align = lambda *given: os._exit(9)"
     dying = place.start(0)
-    dying.join(20)
-    assert dying.exitcode == 9
+    assert ended(dying, place) == 9
     trains_on(place)
     place.prelude = ""
     place.start(0)
@@ -160,7 +147,7 @@ def test_a_frozen_worker_is_done_without_and_comes_again(
     until(lambda: worlds(place)[-1:] == [2], place)
     trains_on(place)
     os.kill(extra.pid, signal.SIGSTOP)
-    until(lambda: worlds(place)[-1:] == [1], place, 10)
+    until(lambda: worlds(place)[-1:] == [1], place)
     trains_on(place)
     os.kill(extra.pid, signal.SIGCONT)
     until(lambda: worlds(place)[-1:] == [2], place)
@@ -205,7 +192,7 @@ def test_a_straggler_is_left_out_where_the_job_says_so_and_comes_again(
     until(lambda: worlds(place)[-1:] == [2], place)
     place.prelude = SLOW
     slow = place.start(1)
-    said = until(lambda: len(found := warnings(place, "StragglerDetected")) == 3 and found, place, 60)
+    said = until(lambda: len(found := warnings(place, "StragglerDetected")) == 3 and found, place)
     assert ["extra worker 1" in each for each in said] == [True] * 3
     assert [each.partition("excluded for ")[2] for each in said] == ["1 s", "2 s", "good, as it was 2 times before"]
     until(lambda: worlds(place) == [2, 3, 2, 3, 2, 3, 2], place)
@@ -242,8 +229,7 @@ def test_a_worker_asked_to_end_leaves_between_two_steps(
     until(lambda: worlds(place)[-1:] == [2], place)
     trains_on(place)
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(10)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
     until(lambda: worlds(place)[-1:] == [1], place)
     trains_on(place)
     assert "broke" not in place.log  # nobody had to find out
@@ -302,13 +288,14 @@ def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
 def test_a_leader_whose_first_generation_breaks_still_takes_the_newest_state(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    place = workplace(elastic(checkpoint={"intervalSeconds": 3600}))
+    brief = "group.FORM_SECONDS = member.FORM_SECONDS = team.FORM_SECONDS = 5.0"
+    place = workplace(elastic(checkpoint={"intervalSeconds": 3600}), prelude=brief)
     place.allocate(3)
     leader = place.start()
     place.start(0)
     until(lambda: worlds(place)[-1:] == [2], place)
     # It is a member until it meets the next leader: then it dies while the generation forms.
-    place.prelude = f"""
+    place.prelude = f"""{brief}
 import os
 import espalier_trainer.elastic.member as member
 from espalier_trainer.elastic.group import Group
@@ -323,7 +310,7 @@ member.Group = group
     trains_on(place)
     before = steps(place)
     (place.folder / "die").touch()
-    place.prelude = ""
+    place.prelude = brief
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
     again = place.start()
@@ -363,5 +350,4 @@ def test_processes_get_a_block_more_together(
     trains_on(place)
     assert worlds(place) == [2], "nobody left because its model is another"
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
+from waiting import PATIENCE, until
 
 CPU = torch.device("cpu")
 
@@ -80,16 +80,17 @@ class Pair:
 
     def meet(self) -> None:
         """Form generations until both are in one."""
-        deadline = time.monotonic() + 30
-        while self.team.world < 2:
-            assert time.monotonic() < deadline
+
+        def met() -> bool:
             self.team.update_members(2, self._network, 0, self.capture, self.holder.take)
-            time.sleep(0.01)
+            return self.team.world == 2
+
+        until(met)
 
     def close(self) -> None:
         self.team.close(done=True)
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 
 
@@ -134,7 +135,4 @@ def test_news_that_a_broken_generation_did_not_hear_are_told_in_the_next(
     assert len(pair.holder.taken) == 1
     pair.team.share_news(pair.capture)
     pair.team.close(done=True)
-    deadline = time.monotonic() + 30
-    while len(pair.holder.taken) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: len(pair.holder.taken) == 2)

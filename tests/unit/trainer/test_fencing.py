@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.own import join
+from trainer_processes import ended, until
 
 
 def store_of(folder: Path, attempt: int, job: str = "uid", pod: str = "") -> CheckpointStore:
@@ -169,14 +169,6 @@ def test_the_latest_attempt_that_has_started_wins_however_claims_race(steps: lis
                     fences[each].require()
 
 
-def wait_until(holds: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within a minute: {what}")
-        time.sleep(0.01)
-
-
 def trained(place: Any) -> int:
     return sum(isinstance(event, TrainerStarted) for event in place.events())
 
@@ -188,22 +180,19 @@ def test_ready_trainer_ends_with_exit_code_4_where_a_later_leader_has_started(wo
     place.allocate(1)
     place.prelude = "os.environ |= {'ESPALIER_JOB_UID': 'uid', 'ESPALIER_ATTEMPT': '0'}"
     old = place.start()
-    wait_until(lambda: trained(place) == 1 and list(place.checkpoints.glob("checkpoint-*")), "a checkpoint")
+    until(lambda: trained(place) == 1 and list(place.checkpoints.glob("checkpoint-*")), place)
     place.prelude = place.prelude.replace("'0'", "'1'")
     new = place.start()
-    old.join(60)
-    assert old.exitcode == 4, place.log
+    assert ended(old, place) == 4, place.log
     assert "attempt 1" in place.log
     assert "this leader was given up, writes nothing more, and ends" in place.log
     assert "Traceback" not in place.log
     place.prelude = place.prelude.replace("'1'", "'0'")
     late = place.start()
-    late.join(60)
-    assert late.exitcode == 4, place.log
-    wait_until(lambda: trained(place) == 2, "the successor's training")
+    assert ended(late, place) == 4, place.log
+    until(lambda: trained(place) == 2, place)
     os.kill(new.pid, signal.SIGTERM)
-    new.join(60)
-    assert new.exitcode == 143, place.log
+    assert ended(new, place) == 143, place.log
     ends = [event for event in place.events() if isinstance(event, TrainerFinished)]
     assert [end.phase for end in ends] == [TrainerPhase.STOPPED], "the old leader says nothing about its end"
 

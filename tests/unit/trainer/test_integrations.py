@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from espalier_api.validation import load_jobs
 from espalier_trainer.own import OwnLoopError
-from own_scripts import Workplace, members, until
+from own_scripts import members
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +45,7 @@ def test_workers_join_and_the_model_grows(scripted: Callable[..., Workplace], na
     assert leader.is_alive()
     assert extra.is_alive()
     place.allocate(2, budget=1)
-    leader.join(60)
-    assert leader.exitcode == 0, place.log
+    assert ended(leader, place) == 0, place.log
     count = int(re.findall(r"(\d+) (?:parameters|layers)", place.log)[-1])
     assert count == grown
     accuracy = float(re.findall(r"^accuracy (.*?)(?:,|$)", place.log, re.M)[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.checkpoint import CheckpointStore
+from trainer_processes import ended, until
 
 Runner = Callable[..., Any]
 
@@ -66,24 +66,20 @@ def test_two_processes_report_both_configurations(
     leader = place.start()
     place.start(0)
 
-    def until(condition: Callable[[Any], bool]) -> Any:
-        deadline = time.monotonic() + 40
-        while not (place.has_report() and condition(place.report().measurements)):
-            assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0)])
-            time.sleep(0.05)
+    def measured(condition: Callable[[Any], bool]) -> Any:
+        until(lambda: place.has_report() and condition(place.report().measurements), place)
         return place.report().measurements
 
-    alone = until(lambda found: found.speeds and found.gradient and found.gradient.samples >= 2)
+    alone = measured(lambda found: found.speeds and found.gradient and found.gradient.samples >= 2)
     assert [(speed.nodes, speed.workers, speed.batch_size) for speed in alone.speeds] == [(1, 1, 64)]
     place.allocate(2)
-    both = until(lambda found: len(found.speeds) == 2 and found.gradient.samples >= alone.gradient.samples + 3)
+    both = measured(lambda found: len(found.speeds) == 2 and found.gradient.samples >= alone.gradient.samples + 3)
     together = both.speeds[-1]
     assert (together.nodes, together.workers, together.batch_size) == (nodes, 2, 32)
     assert 0 < together.sync_seconds < together.step_seconds
     assert both.gradient.variance > 0
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143
 
 
 def test_a_script_of_the_user_is_measured_too(
@@ -109,8 +105,7 @@ for epoch in loop.epochs(60):
     place = workplace(make_job(timeBudgetSeconds=60.0, adaptation={"mode": "Off"}), run=script)
     place.allocate(1)
     leader = place.start()
-    leader.join(50)
-    assert leader.exitcode == 0, place.log
+    assert ended(leader, place) == 0, place.log
     found = place.report().measurements
     assert [(speed.workers, speed.batch_size) for speed in found.speeds] == [(1, 20)]
     assert found.gradient is not None

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from own_scripts import OWN, Workplace, epochs, members, shared, until
+from own_scripts import OWN, epochs, members, shared
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +68,7 @@ def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., W
     until(lambda: members(place)[-1:] == [2], place)
     until(lambda: max([-1, *shared(place, interrupted)]) > alone + 2, place)
     place.allocate(2, budget=1.0)  # the budget is over
-    leader.join(60)
-    assert leader.exitcode == 0, place.log
+    assert ended(leader, place) == 0, place.log
     last = max(epochs(place.log))
     until(lambda: last in epochs(place.logs(0)), place)
     assert shared(place, interrupted)[-1] == last
@@ -79,8 +79,7 @@ def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., W
     assert place.report().phase == "Completed"
     assert extra.is_alive()  # it waits to be ended: one that ended by itself would be started again
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(20)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
 
 
 def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(scripted: Callable[..., Workplace]) -> None:
@@ -91,12 +90,10 @@ def test_a_worker_that_is_asked_to_end_leaves_between_two_steps(scripted: Callab
     until(lambda: members(place)[-1:] == [2], place)
     until(lambda: shared(place), place)
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(20)
-    assert extra.exitcode == 0, place.logs(0)
+    assert ended(extra, place) == 0, place.logs(0)
     until(lambda: members(place)[-1:] == [1], place)
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143
     assert place.report().phase == "Stopped"
     # It continues from its checkpoint, in the middle of an epoch.
     stopped = place.report().step
@@ -276,8 +273,7 @@ def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
     until(lambda: len(epochs(place.logs(0))) > 1, place)  # from now on both count an epoch's batches alike
     (place.folder / "how").write_text(how)
     (place.folder / "how").rename(place.folder / "end")
-    leader.join(60)
-    assert leader.exitcode == (-signal.SIGKILL if how == "die" else 1), place.log
+    assert ended(leader, place) == (-signal.SIGKILL if how == "die" else 1), place.log
     if how == "raise":
         assert place.report().phase == "Failed"
         assert "the job is done" not in place.logs(0)
@@ -291,14 +287,13 @@ def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable[..., Workplace], where: str) -> None:
-    place = scripted(STEERED, "1000", where, "-1", budget=3600)
+    place = scripted(STEERED, "200", where, "-1", budget=3600)
     place.allocate(1)
     leader = place.start()
-    until(lambda: epochs(place.log) and place.report().step > 1200, place)
+    until(lambda: epochs(place.log) and place.report().step > 220, place)
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143, place.log
-    assert place.report().step % 1000
+    assert ended(leader, place) == 143, place.log
+    assert place.report().step % 200
     last = max(epochs(place.log))
     again = place.start()
     until(lambda: max(epochs(place.log)) > last + 1, place)
@@ -361,8 +356,7 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
         come = max([-1, *epochs(place.log)])
         until(lambda: max([-1, *epochs(place.logs(0))]) > come + 8, place)  # noqa: B023
         os.kill(extra.pid, signal.SIGTERM)
-        extra.join(20)
-        assert extra.exitcode == 0, place.logs(0)
+        assert ended(extra, place) == 0, place.logs(0)
         until(lambda: members(place)[-1:] == [1], place)
     assert leader.is_alive()
     assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())
@@ -375,8 +369,7 @@ def test_a_leader_that_is_asked_to_end_behind_its_loop_has_not_completed(scripte
     leader = place.start()
     until(lambda: "behind" in place.log, place)
     os.kill(leader.pid, signal.SIGTERM)
-    leader.join(20)
-    assert leader.exitcode == 143
+    assert ended(leader, place) == 143
     assert place.report().phase == "Stopped"
 
 
@@ -391,8 +384,7 @@ def test_a_model_that_does_not_fit_when_it_has_grown_goes_on_as_it_was(scripted:
     place.allocate(2)
     for _ in range(2):
         leader = place.start()
-        leader.join(60)
-        assert leader.exitcode == 1, place.log
+        assert ended(leader, place) == 1, place.log
         assert "out of memory" in place.log
     leader = place.start()
     late = max([-1, *epochs(place.log)])

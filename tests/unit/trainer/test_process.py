@@ -15,17 +15,7 @@ from espalier_api.events import AdaptationFinished, CheckpointSaved, TrainerFini
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_trainer.checkpoint import CheckpointStore
-
-PATIENCE = 60.0
-"""Wall seconds after which a process that should have ended has failed the test."""
-
-
-def _wait(condition, what: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s: {what}")
-        time.sleep(0.01)
+from waiting import PATIENCE, until
 
 
 def _join(process) -> int:
@@ -48,10 +38,10 @@ def test_gpu_that_comes_makes_the_network_grow(workplace, make_job, agent_server
     place = workplace(make_job(timeBudgetSeconds=600), agent_url=agent.url)
     place.allocate(1)
     process = place.start()
-    _wait(lambda: _training(place), "training")
+    until(lambda: _training(place), "training")
     place.allocate(2, reason=Reason.EXTRA_GPUS_GRANTED)
-    _wait(lambda: place.report().acknowledged_generation == 2, "acknowledgement of generation 2")
-    _wait(lambda: len(place.report().adaptations) == 3, "three answers")
+    until(lambda: place.report().acknowledged_generation == 2, "acknowledgement of generation 2")
+    until(lambda: len(place.report().adaptations) == 3, "three answers")
     place.allocate(2, stop=Reason.GPU_BUDGET_EXHAUSTED)
     assert _join(process) == 0, place.log
     report = place.report()
@@ -82,7 +72,7 @@ def test_sigterm_and_sigkill_at_random_moments_keep_budget_and_growth(workplace,
     for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         starts = sum(isinstance(event, TrainerStarted) for event in place.events())
         process = place.start()
-        _wait(
+        until(
             lambda: sum(isinstance(event, TrainerStarted) for event in place.events()) > starts,  # noqa: B023
             "training",
         )
@@ -110,7 +100,7 @@ def test_sigterm_while_the_agent_is_silent_ends_at_once_with_a_checkpoint(workpl
     place = workplace(make_job(timeBudgetSeconds=600, adaptation={"decisionTimeoutSeconds": 300}), agent_url=agent.url)
     place.allocate(2)
     process = place.start()
-    _wait(lambda: agent.requests, "the question to the agent")
+    until(lambda: agent.requests, "the question to the agent")
     process.terminate()
     assert _join(process) == 143, place.log
     release.set()
@@ -124,7 +114,7 @@ def test_scheduler_that_says_stop_gets_a_checkpoint(workplace, make_job):
     place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
     place.allocate(1)
     process = place.start()
-    _wait(lambda: _training(place), "training")
+    until(lambda: _training(place), "training")
     place.allocate(1, stop=Reason.SUSPENDED)
     assert _join(process) == 143, place.log
     assert (place.report().phase, place.report().reason) == (TrainerPhase.STOPPED, Reason.SUSPENDED)
@@ -134,7 +124,7 @@ def test_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(workplace, make_job
     place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
     place.allocate(1)
     process = place.start()
-    _wait(lambda: _training(place), "training")
+    until(lambda: _training(place), "training")
     place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
     assert _join(process) == 0, place.log
     assert place.report().reason is Reason.GPU_BUDGET_EXHAUSTED
@@ -156,7 +146,7 @@ def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job,
     place = workplace(make_job(timeBudgetSeconds=600, adaptation=adaptation), agent_url=agent.url)
     place.allocate(2)
     process = place.start()
-    _wait(lambda: place.has_report() and len(place.report().adaptations) == 2, "two decisions")
+    until(lambda: place.has_report() and len(place.report().adaptations) == 2, "two decisions")
     place.allocate(2, stop=Reason.GPU_BUDGET_EXHAUSTED)
     assert _join(process) == 0, place.log
     release.set()

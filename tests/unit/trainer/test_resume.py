@@ -23,12 +23,17 @@ def _spec(**training):
     return {"timeBudgetSeconds": 0.3, "training": {"evaluateEveryEpochs": 10**6, **training}}
 
 
+@pytest.fixture(scope="module")
+def whole(run, make_job):
+    """Return a run that was not stopped."""
+    return run(make_job(**_spec()), advisor=Scripted(SCRIPT), up_at=0.1)
+
+
 # Boundaries passed before the stop: in the first epoch, at an epoch's end, at the growths (0.1 s is in the third
 # epoch), in the middle of a later epoch.
 @pytest.mark.parametrize("cut", [5, 17, 52, 54, 90])
-def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut, stop_after):
+def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut, stop_after, whole):
     job = make_job(**_spec())
-    whole = run(job, advisor=Scripted(SCRIPT), up_at=0.1)
     first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=stop_after(cut))
     assert first.result.phase is TrainerPhase.STOPPED
     assert first.result.steps < whole.result.steps

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
-import time
 
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -24,6 +22,7 @@ from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import DocumentScheduler
 from espalier_trainer.traces import SignalSpans, exporter_to, tracer_into
 from otlp import collecting
+from trainer_processes import ended, until
 
 TRACE = SignalTrace.of("uid-1", 3)
 
@@ -100,14 +99,9 @@ def test_a_trainer_process_exports_by_otlp(workplace, make_job) -> None:
         )
         allocated(place.folder / "allocation.json", place.job)
         process = place.start()
-        deadline = time.monotonic() + 120
-        while not any(isinstance(event, AdaptationFinished) for event in place.events()):
-            assert process.is_alive(), place.log
-            assert time.monotonic() < deadline, place.log
-            time.sleep(0.02)
+        until(lambda: any(isinstance(event, AdaptationFinished) for event in place.events()), place)
         process.terminate()
-        process.join(60)
-    assert process.exitcode == 143, place.log
+        assert ended(process, place) == 143, place.log
     sent = collector.spans()
     assert sorted(span.name for span in sent) == ["adapt", "consult", "receive"]
     assert {(span.trace_id, span.parent_span_id) for span in sent} == {
@@ -122,8 +116,7 @@ def test_training_does_not_depend_on_a_collector(workplace, make_job) -> None:
     )
     allocated(place.folder / "allocation.json", place.job)
     process = place.start()
-    process.join(60)
-    assert process.exitcode == 0, place.log
+    assert ended(process, place) == 0, place.log
 
 
 def test_without_the_sdk_nothing_is_exported_and_the_log_says_so(monkeypatch, caplog) -> None:
@@ -133,8 +126,3 @@ def test_without_the_sdk_nothing_is_exported_and_the_log_says_so(monkeypatch, ca
     end()
     assert emit is None
     assert "install espalier-trainer[otel]" in caplog.text
-
-
-def test_without_an_endpoint_the_sdk_is_not_imported() -> None:
-    code = "import espalier_trainer.session, sys; sys.exit('opentelemetry.sdk' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

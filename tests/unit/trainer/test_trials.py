@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,10 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult
 from espalier_api.trials import gains_seen
+from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
-Workplace = Any
-"""That of `conftest.py`."""
 GROWTH_WINS = (
     "import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading\n"
     # A race of 24 s would last too long here.
@@ -29,15 +27,6 @@ GROWTH_WINS = (
     "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 )
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
-
-
-def until(condition: Callable[[], Any], place: Workplace, seconds: float = 60.0) -> Any:
-    """Return what `condition` returns once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "\n".join([place.log, place.logs(0), place.logs(1)])
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture
@@ -153,7 +142,7 @@ def test_the_agent_is_told_what_the_arms_have_shown(tried, tmp_path):
     with serving(tmp_path) as url:
         place = tried("Confirm", 1, budget=25.0, agent_url=url)
         adaptation = decided(place)
-        until(lambda: not place.processes[0].is_alive(), place, 120.0)
+        until(lambda: not place.processes[0].is_alive(), place)
         (found,) = [one for one in decisions(tmp_path / "kept") if one.trial is not None]
     assert found.decision_id == adaptation.decision_id
     assert found.final_accuracy is not None
@@ -179,8 +168,7 @@ def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tri
     leader, extra = place.processes
     place.allocate(1)
     os.kill(extra.pid, signal.SIGTERM)
-    extra.join(10)
-    assert extra.exitcode == 0
+    assert ended(extra, place) == 0
     until(lambda: [event for event in of(place, "Warned") if event.reason == "TrialAbandoned"], place)
     assert of(place, "AdaptationFinished") == []
     assert place.report().consultations == 0

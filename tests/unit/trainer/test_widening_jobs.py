@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow
 
@@ -101,16 +100,25 @@ def test_copies_of_a_channel_move_apart(run, make_job):
     assert torch.cdist(rows, rows).add(torch.eye(12)).min() > 1e-3
 
 
+SCRIPT = (WIDEN, Action.deepen("block0"), Action.widen("block0.0", 15))
+
+
+@pytest.fixture(scope="module")
+def whole(run, make_job):
+    """Return a run that was not stopped, and its job."""
+    job = make_job(timeBudgetSeconds=0.4, adaptation=BOTH, training={"evaluateEveryEpochs": 10**6})
+    done = run(job, advisor=Scripted(SCRIPT), up_at=0.1)
+    assert [one.result for one in done.result.adaptations] == [AdaptationResult.GROWN] * 3
+    return job, done
+
+
 # Before the first decision, between the decisions, and in the middle of a later epoch.
 @pytest.mark.parametrize("cut", [30, 53, 71, 95])
-def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, make_job, tmp_path, cut, stop_after):
-    script = (WIDEN, Action.deepen("block0"), Action.widen("block0.0", 15))
-    job = make_job(timeBudgetSeconds=0.4, adaptation=BOTH, training={"evaluateEveryEpochs": 10**6})
-    whole = run(job, advisor=Scripted(script), up_at=0.1)
-    assert [one.result for one in whole.result.adaptations] == [AdaptationResult.GROWN] * 3
-    first = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path, stop=stop_after(cut))
+def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, tmp_path, cut, stop_after, whole):
+    job, whole = whole
+    first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=stop_after(cut))
     assert first.result.phase is TrainerPhase.STOPPED
-    second = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path)
+    second = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path)
     assert second.result.steps == whole.result.steps
     assert second.trainer.network.architecture == whole.trainer.network.architecture
     assert second.trainer.network.history == whole.trainer.network.history
@@ -194,14 +202,6 @@ def _widening(body: dict[str, Any]) -> tuple[int, bytes]:
     return 200, json.dumps(answer).encode()
 
 
-def _until(condition: Callable[[], Any], place: Any, seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, place.log
-        time.sleep(0.02)
-    return found
-
-
 def test_two_processes_widen_together_and_a_killed_leader_takes_it_over(workplace, make_job, agent_server):
     job = make_job(
         timeBudgetSeconds=60,
@@ -213,26 +213,24 @@ def test_two_processes_widen_together_and_a_killed_leader_takes_it_over(workplac
     place.allocate(2)
     leader = place.start()
     place.start(0)
-    _until(lambda: "generation 1: 2 members" in place.log, place)
-    widened = _until(lambda: [one for one in place.report().adaptations if one.result == "Grown"], place)[0]
+    until(lambda: "generation 1: 2 members" in place.log, place)
+    widened = until(lambda: [one for one in place.report().adaptations if one.result == "Grown"], place)[0]
     assert widened.width_after == 2 * widened.width_before
     step = place.report().step
-    _until(lambda: place.report().step > step + 20, place)
+    until(lambda: place.report().step > step + 20, place)
     for saved in place.checkpoints.glob("checkpoint-*"):
         # What was saved when it grew: the leader is to take the worker's state instead, which is newer.
         assert CheckpointStore(place.checkpoints).load_latest().state.growth, saved
     leader.kill()
-    leader.join()
-    assert leader.exitcode == -signal.SIGKILL
+    assert ended(leader, place) == -signal.SIGKILL
     step = place.report().step
     again = place.start()
-    _until(lambda: place.log.count("generation 1: 2 members") == 2, place)
-    report = _until(lambda: (now := place.report()).step > step + 20 and now, place)
+    until(lambda: place.log.count("generation 1: 2 members") == 2, place)
+    report = until(lambda: (now := place.report()).step > step + 20 and now, place)
     assert report.parameters == widened.parameters_after
     assert [one.result for one in report.adaptations] == ["Grown"]
     again.terminate()
-    again.join(20)
-    assert again.exitcode == 143, place.log
+    assert ended(again, place) == 143, place.log
     state = CheckpointStore(place.checkpoints).load_latest().state
     assert [(growth.group, growth.width) for growth in state.growth] == [(widened.action[6:-1], widened.width_after)]
 

@@ -141,13 +141,12 @@ class Adapter:
         """Ask and, in mode Auto, grow. Errors here never stop training."""
         return self.carried_out(self.ask(network, progress, allocation), network, progress)
 
-    def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:
-        """Ask how to grow."""
+    def question(self, network: Network, progress: Progress, allocation: Allocation) -> AdviceRequest:
+        """Return the question how to grow."""
         if network.architecture is None:
             raise ValueError("a network without a description cannot be asked about")
         spec = self.job.spec.adaptation
-        began, used = self.clock(), self.scheduler.used_seconds()
-        request = AdviceRequest(
+        return AdviceRequest(
             job=self.job.key,
             architecture=network.architecture,
             time_left_seconds=self.scheduler.time_left(),
@@ -163,6 +162,12 @@ class Adapter:
             places=known_places(network.module, self.example_input),
             batch_size=self.job.spec.training.batch_size,
         )
+
+    def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:
+        """Ask how to grow."""
+        spec = self.job.spec.adaptation
+        began, used = self.clock(), self.scheduler.used_seconds()
+        request = self.question(network, progress, allocation)
         # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
         patience = max(
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())

@@ -115,6 +115,10 @@ class HTTPAdvisor:
             gains={str(entry.action): entry.gain for entry in response.probabilities if entry.gain is not None},
         )
 
+    def forecast(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Ask what growing would gain; nothing is decided by it. Raises `AdvisorError`."""
+        return self.advise(request.model_copy(update={"forecast": True}), wall_seconds)
+
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Tell the agent; what goes wrong is logged."""
         try:

@@ -143,9 +143,13 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
         # Taken once: an answer is by one policy, though another may take its place meanwhile.
         policy = serving.policy.current.answering(request.architecture)
         decision_id = str(uuid.uuid4())
-        decision = explored(decide(policy, request), serving.exploration, decision_id)
+        decision = decide(policy, request)
+        if not request.forecast:
+            decision = explored(decision, serving.exploration, decision_id)
         answer = answer_of(policy, decision, decision_id)
         metrics.observe("espalier_agent_advice_seconds", time.perf_counter() - begun)
+        if request.forecast:
+            return answer
         metrics.count("espalier_agent_advice_total", answer.action.kind)
         metrics.count("espalier_agent_unknown_layers_total", amount=decision.unknown_layers)
         serving.decided(answer.decision_id, request, decision, answer.policy, weight=len(await raw.body()))

@@ -234,9 +234,10 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             "rule": "self.containers.exists(c, has(c.resources) && has(c.resources.limits) && "
             f"c.resources.limits.exists(k, {_EXTENDED} && {_WHOLE.format('c.resources.limits')} "
-            "&& int(c.resources.limits[k]) >= 1))",
-            "message": "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1); the GPUs of a worker "
-            "are read there, and it needs one; GPUs of resourceClaims are not counted",
+            "&& int(c.resources.limits[k]) >= 1)) || has(self.resourceClaims) && "
+            "self.resourceClaims.exists(c, has(c.resourceClaimTemplateName))",
+            "message": "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1), and no resourceClaims "
+            "name a resourceClaimTemplateName; the GPUs of a worker are read there, and it needs one",
             "fieldPath": ".containers",
         },
     ),

@@ -42,7 +42,7 @@ def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settin
     """
     where, name = place_of(job, namespace, cluster)
     try:
-        case = case_of(where, name, fetch_for_job(cluster, where, name), cluster.now(), settings)
+        case = case_of(where, name, fetch_for_job(cluster, settings, where, name), cluster.now(), settings)
     except NotFoundError:
         case = None
     if case is None:

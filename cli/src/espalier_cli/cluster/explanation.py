@@ -108,7 +108,19 @@ def _policy(case: Case) -> list[str]:
     if case.facts is None or case.snapshot is None or case.plan is None:
         return []
     text = case.snapshot.rules.policy
-    return told(case.facts.key, case.plan, configured(text), text)
+    return told(case.facts.key, case.plan, configured(text), text) + _expected_gain(case)
+
+
+def _expected_gain(case: Case) -> list[str]:
+    forecast = case.job.status.measurements.growth
+    if forecast is None or case.job.outcome is not None:
+        return []
+    if forecast.gain <= 0:
+        return ["Growing is expected to gain it nothing any more, so it does not need extra workers for that."]
+    return [
+        f"Growing is expected to gain {forecast.gain:.3f} of final accuracy ({forecast.low:.3f} to "
+        f"{forecast.high:.3f}), by extra workers for {duration(forecast.seconds)}."
+    ]
 
 
 def _acknowledgement(case: Case) -> str:

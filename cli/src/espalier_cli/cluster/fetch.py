@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError, NotFoundError
@@ -11,6 +12,7 @@ from espalier_kube.lists import Listing
 from espalier_kube.resources import (
     CLAIMS,
     CONFIG_MAPS,
+    DEVICE_KINDS,
     JOBS,
     LEASES,
     NODES,
@@ -21,7 +23,7 @@ from espalier_kube.resources import (
     VOLUMES,
     Resource,
 )
-from espalier_operator.kube.inspection import names
+from espalier_operator.kube.inspection import KubeSettings, names
 
 Lists = Mapping[Resource, Listing]
 
@@ -35,7 +37,7 @@ class View:
     """What could not be seen, and why; empty where everything was."""
 
 
-def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
+def fetch(cluster: Cluster, settings: KubeSettings, namespace: str | None = None) -> Lists:
     """Return what a scheduler sees that looks after the jobs of `namespace` (None: of all).
 
     Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
@@ -54,6 +56,8 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
         lambda: _unless_forbidden(lambda: cluster.list_all(VOLUMES)),
         lambda: _unless_forbidden(lambda: cluster.list_all(LEASES, fields=f"metadata.name={names.LEASE_NAME}")),
     )
+    kinds = DEVICE_KINDS if settings.device_classes else ()
+    devices = [_unless_forbidden(partial(cluster.list_all, kind)) for kind in kinds]
     pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))
     lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
     optional = {
@@ -63,14 +67,15 @@ def fetch(cluster: Cluster, namespace: str | None = None) -> Lists:
         CLAIMS: claims,
         VOLUMES: volumes,
         LEASES: leases,
+        **dict(zip(kinds, devices, strict=True)),
     }
     return {**lists, **{resource: found for resource, found in optional.items() if found.version >= 0}}
 
 
-def fetch_for_job(cluster: Cluster, namespace: str, name: str) -> View:
+def fetch_for_job(cluster: Cluster, settings: KubeSettings, namespace: str, name: str) -> View:
     """Return what a scheduler sees, or, for who may not look beyond `namespace`, the part that is about the job."""
     try:
-        return View(fetch(cluster))
+        return View(fetch(cluster, settings))
     except ForbiddenError as error:
         of_job = f"{names.JOB_LABEL}={name}"
         job, reports, pods = cluster.at_once(

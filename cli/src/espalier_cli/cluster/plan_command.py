@@ -49,7 +49,7 @@ def snapshot(namespace: str | None, output: Path, cluster: Cluster, settings: Ku
     code. `espalier plan --snapshot FILE` shows the decisions on it, so that a bug report can become a test.
     """
     settings = replace(settings, watch_namespaces=() if namespace is None else (namespace,))
-    lists = fetch(cluster, namespace)
+    lists = fetch(cluster, settings, namespace)
     seen = seen_by_operator(lists, cluster.now(), settings)
     made = seen.snapshot
     if str(output) == "-":

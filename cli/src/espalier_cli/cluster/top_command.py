@@ -31,7 +31,7 @@ def top(form: str, cluster: Cluster, settings: KubeSettings) -> None:
     Espalier's. TERMINATING pods hold their GPUs until they have ended. PROMISED GPUs are granted to pods that are not
     on a node yet.
     """
-    lists = fetch(cluster)
+    lists = fetch(cluster, settings)
     whole = overview(lists, cluster.now(), settings)
     if form == "table":
         _print(whole)

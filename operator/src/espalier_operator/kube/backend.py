@@ -30,7 +30,8 @@ from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +34,11 @@ DEPARTING: Final = (
 node termination handler), GKE, and AKS (conditions of its node problem detector)."""
 
 
+DEVICE_CLASS: Final = "deviceclass.resource.kubernetes.io/"
+"""What the name of a resource begins with that stands for the devices of a DeviceClass: the rest is the class. The name
+is that of Kubernetes (`ResourceDeviceClassPrefix` in k8s.io/api/resource/v1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeSettings:
     """An operator's settings."""
@@ -46,7 +52,8 @@ class KubeSettings:
     """The extended resource that is counted and lent."""
     other_gpu_resources: tuple[str, ...] = ()
     """Further extended resources that are counted and lent, each by itself: amd.com/gpu, nvidia.com/mig-1g.5gb. The
-    template of a job requests one of them, or `gpu_resource`. The type of their GPUs begins with the resource."""
+    template of a job requests one of them, or `gpu_resource`. The type of their GPUs begins with the resource.
+    deviceclass.resource.kubernetes.io/CLASS stands for the devices of a DeviceClass, which templates claim."""
     gpu_type_label: str = "nvidia.com/gpu.product"
     """The node label that distinguishes types of GPUs; nodes without it have the type ''."""
     rack_label: str | None = None
@@ -104,6 +111,12 @@ class KubeSettings:
     def gpu_resources(self) -> tuple[str, ...]:
         """All resources that are counted and lent."""
         return (self.gpu_resource, *(each for each in self.other_gpu_resources if each != self.gpu_resource))
+
+    @property
+    def device_classes(self) -> Mapping[str, str]:
+        """The resource of each DeviceClass whose devices are counted and lent, by the name of the class."""
+        names = (each for each in self.other_gpu_resources if each.startswith(DEVICE_CLASS))
+        return {each.removeprefix(DEVICE_CLASS): each for each in names}
 
     @property
     def rules(self) -> Rules:

@@ -16,7 +16,7 @@ from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
-from espalier_kube.resources import JOBS, LEASES, Resource
+from espalier_kube.resources import JOBS, LEASES, PODS, Resource
 from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.names import POLICY_MEMORY
@@ -52,8 +52,8 @@ def seen_by_operator(
     lists = dict(lists)
     leases = lists.pop(LEASES, None)
     store = Store(settings, lambda: now)
-    # Jobs last: whether one can be run depends on what PriorityClasses there are.
-    for resource, listed in sorted(lists.items(), key=lambda item: item[0] is JOBS):
+    # Pods after all else, because it decides what they claim, and jobs last: whether one can be run depends on it.
+    for resource, listed in sorted(lists.items(), key=lambda item: (item[0] is JOBS, item[0] is PODS)):
         store.replace(resource, listed.items, listed.version)
     for key in store.late_reports():  # they were listed before their jobs
         store.read_late(key)

@@ -23,6 +23,7 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "gavel": "espalier_operator.policies.gavel:GavelPolicy",
         "gandiva": "espalier_operator.policies.gandiva:GandivaPolicy",
         "goodput": "espalier_operator.policies.goodput:GoodputPolicy",
+        "growth": "espalier_operator.policies.growth:GrowthPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )

@@ -31,7 +31,7 @@ class FairPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (−priority less what waiting adds, recent use, submission time, key)."""
-        jobs = sorted(view.jobs, key=_rank)
+        jobs = sorted(view.jobs, key=served_before)
         return Decision(shares=tuple(base_share(job, weight=weight_of(job.priority)) for job in jobs))
 
 
@@ -40,5 +40,6 @@ def weight_of(priority: int) -> Fraction:
     return Fraction(1 + priority) if priority >= 0 else Fraction(1, 1 - priority)
 
 
-def _rank(job: Candidate) -> tuple[float, float, float, str]:
+def served_before(job: Candidate) -> tuple[float, float, float, str]:
+    """Return the place of a job in the order of admission: the smallest first."""
     return (-job.priority - job.aged, job.recent_use, job.submitted_at, job.key)

@@ -65,6 +65,23 @@ class Outlook(Protocol):
         """Return its progress a second, in any unit, with so many workers on so many nodes and the best batch size."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What a job is expected to gain by growing, if extra workers are lent to it from now on."""
+
+    gains: tuple[float, ...]
+    """Final accuracy (of a job without one, its score) gained by one decision to grow, by two, ...; compared with not
+    growing from now on. Empty or not above 0: nothing."""
+    seconds: tuple[float, ...]
+    """For how long the extra workers are needed until that decision has been carried out; rising."""
+
+    @property
+    def rate(self) -> float:
+        """Gain a second of the loan, up to the decision at which it is largest; 0: growing gains nothing."""
+        rates = (gain / max(1.0, seconds) for gain, seconds in zip(self.gains, self.seconds, strict=True))
+        return max(0.0, *rates, 0.0)
+
+
 class Elasticity(Enum):
     """What a policy changes of a job, besides when it runs."""
 
@@ -98,6 +115,8 @@ class View:
     """By job, the node of each of its workers, as far as it is known."""
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     """By job, where something is known."""
+    prospects: Mapping[str, Prospect] = field(default_factory=dict)
+    """By job, where its trainer or agent has said what growing would gain."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each type, the preferred types first; empty where they are all alike."""
     speeds: Speeds | None = None

@@ -50,16 +50,27 @@ class Poisson:
     """Of Pareto durations; the smaller it is, the longer are the longest jobs."""
     longest: float = 86_400.0
     """Seconds; longer durations are cut."""
+    shortest: float = 0.0
+    """Seconds; shorter durations are raised to it."""
     sizes: tuple[int, ...] = ()
     """GPUs of a job, each equally likely; empty: as in Philly, as far as they fit."""
     growing: float = 0.0
     """The part of the jobs that grow into lent GPUs, each as one of the models of which that was measured."""
+    fruitless: float = 0.0
+    """The part of these that gains nothing by it."""
+    forecast_error: float = 0.0
+    """By how much accuracy the forecast of what a job gains is off: the standard deviation of a normal error."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.jobs <= _MOST_JOBS:
             raise ValueError(f"jobs: {self.jobs} is not between 1 and {_MOST_JOBS:,}")
-        if not 0 <= self.growing <= 1:
-            raise ValueError(f"growing: {self.growing:g} is not between 0 and 1")
+        for name in ("growing", "fruitless"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name}: {value:g} is not between 0 and 1")
+        if not 0 <= self.forecast_error < math.inf:
+            raise ValueError(f"forecast_error: {self.forecast_error:g} is below 0")
+        if not 0 <= self.shortest <= self.longest:
+            raise ValueError(f"shortest: {self.shortest:g} is not between 0 and longest, {self.longest:g}")
         for name in ("load", "median", "alpha", "longest"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -83,7 +94,7 @@ class Poisson:
             (
                 chance.expovariate(1.0),
                 chance.choices(fitting, [weights[size] for size in fitting])[0],
-                min(self.longest, self._duration(chance)),
+                max(self.shortest, min(self.longest, self._duration(chance))),
             )
             for _ in range(self.jobs)
         ]
@@ -163,7 +174,14 @@ def generate(
     jobs: list[SimulatedJob] = []
     for place, job in enumerate(drawn):
         grows, name = chance.random() < generator.growing, _name(place, len(drawn))
-        jobs.append(GrowingJob(name, *job, chance.choice(known)) if grows else FixedJob(name, *job))
+        if not grows:
+            jobs.append(FixedJob(name, *job))
+            continue
+        curve = chance.choice(known)
+        if generator.fruitless and chance.random() < generator.fruitless:
+            curve = curve.fruitless
+        off = chance.gauss(0.0, generator.forecast_error) if generator.forecast_error else 0.0
+        jobs.append(GrowingJob(name, *job, curve, off))
     return jobs
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
 from espalier_api.outcomes import OutcomeTable, SequenceOutcome
+from espalier_operator.policies.view import Prospect
 from espalier_operator.simulation.jobs import FixedJob
 
 GROWTH_WORKERS: Final = 1
@@ -34,10 +35,24 @@ class GrowthCurve:
     """By moment: the accuracy gained by 0, 1, ... decisions."""
     waits: tuple[float, ...]
     """By decision: how long after its first loan a job has made it that is lent GPUs all the time, over the budget."""
+    forecasts: tuple[tuple[float, ...], ...] = ()
+    """As `gains`, but what is known before: the accuracies by which the sequence was chosen. Empty: as `gains`."""
 
     def gain(self, moment: float, decisions: int) -> float:
         """Return the accuracy gained by so many decisions, the first loan being at the fraction `moment`."""
-        points = [*zip(self.moments, (row[decisions] for row in self.gains), strict=True), (1.0, 0.0)]
+        return self._between(self.gains, moment, decisions)
+
+    def forecast(self, moment: float, decisions: int) -> float:
+        """Return the same as far as it is known before."""
+        return self._between(self.forecasts or self.gains, moment, decisions)
+
+    @property
+    def fruitless(self) -> GrowthCurve:
+        """The curve of a model that decides as this one, and gains nothing."""
+        return replace(self, gains=tuple((0.0,) * len(row) for row in self.gains), forecasts=())
+
+    def _between(self, gains: Sequence[Sequence[float]], moment: float, decisions: int) -> float:
+        points = [*zip(self.moments, (row[decisions] for row in gains), strict=True), (1.0, 0.0)]
         after = bisect_right([point for point, _ in points], moment)
         if not after:
             return points[0][1]
@@ -67,7 +82,8 @@ def growth_curve(tables: Iterable[OutcomeTable]) -> GrowthCurve:
     return GrowthCurve(
         model=ordered[0].model,
         moments=tuple(table.adapt_from_s / table.time_budget_s for table in ordered),
-        gains=tuple(tuple(_gains(table)) for table in ordered),
+        gains=tuple(tuple(gain for gain, _ in _gains(table)) for table in ordered),
+        forecasts=tuple(tuple(forecast for _, forecast in _gains(table)) for table in ordered),
         waits=tuple(max(0.0, statistics.fmean(each)) for each in waits),
     )
 
@@ -81,9 +97,12 @@ def growth_curves(tables: Iterable[OutcomeTable]) -> dict[str, GrowthCurve]:
 class GrowingJob(FixedJob):
     """A job that runs for its time budget, and grows while GPUs are lent to it."""
 
-    def __init__(self, name: str, submitted_at: float, workers: int, duration: float, curve: GrowthCurve) -> None:
+    def __init__(
+        self, name: str, submitted_at: float, workers: int, duration: float, curve: GrowthCurve, error: float = 0.0
+    ) -> None:
+        """Take the job, its curve, and by how much accuracy the forecast of its gain is off."""
         super().__init__(name, submitted_at, workers, duration)
-        self.curve = curve
+        self.curve, self._error = curve, error
         self.least_workers = workers
         self.most_workers = workers + GROWTH_WORKERS
         self.first_lent_at: float | None = None
@@ -101,6 +120,19 @@ class GrowingJob(FixedJob):
         """By growing, compared with not growing."""
         return 0.0 if self.first_lent_at is None else self.curve.gain(self.first_lent_at, self.decisions)
 
+    @property
+    def prospect(self) -> Prospect:
+        """What growing is expected to gain it from now on, by decision; what it must wait for in time counts."""
+        moment = 1 - self._left / self._duration if self.first_lent_at is None else self.first_lent_at
+        made, lent = self.decisions, self.lent_seconds / self._duration
+        waits = [(wait - lent) * self._duration for wait in self.curve.waits[made:]]
+        ahead = [seconds for seconds in waits if seconds < self._left]
+        now = self.curve.forecast(moment, made)
+        gains = [self.curve.forecast(moment, made + more) - now for more in range(1, len(ahead) + 1)]
+        # One forecast is off by one error, however many of its decisions are left.
+        off = self._error * (len(self.curve.waits) - made) / len(self.curve.waits)
+        return Prospect(gains=tuple(gain + off for gain in gains), seconds=tuple(ahead))
+
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it these workers; a loan comes and goes without a restart."""
         ran, pause, restarts = self.workers >= self.requested, self._pause, self.restarts
@@ -112,13 +144,13 @@ class GrowingJob(FixedJob):
         return min(1.0, super()._speed())
 
     def _train(self, now: float, seconds: float) -> bool:
-        before = self._left
+        before, made = self._left, self.decisions
         changed = super()._train(now, seconds)
         if self.workers > self.requested and before > 0:
             if self.first_lent_at is None:
                 self.first_lent_at = 1 - before / self._duration
             self.lent_seconds += seconds if self.completed_at is None else self.completed_at - now
-        return changed
+        return changed or self.decisions > made
 
 
 def accuracy_gained(jobs: Iterable[object]) -> float | None:
@@ -127,12 +159,18 @@ def accuracy_gained(jobs: Iterable[object]) -> float | None:
     return statistics.fmean(gained) if gained else None
 
 
+def lent_gpu_hours(jobs: Iterable[object]) -> float | None:
+    """Return for how long extra GPUs trained with those of `jobs` that grow, on average; None: none does."""
+    hours = [job.lent_seconds * GROWTH_WORKERS / 3600 for job in jobs if isinstance(job, GrowingJob)]
+    return statistics.fmean(hours) if hours else None
+
+
 def _seeds(table: OutcomeTable) -> int:
     return min(len(each.accuracies or ()) for each in table.sequences)
 
 
-def _gains(table: OutcomeTable) -> list[float]:
-    """Return the accuracy gained by 0, 1, ... decisions."""
+def _gains(table: OutcomeTable) -> list[tuple[float, float]]:
+    """Return the accuracy gained by 0, 1, ... decisions, and that of the seeds by which their sequence was chosen."""
     seeds = range(_seeds(table))
     if len(seeds) < 2:
         raise ValueError(
@@ -143,13 +181,17 @@ def _gains(table: OutcomeTable) -> list[float]:
     found = []
     for decisions in range(count + 1):
         grown = [each for each in table.sequences if set(each.actions[decisions:]) <= {nothing}]
-        found.append(statistics.fmean(_judged(grown, seed) - _of(still, seed) for seed in seeds))
+        best = [max(grown, key=lambda each, seed=seed: _others(each, seed)) for seed in seeds]  # type: ignore[misc]
+        gain = statistics.fmean(_of(each, seed) - _of(still, seed) for each, seed in zip(best, seeds, strict=True))
+        known = (_others(each, seed) - _others(still, seed) for each, seed in zip(best, seeds, strict=True))
+        found.append((gain, statistics.fmean(known)))
     return found
 
 
-def _judged(sequences: Sequence[SequenceOutcome], seed: int) -> float:
-    """Return the accuracy with `seed` of the sequence that is best by all others."""
-    return _of(max(sequences, key=lambda each: sum(each.accuracies or ()) - _of(each, seed)), seed)
+def _others(outcome: SequenceOutcome, seed: int) -> float:
+    """Return the mean accuracy with all seeds but `seed`."""
+    accuracies = outcome.accuracies or ()
+    return (sum(accuracies) - accuracies[seed]) / (len(accuracies) - 1)
 
 
 def _of(outcome: SequenceOutcome, seed: int) -> float:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from espalier_api.goodput import adascale_gain
-from espalier_operator.policies.view import Outlook
+from espalier_operator.policies.view import Outlook, Prospect
 from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application
 
@@ -57,6 +57,11 @@ class SimulatedJob(ABC):
     @property
     def outlook(self) -> Outlook | None:
         """Its true speed, for policies that ask for it; None where the trace does not say."""
+        return None
+
+    @property
+    def prospect(self) -> Prospect | None:
+        """What its agent would say that growing gains it from now on; None: it cannot grow."""
         return None
 
     def place(self, placement: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Protocol
 
 from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.growth import accuracy_gained
+from espalier_operator.simulation.growth import accuracy_gained, lent_gpu_hours
 from espalier_operator.simulation.holdings import Span
 
 
@@ -74,6 +74,8 @@ class Outcome:
     """None where the trace does not tell how long a job takes alone."""
     accuracy_gained: float | None
     """By growing into lent GPUs, on average over the jobs that can; None: none can."""
+    lent_gpu_hours: float | None
+    """That jobs trained with to grow, on average over the jobs that can; None: none can."""
 
 
 def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
@@ -92,6 +94,7 @@ def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
         preemptions=sum(job.preemptions for job in jobs),
         fairness=fairness_of(jobs, gpus),
         accuracy_gained=accuracy_gained(jobs),
+        lent_gpu_hours=lent_gpu_hours(jobs),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from espalier_operator.actions import Action, Admit, GrantExtra
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Decision, Outlook, Speeds, View
+from espalier_operator.policies.view import Decision, Outlook, Prospect, Speeds, View
 from espalier_operator.simulation.cluster_backend import ClusterBackend
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
@@ -89,6 +89,8 @@ class Planned:
         jobs = self._backend.jobs
         outlooks = {key: job.job.outlook for key, job in jobs.items()}
         self._policy.outlooks = {key: outlook for key, outlook in outlooks.items() if outlook is not None}
+        prospects = {key: job.job.prospect for key, job in jobs.items()}
+        self._policy.prospects = {key: prospect for key, prospect in prospects.items() if prospect is not None}
         for _ in range(MOST_PLANS):
             found = plan(self._backend.observe(self.now, self._memory), self._policy, self.now)
             self._memory = found.policy_memory
@@ -118,13 +120,17 @@ class _Informed:
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity
         self.outlooks: Mapping[str, Outlook] = {}
+        self.prospects: Mapping[str, Prospect] = {}
         self.follows_progress = False
         self.order: Sequence[str] = ()
 
     def decide(self, view: View) -> Decision:
         known = {job.key for job in view.jobs}
         outlooks = {key: outlook for key, outlook in self.outlooks.items() if key in known}
+        prospects = {key: prospect for key, prospect in self.prospects.items() if key in known}
         speeds = view.speeds if self._speeds is None else self._speeds
-        decision = self.policy.decide(replace(view, outlooks=outlooks, speeds=speeds if view.gpu_types else None))
+        decision = self.policy.decide(
+            replace(view, outlooks=outlooks, prospects=prospects, speeds=speeds if view.gpu_types else None)
+        )
         self.follows_progress, self.order = decision.follows_progress, [share.job for share in decision.shares]
         return decision

@@ -99,6 +99,7 @@ class Rounds:
 
     def _decide(self, active: Sequence[SimulatedJob]) -> Decision:
         outlooks = {job.name: job.outlook for job in active}
+        prospects = {job.name: job.prospect for job in active}
         decision = self._policy.decide(
             View(
                 now=self.now,
@@ -118,6 +119,7 @@ class Rounds:
                 nodes=dict(zip(self._names, self._nodes, strict=True)),
                 held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
                 outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
+                prospects={name: prospect for name, prospect in prospects.items() if prospect is not None},
                 ended=dict(self._ended),
                 memory=self._memory,
             )

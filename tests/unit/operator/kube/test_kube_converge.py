@@ -24,7 +24,7 @@ from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.managed_job import expires_at
+from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import sort_pods
 from operator_world.kube_looks import lost_but_on, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at

@@ -586,6 +586,10 @@ def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_
     [
         ({"spec": {"volumes": "x"}}, 'spec.template.spec.volumes: is "x" (text); must be a list'),
         (
+            {"spec": {"nodeName": "mine"}},
+            "spec.template.spec.nodeName: binds workers past the scheduler; remove it, and use nodeSelector",
+        ),
+        (
             {"spec": {"affinity": {"nodeAffinity": [3]}}},
             "spec.template.spec.affinity.nodeAffinity: is a list; must be a mapping",
         ),

@@ -22,7 +22,8 @@ from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeletePod, steps
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
-from espalier_operator.kube.state.managed_job import ManagedJob, News
+from espalier_operator.kube.state.due import News
+from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
 from espalier_operator.policies.settings import configured

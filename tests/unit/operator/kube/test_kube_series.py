@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.measurements import GradientNoise, Measurements, Speed
+from espalier_api.measurements import GradientNoise, GrowthForecast, Measurements, Speed
 from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
 from espalier_api.reasons import Reason
 from espalier_api.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
@@ -29,6 +30,7 @@ from espalier_operator.policies.view import Share
 from espalier_operator.queues import Queue, Quota
 
 NOW = 1_000.0
+FORECAST = GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=40.0)
 TIME = datetime.fromtimestamp(NOW - 10, UTC)
 
 
@@ -123,6 +125,13 @@ def test_measured_figures_have_one_series_a_job() -> None:
         made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
         assert made["espalier_job_step_seconds"] == {("team", "one"): 0.5}
         assert made.get("espalier_job_gradient_noise_scale") == scale
+
+
+@pytest.mark.parametrize(("growth", "gain"), [(None, None), (FORECAST, {("team", "one"): 0.02})])
+def test_what_growing_would_gain_is_shown_where_it_is_known(growth: GrowthForecast | None, gain: object) -> None:
+    status = JobStatus(measurements=Measurements(growth=growth))
+    made = series_of([live("one", status, facts("one"))], Snapshot(taken_at=NOW), NOW)
+    assert made.get("espalier_job_expected_gain") == gain
 
 
 def test_who_trains_together_is_told_while_the_job_runs() -> None:

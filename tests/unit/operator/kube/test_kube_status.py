@@ -26,7 +26,7 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.managed_job import _solid
+from espalier_operator.kube.state.due import solid
 from espalier_operator.kube.state.workers import sort_pods
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
@@ -155,7 +155,7 @@ def test_figures_are_written_again_only_when_they_have_moved(seconds, moves):
 def test_a_change_of_figures_alone_can_wait():
     """They are written as progress is, and never for their own sake."""
     before = status_with(measured(speed(1)))
-    assert _solid(status_with(measured(speed(1, 9.0)), before)) == _solid(before)
+    assert solid(status_with(measured(speed(1, 9.0)), before)) == solid(before)
 
 
 # ---- whatever is reported

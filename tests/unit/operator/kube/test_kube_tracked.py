@@ -17,7 +17,8 @@ from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (
     EPOCH,

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, TypeVar
 
 import torch
@@ -31,6 +32,7 @@ from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
 from espalier_trainer.core.batching import Batching, FixedBatching, Resized
+from espalier_trainer.core.forecasting import Forecasting
 from espalier_trainer.core.hooks import Boundary, Change, Hooks
 from espalier_trainer.core.jumps import Jumps
 from espalier_trainer.core.services import Services
@@ -140,11 +142,10 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self._silence, self._jumps = Silence(), Jumps()
-        self._untold: Consultation | None = None
-        """What will be reported with the loss of the next step."""
+        self._silence, self._jumps = Silence(), Jumps(self.journal)
         self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
         self._trial: Trial | None = None
+        self._forecasting = Forecasting(services.forecaster, self._scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
         """The allocation whose extra workers are waited for, and since when, in used seconds."""
         self._resumed, self._used = False, services.used_seconds
@@ -174,8 +175,10 @@ class Run:
         """
         self._begin()
         while self._boundary() is None and (count is None or self.progress.epoch < count):
-            if self.progress.cursor == 0 and not self._adapted():
-                continue
+            if self.progress.cursor == 0:
+                self._look_ahead()
+                if not self._adapted():
+                    continue
             yield self.progress.epoch
             self._finish_epoch()
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
@@ -271,11 +274,8 @@ class Run:
         if self._grown_from is not None or proved:
             self._grown_from = None
             self._saver.want(self._capture_all)
-        jumped = self._jumps.stepped(loss, progress.adaptations[-1] if progress.adaptations else None)
-        if jumped is not None and self._untold is not None:
-            progress.adaptations[-1] = jumped
-        self._tell()
-        if (proved or jumped is not None) and self.team is not None:
+        jumped = self._jumps.stepped(loss, progress.adaptations)
+        if (proved or jumped) and self.team is not None:
             self.team.noted()
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self.state.network.architecture)
@@ -332,7 +332,7 @@ class Run:
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended, and the score of a complete run to the agent that advised it."""
         self.ending = ending
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
         final = (score_in(metrics, "test") or score_in(metrics, "validation")) if test is None else test.score
@@ -484,13 +484,9 @@ class Run:
             return self._trial_over(self._adapter, self._trial)
         if (
             self._adapter is None
-            or network.architecture is None
             or self.allocation.replicas <= self._scheduler.base_replicas()
-            or progress.consultations >= self.job.spec.adaptation.max_adaptations
             or self._silence.holds(self._scheduler.used_seconds())
-            or not offered(network.architecture)
-            or not self.hooks.may_grow
-            or network.unfolds
+            or not self._may_grow
         ):
             return True
         if progress.consultations == self._study.stop_before_decision:
@@ -508,6 +504,23 @@ class Run:
             return self._scheduler.time_left() > 0
         self._carry_out(self._adapter, asked)
         return self._scheduler.time_left() > 0
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether the network has places to grow at, and may do so once more."""
+        network, most = self.state.network, self.job.spec.adaptation.max_adaptations
+        if network.architecture is None or self.progress.consultations >= most or network.unfolds:
+            return False
+        return self.hooks.may_grow and bool(offered(network.architecture))
+
+    def _look_ahead(self) -> None:
+        """Let the scheduler know what growing would gain, unless that is being tried."""
+        if self._trial is not None or self.job.spec.max_replicas <= self._scheduler.base_replicas():
+            return
+        question = None
+        if self._adapter is not None and self._may_grow:
+            question = partial(self._adapter.question, self.state.network, self.progress, self.allocation)
+        self._meter.growth = self._forecasting.look(question)
 
     def _asked(self, adapter: Adapter, network: Network) -> Asked:
         with self.services.spans.stage("consult", self.allocation) as attributes:
@@ -628,7 +641,7 @@ class Run:
 
     def _settled(self, consultation: Consultation) -> None:
         """Use what came of a consultation, and record it."""
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         network = self.state.network
         self._silence.heard(consultation.answered, self._scheduler.used_seconds(), self._scheduler.time_budget())
         self.progress.consultations += consultation.answered
@@ -645,16 +658,8 @@ class Run:
             self.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if self.team is not None:
             self.team.noted()
-        self._untold = consultation
-        if not self._jumps.awaits(consultation):
-            self._tell()
+        self._jumps.settled(consultation, self.progress.adaptations)
         self.journal.enter(TrainerPhase.TRAINING)
-
-    def _tell(self) -> None:
-        """Report the consultation that has not been reported yet, as it is known now."""
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            self.journal.adapted(self.progress.adaptations[-1], untold.problem)
 
     def _finish_epoch(self) -> None:
         if self.ending is None:
@@ -681,7 +686,7 @@ class Run:
         if done is None:
             self.journal.trial_started(change.network, change.trial_seconds)
             return
-        self._tell()
+        self._jumps.report(self.progress.adaptations)
         self.progress.adaptations.append(done)
         if self.team is not None:
             self.team.noted()

@@ -22,6 +22,7 @@ from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
 from espalier_trainer.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.contracts import connected
+from espalier_trainer.core.forecasting import Forecaster
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import CheckpointFolderError
@@ -79,6 +80,8 @@ class Services:
     """The type of GPU of the workers; empty: not known."""
     spans: SignalSpans = field(default_factory=SignalSpans)
     """Traces what is done with allocations."""
+    forecaster: Forecaster | None = None
+    """Tells what growing would gain; None: nobody."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -114,10 +117,12 @@ def connect(
         reporter = MeteredReporter(logged, job.spec.time_budget_seconds)
         if settings.metrics_port is not None:
             stack.enter_context(served(reporter.metrics, settings.metrics_port))
+        agent = build_agent(job, settings.agent_url, stop, settings.agent_token_file) if grows else None
         yield Services(
             scheduler=DocumentScheduler(contracts.sources, job, settings.time_scale),
             reporter=reporter,
-            advisor=build_advisor(job, settings.agent_url, seed, stop, settings.agent_token_file) if grows else None,
+            advisor=with_fallback(agent, job, seed) if grows else None,
+            forecaster=None if agent is None else agent.forecast,
             checkpoints=checkpoints,
             team=team_of(settings, job, device, hashed),
             stop=stop,
@@ -202,16 +207,22 @@ def open_checkpoints(
     return CheckpointStore(path, fence)
 
 
-def build_advisor(
-    job: AdaptiveTrainingJob, default_url: str | None, seed: int, stop: Cancelled, token_file: Path | None = None
-) -> Advisor | None:
-    """Return the job's advisor: its own agent, the installation's, or only the fallback; None in mode Off.
+def build_agent(
+    job: AdaptiveTrainingJob, default_url: str | None, stop: Cancelled, token_file: Path | None = None
+) -> HTTPAdvisor | None:
+    """Return the job's agent: its own, or the installation's; None in mode Off, and where none is known.
 
     `token_file` contains the proof of the job for the installation's agent; no other is sent it.
     """
     adaptation = job.spec.adaptation
-    if adaptation.mode is AdaptationMode.OFF:
-        return None
     url = adaptation.agent.url if adaptation.agent else default_url
-    agent: Advisor = HTTPAdvisor(url, stop, token_file if url == default_url else None) if url else NoAgent()
-    return WithFallback(agent, FallbackPolicy(adaptation.fallback, seed))
+    if adaptation.mode is AdaptationMode.OFF or not url:
+        return None
+    return HTTPAdvisor(url, stop, token_file if url == default_url else None)
+
+
+def with_fallback(agent: Advisor | None, job: AdaptiveTrainingJob, seed: int) -> Advisor | None:
+    """Return who decides on the job's growth: its agent, or else only the fallback; None in mode Off."""
+    if job.spec.adaptation.mode is AdaptationMode.OFF:
+        return None
+    return WithFallback(agent or NoAgent(), FallbackPolicy(job.spec.adaptation.fallback, seed))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier_api.measurements import Measurements
+from espalier_api.measurements import GrowthForecast, Measurements
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.measuring.gradients import Stopwatch, Successive
@@ -35,6 +35,8 @@ class Meter:
         self._parameters, self._gpu_type = network.parameters, gpu_type
         self._speeds, self._noise, self._losses = Speeds(gpu_type=gpu_type), Noise(), LossCurve()
         self._sampling, self._successive = Sampling(), Successive()
+        self.growth: GrowthForecast | None = None
+        """What the agent expects of growing; set by the run."""
         self._alone_cost = 0.0
         """Seconds that the first of two successive gradients cost."""
         self._joint: Joint | None = None
@@ -94,7 +96,10 @@ class Meter:
     def measured(self) -> Measurements:
         """Return what is known now."""
         return Measurements(
-            speeds=self._speeds.measured(), gradient=self._noise.measured(), losses=self._losses.measured()
+            speeds=self._speeds.measured(),
+            gradient=self._noise.measured(),
+            losses=self._losses.measured(),
+            growth=self.growth,
         )
 
     def _look_alone(self, joint: Joint, network: Network) -> None:

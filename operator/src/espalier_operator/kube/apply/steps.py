@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import Manifest
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.managed_job import expires_at
+from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import JobPods
 
 KEPT_ENDED = 2

@@ -30,7 +30,8 @@ from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects
 from espalier_operator.kube.reports import TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.managed_job import Due, ManagedJob, News
+from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 

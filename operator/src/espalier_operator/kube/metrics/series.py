@@ -41,6 +41,7 @@ SCRAPED: Final = (
     "espalier_job_share_workers",
     "espalier_job_step_seconds",
     "espalier_job_gradient_noise_scale",
+    "espalier_job_expected_gain",
     "espalier_job_depth",
     "espalier_job_parameters",
     "espalier_job_adaptations_total",
@@ -187,6 +188,8 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
     gradient = status.measurements.gradient
     if gradient is not None and gradient.noise_scale is not None:
         made["espalier_job_gradient_noise_scale"] = {place: gradient.noise_scale}
+    if status.measurements.growth is not None:
+        made["espalier_job_expected_gain"] = {place: status.measurements.growth.gain}
     figures = _first(((figure.name, figure.value) for figure in status.training.metrics), MAX_METRICS)
     if WORKERS_METRIC in figures:
         made["espalier_job_workers"] = {place: 0.0 if status.completion_time else figures[WORKERS_METRIC]}

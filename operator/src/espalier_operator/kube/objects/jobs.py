@@ -12,14 +12,16 @@ from pydantic import ValidationError
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
+from espalier_operator.constraints import Amounts
 from espalier_operator.facts import Terms, grace_of
 from espalier_operator.kube.objects import gpus, template
+from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import constraints_of, request_of, resource_of
 from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
 from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 
 MAX_DEPTH: Final = 100
 """Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of
@@ -80,10 +82,12 @@ def parse_job(
     settings: KubeSettings,
     priorities: Mapping[str, int] | None = None,
     affinity: Callable[[str], VolumeTerms | None] = lambda claim: None,
+    claim_template: Callable[[str], Asked | None] = lambda template: None,
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
 
-    `affinity` returns the node affinity of the volume of a claim, by `namespace/name`. Never raises.
+    `affinity` returns the node affinity of the volume of a claim, `claim_template` what a ResourceClaimTemplate asks
+    for, both by `namespace/name`. Never raises.
     """
     metadata = mapping(raw, "metadata")
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
@@ -95,16 +99,17 @@ def parse_job(
     try:
         job = AdaptiveTrainingJob.model_validate_json(body, strict=True)
     except ValidationError:
-        problems = _all_problems(body, settings.gpu_resource)
+        problems = _all_problems(body, None if settings.other_gpu_resources else settings.gpu_resource)
     else:
-        problems = (*_template_problems(job, settings), *_size_problems(job), *_class_problems(job, priorities))
+        claimed, unclear = _claimed(job, settings, claim_template)
+        shape = _template_problems(job, settings, claimed, unclear)
+        problems = (*shape, *_size_problems(job), *_class_problems(job, priorities))
     if problems:
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
+    priority = (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)
     return KubeJob(
         job=job,
-        terms=_terms(
-            job, settings, (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority), affinity
-        ),
+        terms=_terms(job, settings, priority, affinity, claimed),
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
@@ -151,8 +156,9 @@ def _terms(
     settings: KubeSettings,
     priority: int,
     affinity: Callable[[str], VolumeTerms | None],
+    claimed: Amounts,
 ) -> Terms:
-    pod_spec = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    pod_spec = with_claimed({} if job.spec.template is None else job.spec.template.spec.to_json(), claimed)
     resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
     bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     terms = Terms.of(
@@ -174,20 +180,48 @@ def _terms(
     )
 
 
-def _template_problems(job: AdaptiveTrainingJob, settings: KubeSettings) -> tuple[str, ...]:
+def _claimed(
+    job: AdaptiveTrainingJob, settings: KubeSettings, claim_template: Callable[[str], Asked | None]
+) -> tuple[Amounts, tuple[str, ...]]:
+    """Return the devices that a worker of the job claims, by resource, and what is wrong with its claims."""
+    if job.spec.template is None or not settings.device_classes:
+        return (), ()
+    namespace, pod_spec = job.metadata.namespace, job.spec.template.spec.to_json()
+    needed = not any(request_of(pod_spec, resource) for resource in settings.gpu_resources)
+    found = lambda name: claim_template(f"{namespace}/{name}")  # noqa: E731
+    return claimed_by_job(pod_spec, settings.device_classes, found, needed=needed)
+
+
+def _template_problems(
+    job: AdaptiveTrainingJob, settings: KubeSettings, claimed: Amounts, unclear: tuple[str, ...]
+) -> tuple[str, ...]:
     if job.spec.template is None:
         return ()
     place, known = "spec.template.spec.containers", settings.gpu_resources
     shape = tuple(template.problems(job.spec.template.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    if unclear:
+        return (*shape, *unclear)
     try:
-        requested = [resource for resource in known if job.spec.gpus_per_worker(resource)]
+        requested = [each for each in known if job.spec.gpus_per_worker(each) or each in dict(claimed)]
     except ValueError as error:
         return (*shape, f"{place}: {error}")
     if len(requested) == 1:
         return shape
     if requested:
-        return (*shape, f"{place}: has limits of {' and '.join(requested)}; a worker can use one of them")
-    return (*shape, f"{place}: no container has a limit of {' or '.join(known)}; a worker needs one")
+        asks = "has limits of" if not claimed else "has limits of, or claims,"
+        return (*shape, f"{place}: {asks} {' and '.join(requested)}; a worker can use one of them")
+    missing = f"no container has a limit of {' or '.join(known)}{_hint(job, settings)}"
+    return (*shape, f"{place}: {missing}; a worker needs one")
+
+
+def _hint(job: AdaptiveTrainingJob, settings: KubeSettings) -> str:
+    """Return why what a job claims is not what it lacks."""
+    spec = job.spec.template.spec if job.spec.template is not None else None
+    if spec is None or not spec.resource_claims:
+        return ""
+    if not settings.device_classes:
+        return f", and the operator counts no claimed devices (--other-gpu-resources {DEVICE_CLASS}CLASS)"
+    return f", and no ResourceClaimTemplate that it names asks for devices of {' or '.join(settings.device_classes)}"
 
 
 def _size_problems(job: AdaptiveTrainingJob) -> tuple[str, ...]:
@@ -211,7 +245,7 @@ def _class_problems(job: AdaptiveTrainingJob, priorities: Mapping[str, int] | No
     return (f"spec.priorityClassName: there is no PriorityClass {name!r}; create it or name another",)
 
 
-def _all_problems(body: str, resource: str) -> tuple[str, ...]:
+def _all_problems(body: str, resource: str | None) -> tuple[str, ...]:
     """Return every problem in words; slow, so only for a job that has one."""
     try:
         parse_jobs(body, "job", resource)

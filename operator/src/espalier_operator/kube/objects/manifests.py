@@ -24,7 +24,7 @@ from espalier_operator.kube.objects.template import (
     set_variables,
     without_nulls,
 )
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
@@ -136,7 +136,7 @@ def worker_pod(
     """
     spec = _pod_spec(job)
     if not spec["containers"][0].get("image"):
-        _make_ready_trainer(spec, settings)
+        _make_ready_trainer(spec, settings, job.terms.gpu_resource)
     container = spec["containers"][0]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
     if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
@@ -216,7 +216,7 @@ def _account(job: KubeJob, spec: Manifest) -> str:
     return spec.get("serviceAccountName") or spec.get("serviceAccount") or names.account_name(job.name)
 
 
-def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
+def _make_ready_trainer(spec: Manifest, settings: KubeSettings, gpu_resource: str) -> None:
     container = spec["containers"][0]
     container["image"] = settings.trainer_image
     if settings.image_pull_policy is not None:
@@ -225,9 +225,9 @@ def _make_ready_trainer(spec: Manifest, settings: KubeSettings) -> None:
     secrets = given + [{"name": name} for name in settings.image_pull_secrets if {"name": name} not in given]
     if secrets:
         spec["imagePullSecrets"] = secrets
-    limits = container.setdefault("resources", {}).setdefault("limits", {})
-    if not any(resource in _limits(other) for other in spec["containers"] for resource in settings.gpu_resources):
-        limits[settings.gpu_resource] = 1
+    limited = (resource in _limits(other) for other in spec["containers"] for resource in settings.gpu_resources)
+    if not any(limited) and not gpu_resource.startswith(DEVICE_CLASS):  # those may be claimed
+        container.setdefault("resources", {}).setdefault("limits", {})[settings.gpu_resource] = 1
     security = spec.setdefault("securityContext", {})
     security.setdefault("runAsNonRoot", True)
     security.setdefault("runAsUser", TRAINER_UID)

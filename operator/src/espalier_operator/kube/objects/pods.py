@@ -15,10 +15,11 @@ from espalier_kube.resources import Raw
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import gpus, names
+from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import count, entries, mapping, text, time, whole
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 
 UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 """The taint of a node that does not report."""
@@ -26,6 +27,8 @@ DEFAULT_PATIENCE: Final = 300.0
 """What the API server fills in as `tolerationSeconds` of this taint unless a pod tolerates it already."""
 MAX_MESSAGE: Final = 1000
 """Maximum characters kept of a pod's messages."""
+_NO_DEVICES: Final = "cannot allocate all claims"
+"""Part of the message of kube-scheduler (plugin DynamicResources) on a pod for whose claims devices are missing."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
@@ -110,6 +113,8 @@ class Pod:
     """Seconds for which it stays bound to a node that does not report, infinite for ever."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
+    device_claims: tuple[str, ...] = ()
+    """Keys of the ResourceClaims that were made for it and whose devices are among its GPUs."""
     ready: bool = True
     """The readiness probe of its first container, if it has one, succeeds."""
     address: str = ""
@@ -133,17 +138,21 @@ class Pod:
         return self.ended or self.exit_code is not None
 
 
-def concerns_gpus(raw: Raw, settings: KubeSettings) -> bool:
-    """Return whether a pod requests GPUs, or claims to be a worker of a job."""
-    spec = mapping(raw, "spec")
+def concerns_gpus(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> bool:
+    """Return whether a pod requests GPUs, or claims to be a worker of a job; `claimed` as for `parse_pod`."""
+    spec = with_claimed(mapping(raw, "spec"), claimed)
     return any(request_of(spec, each) for each in settings.gpu_resources) or owner_of(raw) is not None
 
 
-def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
-    """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent."""
+def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
+    """Return the facts of a pod. Never raises: a field that is missing or strange counts as absent.
+
+    `claimed` are devices that count as its GPUs, by resource.
+    """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
+    spec = with_claimed(spec, claimed)
     name, namespace = text(metadata, "name"), text(metadata, "namespace") or "default"
-    owner, worker = _worker_of(raw)
+    owner, worker = worker_of(raw)
     phase = text(status, "phase") or "Pending"
     trainer, others = _containers(spec, status)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
@@ -194,14 +203,15 @@ def parse_pod(raw: Raw, settings: KubeSettings) -> Pod:
         message=_end_message(status, ends) if ended or code is not None else message,
         patience=DEFAULT_PATIENCE if owner is None else _patience(spec),
         announced=None if owner is None else _announced(metadata),
+        device_claims=tuple(f"{namespace}/{each}" for each in _claims(raw, own=owner is not None)),
         ready=owner is None or _is_ready(spec, trainer),
         address="" if owner is None else _address(status),
         container="" if owner is None else next((text(each, "name") for each in entries(spec, "containers")), ""),
     )
 
 
-def _worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
-    """Return the job that a pod claims as its own, and which of its workers it is by its name."""
+def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
+    """Return the job that a pod claims as its own, None if none, and which of its workers it is by its name."""
     owner = owner_of(raw)
     worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
     return (None, (Role.FOREIGN, 0, 0)) if worker is None else (owner, worker)
@@ -218,12 +228,26 @@ class Load:
 
 
 def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
-    """Return what a pod takes of its node; None where it takes nothing any more, or has no node yet."""
+    """Return what a pod takes of its node; None where it takes nothing any more, or has no node yet.
+
+    Devices that it claims are not part of that.
+    """
     spec = mapping(raw, "spec")
     node = text(spec, "nodeName")
     if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
         return None
-    return Load(node, requests_of(spec, resource_of(spec, settings)), _worker_of(raw)[0])
+    return Load(node, requests_of(spec, resource_of(spec, settings)), worker_of(raw)[0])
+
+
+def _claims(raw: Raw, *, own: bool) -> Iterator[str]:
+    """Yield the names of the ResourceClaims of a pod whose devices are among its GPUs.
+
+    Those of others' pods are counted where their devices are: pods may share them.
+    """
+    if own:
+        yield from generated_for(raw).values()
+    if extended := extended_for(raw):
+        yield extended
 
 
 def resource_of(spec: Raw, settings: KubeSettings) -> str:
@@ -378,7 +402,8 @@ def _wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
     if (text(spec, "schedulerName") or _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER:
         return False  # when and where another scheduler binds it is not known
     refusal = _scheduler_refusal(status)
-    return refusal is None or f"Insufficient {resource}" in refusal
+    missing = _NO_DEVICES if resource.startswith(DEVICE_CLASS) else f"Insufficient {resource}"
+    return refusal is None or missing in refusal
 
 
 def _overran(status: Raw) -> bool:

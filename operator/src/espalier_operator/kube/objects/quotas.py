@@ -8,11 +8,14 @@ from typing import Any, Final
 from espalier_operator.facts import NamespaceLimit
 from espalier_operator.kube.objects.pods import amount_of
 from espalier_operator.kube.reading import mapping, text
+from espalier_operator.kube.settings import DEVICE_CLASS
 
 _REQUESTS: Final = "requests."
 _NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
 """Resources that a quota also names without the prefix; those of others limit what it does not say of pods."""
 _PODS: Final = "count/pods"
+_DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
+"""After the name of a DeviceClass: what claims for its devices may ask for."""
 
 
 def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
@@ -44,5 +47,7 @@ def _requested(name: str) -> str | None:
         return name
     if name == _PODS:
         return "pods"
+    if name.endswith(_DEVICES):
+        return DEVICE_CLASS + name.removesuffix(_DEVICES)
     found = name.removeprefix(_REQUESTS)
     return found if found != name and found != "storage" else None

@@ -36,6 +36,8 @@ def problems(template: Manifest) -> Iterator[str]:
         for place, value in _items(template, path.split(".")):
             if not isinstance(value, kind):
                 yield f"spec.template.{place}: is {kind_of(value)}; must be {kind_of(kind())}"
+    if template["spec"].get("nodeName"):  # the kubelet rejects it, unless that is the node that the planner chooses
+        yield "spec.template.spec.nodeName: binds workers past the scheduler; remove it, and use nodeSelector"
 
 
 def without_nulls(value: Any) -> Any:

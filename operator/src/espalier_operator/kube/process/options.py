@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_type_hints
 import click
 
 from espalier_api.base import field_docs
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.policies.settings import configured
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -65,6 +65,8 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         raise click.BadParameter(
             f"{value[0]!r} has no domain; write DOMAIN/NAME, as in amd.com/gpu", context, parameter
         )
+    elif name == "gpu_resource" and str(value).startswith(DEVICE_CLASS):
+        raise click.BadParameter(f"{value!r} is a DeviceClass; give it to --other-gpu-resources", context, parameter)
     elif (
         name in ("agent_url", "traces_endpoint")
         and value is not None

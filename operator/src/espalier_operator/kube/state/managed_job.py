@@ -7,10 +7,8 @@ and the status is written from it. No I/O.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Flag, IntEnum, auto
 from typing import Any
 
 from espalier_api.measurements import Measurements, merged
@@ -34,6 +32,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.reports import news_of
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.due import Due, News, expires_at, solid, together
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of
 from espalier_operator.kube.state.workers import (
@@ -47,29 +46,6 @@ from espalier_operator.kube.state.workers import (
 from espalier_operator.kube.watch.store import JobObject, Store
 
 logger = logging.getLogger(__name__)
-
-
-class News(Flag):
-    """What is newer than the job's facts."""
-
-    NONE = 0
-    PODS = auto()
-    """Its pods, their nodes, or which of its pods count."""
-    REPORT = auto()
-    FACTS = auto()
-    """The state, or the time: what follows from both."""
-
-
-class Due(IntEnum):
-    """How urgently a job is to be flushed: its status written, its objects brought up to it."""
-
-    NOTHING = 0
-    FIGURES = 1
-    """At low priority: only figures have changed."""
-    CHANGES = 2
-    """Now: more than figures have changed, or a step is still to be taken."""
-    REWRITE = 3
-    """Now, and its status is written even if it has not changed, because another client has overwritten it."""
 
 
 class ManagedJob:
@@ -184,7 +160,7 @@ class ManagedJob:
             raise ValueError(f"{self.key}: it runs and nobody will look at it again")
         if self.due is Due.NOTHING and not self.writing.failures and self.job is not None:
             now, written = memory_of(self.state, self.job.terms), self.written or JobStatus()
-            if (now.allocation, _solid(now).scheduling) != (written.allocation, _solid(written).scheduling):
+            if (now.allocation, solid(now).scheduling) != (written.allocation, solid(written).scheduling):
                 raise ValueError(f"{self.key}: {now} is not due, and {written} is written")
 
     # ---- for metrics
@@ -338,7 +314,7 @@ class ManagedJob:
 
     def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
         """Return whether `status` must be written now; a change of figures alone can wait."""
-        if self.written is None or due is Due.REWRITE or _solid(status) != _solid(self.written):
+        if self.written is None or due is Due.REWRITE or solid(status) != solid(self.written):
             return True
         return now >= self.written_at + self._settings.persist_seconds and status != self.written
 
@@ -356,7 +332,7 @@ class ManagedJob:
         later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
         if status != self.written or self.state.active:
             since = now if status == self.written else self.written_at
-            later[Due.FIGURES] = _together(since, self._settings.persist_seconds)
+            later[Due.FIGURES] = together(since, self._settings.persist_seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
 
     def source(self) -> ProgressSource | None:
@@ -430,21 +406,6 @@ class ManagedJob:
         return report
 
 
-def expires_at(job: KubeJob, status: JobStatus) -> float | None:
-    """Return when a job that is over is to be deleted, `ttlSecondsAfterFinished` after its end; None: never."""
-    ttl = job.job.spec.ttl_seconds_after_finished
-    return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
-
-
-def _together(since: float, seconds: float) -> float:
-    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
-
-    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
-    """
-    step = min(1.0, seconds / 8)
-    return math.ceil((since + seconds) / step) * step if step else since
-
-
 def _later(facts: JobFacts, seconds: float) -> JobFacts:
     """Return the facts of a job `seconds` later if nothing but time has passed: its budgets run on if they ran."""
     if not facts.training or seconds <= 0:
@@ -456,17 +417,3 @@ def _later(facts: JobFacts, seconds: float) -> JobFacts:
 def _essence(state: JobState) -> JobState:
     """Return `state` without the figures that time alone changes."""
     return replace(state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
-
-
-def _solid(status: JobStatus) -> JobStatus:
-    """Return `status` without the figures that may be written later."""
-    blank = JobStatus()
-    return status.model_copy(
-        update={
-            "time_budget": blank.time_budget,
-            "training": blank.training,
-            "measurements": blank.measurements,
-            "last_checkpoint_time": None,
-            "scheduling": status.scheduling.model_copy(update={"counted_until": None}),
-        }
-    )

@@ -67,7 +67,7 @@ class Informer:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(handlers.CLUSTER_WIDE, ()))
             group.create_task(self._follow(handlers.NAMESPACED, self._settings.watch_namespaces))
-            for resource, namespaced in handlers.OPTIONAL:
+            for resource, namespaced in handlers.optional_kinds(self._settings):
                 namespaces = self._settings.watch_namespaces if namespaced else ()
                 group.create_task(self._follow((resource,), namespaces))
             group.create_task(self._list_regularly())
@@ -81,7 +81,7 @@ class Informer:
         for resource in (resources.PRIORITY_CLASSES, resources.NODES):
             found = await self._client.list(resource, None, keep=self._taking(resource))
             self._store.replace(resource, found.items, found.version)
-        for resource, namespaced in handlers.OPTIONAL:
+        for resource, namespaced in handlers.optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
         take = self._taking(resources.PODS)

@@ -14,12 +14,13 @@ from typing import Any, Final
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
-from espalier_operator.facts import NamespaceLimit, Node, Worker
+from espalier_operator.facts import NamespaceLimit, Node, Role, Worker, WorkerState
 from espalier_operator.kube.objects import gpus
+from espalier_operator.kube.objects.device_claims import templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod
+from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
@@ -30,9 +31,10 @@ from espalier_operator.kube.reports import ReportObject, Unread, measures_more, 
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
+from espalier_operator.kube.watch.devices import Devices
 from espalier_operator.kube.watch.indexer import Indexer
 
-CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES)
+CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES, *resources.DEVICE_KINDS)
 """Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
 refuse what does not fit."""
 
@@ -97,6 +99,8 @@ class Store:
         """The volumes that claims are bound to."""
         self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
         """The node affinity of those that have one."""
+        self.devices = Devices(settings, self._devices_changed, self._see_claims, self._template_changed)
+        """Those of dynamic resource allocation."""
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
@@ -107,6 +111,7 @@ class Store:
             resources.RESOURCE_QUOTAS: self.quotas,
             resources.CLAIMS: self.claims,
             resources.VOLUMES: self.volumes,
+            **self.devices.indexers,
         }
         self._silent: set[str] = set()
         """Names of the nodes that do not report."""
@@ -121,7 +126,11 @@ class Store:
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
         """By the job that they claim as theirs, which need not exist: pods, by key."""
         self.foreign_workers: dict[str, Worker] = {}
-        """Pods of others, by key, as the planner counts them."""
+        """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
+        self._left_by_pod: dict[str, float] = {}
+        """Since when the pod that a claim was made for is not there, by the key of the claim."""
+        self._held_by_claim: dict[str, list[str]] = defaultdict(list)
+        """Names of workers for the devices that a claim has, by its key."""
         self.doubtful: dict[str, tuple[Pod, int]] = {}
         """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
         self.overwritten: set[str] = set()
@@ -267,9 +276,10 @@ class Store:
 
     def _parse_pod(self, raw: Raw, before: Pod | None) -> Pod | None:
         """Read a pod that holds or wants GPUs, or is ours; most pods of a cluster are neither."""
-        if not concerns_gpus(raw, self._settings):
+        claimed = self.devices.claimed_by(raw, is_worker=worker_of(raw)[0] is not None)
+        if not concerns_gpus(raw, self._settings, claimed):
             return None
-        pod = parse_pod(raw, self._settings)
+        pod = parse_pod(raw, self._settings, claimed)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
@@ -287,7 +297,7 @@ class Store:
             uid=metadata["uid"],
             generation=generation,
             deleting=deleting,
-            parsed=parse_job(kept, self._settings, self._classes(), self._affinity_of),
+            parsed=parse_job(kept, self._settings, self._classes(), self._affinity_of, self.devices.templates.get),
             raw=kept,
             status=raw.get("status"),
         )
@@ -325,6 +335,10 @@ class Store:
         self._news(after.ref)
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        self._file_pod(key, before, after)
+        self._see_claims(self.devices.claims_of_pod.get(key, ()))
+
+    def _file_pod(self, key: str, before: Pod | None, after: Pod | None) -> None:
         if (
             before is not None
             and after is not None
@@ -357,6 +371,8 @@ class Store:
     def _load_changed(self, key: str, before: Load | None, after: Load | None) -> None:
         if before != after:
             self._count(key, after)
+        if (before is None) != (after is None):
+            self._see_claims(self.devices.claims_of_pod.get(key, ()))
 
     def _count_pods_of(self, job: JobRef) -> None:
         """Count what pods take that claim a job, now that it is, or is no longer, one of ours."""
@@ -382,6 +398,7 @@ class Store:
         node = self.nodes.get(name)
         seen: dict[str, Node] = {}
         if node is not None:
+            node = replace(node, resources={**node.resources, **self.devices.on(name)})
             # Nothing is placed on a node without GPUs, whatever comes and goes there.
             if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
                 node = replace(node, used=dict(+self._used.get(name, Counter())))
@@ -469,6 +486,52 @@ class Store:
                 mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))
                 if any(f"{namespace}/{claim}" in claims for claim in mounted):
                     self.jobs.reread({**job.raw, "status": job.status})
+
+    def _devices_changed(self, nodes: Collection[str]) -> None:
+        for node in nodes:
+            self._see_node(node)
+
+    def _template_changed(self, template: str) -> None:
+        """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
+        namespace, _, name = template.partition("/")
+        for job in list(self.jobs.values()):
+            if job.ref.namespace == namespace:
+                named = templates_of(mapping(job.raw, "spec", "template", "spec"))
+                if any(each == name for _, _, each in named):
+                    self.jobs.reread({**job.raw, "status": job.status})
+
+    def _see_claims(self, claims: Collection[str]) -> None:
+        """Count what ResourceClaims hold, by key, unless it is counted as the GPUs of the pod that they were made for.
+
+        Devices of a pod that has ended or gone are about to be free, for a while: who made the claim says what pod.
+        """
+        for key in list(claims):
+            for name in self._held_by_claim.pop(key, ()):
+                self.foreign_workers.pop(name, None)
+            claim = self.devices.claims.get(key)
+            if claim is None or not claim.devices:
+                self._left_by_pod.pop(key, None)
+                continue
+            pod = None if claim.pod is None else self.pods.get(claim.pod)
+            lives = pod is not None and not pod.ended
+            if pod is not None and lives and key in pod.device_claims:
+                continue
+            left = claim.deleting or (claim.pod is not None and not lives and self.loads.get(claim.pod) is None)
+            since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)
+            for (node, resource), count in self.devices.held_by(claim).items():
+                worker = Worker(
+                    name=f"{key} (ResourceClaim, {gpus.place_of(node, resource, self._settings)})",
+                    job=None,
+                    role=Role.FOREIGN,
+                    node=gpus.place_of(node, resource, self._settings),
+                    gpus=count,
+                    state=WorkerState.TERMINATING if left else WorkerState.RUNNING,
+                    leaves_at=since if left else None,
+                )
+                self.foreign_workers[worker.name] = worker
+                self._held_by_claim[key].append(worker.name)
+        if claims:
+            self._announce()
 
     def _news(self, job: JobRef) -> None:
         self._mark(self._changed, job)

@@ -1,0 +1,61 @@
+"""When a job must be observed and flushed: what is new of it, how urgent that is, and which figures can wait."""
+
+from __future__ import annotations
+
+import math
+from enum import Flag, IntEnum, auto
+
+from espalier_api.status import JobStatus
+from espalier_operator.kube.objects.jobs import KubeJob
+
+
+class News(Flag):
+    """What is newer than the job's facts."""
+
+    NONE = 0
+    PODS = auto()
+    """Its pods, their nodes, or which of its pods count."""
+    REPORT = auto()
+    FACTS = auto()
+    """The state, or the time: what follows from both."""
+
+
+class Due(IntEnum):
+    """How urgently a job is to be flushed: its status written, its objects brought up to it."""
+
+    NOTHING = 0
+    FIGURES = 1
+    """At low priority: only figures have changed."""
+    CHANGES = 2
+    """Now: more than figures have changed, or a step is still to be taken."""
+    REWRITE = 3
+    """Now, and its status is written even if it has not changed, because another client has overwritten it."""
+
+
+def expires_at(job: KubeJob, status: JobStatus) -> float | None:
+    """Return when a job that is over is to be deleted, `ttlSecondsAfterFinished` after its end; None: never."""
+    ttl = job.job.spec.ttl_seconds_after_finished
+    return None if ttl is None or status.completion_time is None else status.completion_time.timestamp() + ttl
+
+
+def together(since: float, seconds: float) -> float:
+    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
+
+    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
+    """
+    step = min(1.0, seconds / 8)
+    return math.ceil((since + seconds) / step) * step if step else since
+
+
+def solid(status: JobStatus) -> JobStatus:
+    """Return `status` without the figures that may be written later."""
+    blank = JobStatus()
+    return status.model_copy(
+        update={
+            "time_budget": blank.time_budget,
+            "training": blank.training,
+            "measurements": blank.measurements,
+            "last_checkpoint_time": None,
+            "scheduling": status.scheduling.model_copy(update={"counted_until": None}),
+        }
+    )

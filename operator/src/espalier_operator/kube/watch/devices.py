@@ -1,0 +1,173 @@
+"""The known devices of the cluster (dynamic resource allocation): which nodes have them, and which claims. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from espalier_kube import resources
+from espalier_kube.resources import Raw, Resource
+from espalier_operator.constraints import Amounts
+from espalier_operator.kube.objects.device_claims import (
+    Asked,
+    DeviceClaim,
+    generated_for,
+    parse_claim,
+    parse_template,
+    templates_of,
+)
+from espalier_operator.kube.objects.devices import DeviceClass, Slice, parse_class, parse_slice
+from espalier_operator.kube.reading import entries, mapping, text
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.watch.indexer import Indexer
+
+Pool = tuple[str, str]
+"""Driver and name."""
+
+
+class Devices:
+    """One indexer for each kind, and what follows from them.
+
+    Devices count for each class of the settings that they are of; a device of a pool that is not complete is not there.
+    """
+
+    def __init__(
+        self,
+        settings: KubeSettings,
+        nodes_changed: Callable[[Collection[str]], None],
+        claims_changed: Callable[[Collection[str]], None],
+        template_changed: Callable[[str], None],
+    ) -> None:
+        """Nothing is known yet.
+
+        What is called: when nodes, by name, have other devices; when claims, by key, hold others; when a template, by
+        key, asks for others.
+        """
+        self._resources = settings.device_classes
+        self._nodes_changed, self._claims_changed = nodes_changed, claims_changed
+        self.classes: Indexer[DeviceClass] = Indexer(lambda raw, _: parse_class(raw), self._class_changed)
+        self.slices: Indexer[Slice] = Indexer(lambda raw, _: parse_slice(raw), self._slice_changed)
+        self.templates: Indexer[Asked] = Indexer(
+            lambda raw, _: parse_template(raw),
+            lambda key, before, after: template_changed(key) if before != after else None,
+        )
+        self.claims: Indexer[DeviceClaim] = Indexer(lambda raw, _: parse_claim(raw), self._claim_changed)
+        self.indexers: Mapping[Resource, Indexer[Any]] = {
+            resources.DEVICE_CLASSES: self.classes,
+            resources.RESOURCE_SLICES: self.slices,
+            resources.RESOURCE_CLAIM_TEMPLATES: self.templates,
+            resources.RESOURCE_CLAIMS: self.claims,
+        }
+        self._slices: dict[Pool, dict[str, Slice]] = defaultdict(dict)
+        self._found: dict[Pool, dict[str, tuple[str, tuple[str, ...]]]] = {}
+        """Of each pool: by the name of a device its node, and the resources that it counts as."""
+        self._pools: dict[str, set[Pool]] = defaultdict(set)
+        """Those with devices of a node."""
+        self._claims: dict[Pool, set[str]] = defaultdict(set)
+        """Those that have devices of a pool, by key."""
+        self.claims_of_pod: dict[str, set[str]] = defaultdict(set)
+        """Those that were made for a pod, both by key."""
+
+    def on(self, node: str) -> Mapping[str, int]:
+        """Return the devices of a node, by resource."""
+        counts = Counter[str]()
+        for pool in self._pools.get(node, ()):
+            for place, found in self._found[pool].values():
+                if place == node:
+                    counts.update(found)
+        return counts
+
+    def held_by(self, claim: DeviceClaim) -> Mapping[tuple[str, str], int]:
+        """Return the devices that a claim has, by node and resource."""
+        counts = Counter[tuple[str, str]]()
+        for each in claim.devices:
+            node, found = self._found.get((each.driver, each.pool), {}).get(each.device, ("", ()))
+            counts.update((node, resource) for resource in found)
+        return counts
+
+    def claimed_by(self, pod: Raw, *, is_worker: bool) -> Amounts:
+        """Return the devices that count as a pod's GPUs, by resource.
+
+        Of a worker those of the claims of its own, which were or will be made from templates. Others' claims hold what
+        they have themselves, because pods may share them; one of their pods wants what is not allocated yet.
+        """
+        spec = mapping(pod, "spec")
+        if not self._resources or not spec.get("resourceClaims") or (text(spec, "nodeName") and not is_worker):
+            return ()
+        namespace, made = text(pod, "metadata", "namespace") or "default", generated_for(pod)
+        amounts = list[tuple[str, int]]()
+        for _, name, template in templates_of(spec):
+            claim = self.claims.get(f"{namespace}/{made.get(name, '')}")
+            asked = self.templates.get(f"{namespace}/{template}") if claim is None else claim.asked
+            if asked is not None and (is_worker or claim is None or not claim.allocated):
+                amounts += asked.of(self._resources)
+        for each in entries(spec, "resourceClaims") if not is_worker else ():
+            claim = self.claims.get(f"{namespace}/{text(each, 'resourceClaimName')}")
+            if claim is not None and not claim.allocated:
+                amounts += claim.asked.of(self._resources)
+        return tuple(amounts)
+
+    def _class_changed(self, key: str, before: DeviceClass | None, after: DeviceClass | None) -> None:
+        if before != after and key in self._resources:
+            for pool in list(self._slices):
+                self._survey(pool)
+
+    def _slice_changed(self, key: str, before: Slice | None, after: Slice | None) -> None:
+        if before == after:
+            return
+        for each in (before, after):
+            if each is not None:
+                pool = (each.driver, each.pool)
+                if each is before:
+                    self._slices[pool].pop(key, None)
+                else:
+                    self._slices[pool][key] = each
+        for pool in {(each.driver, each.pool) for each in (before, after) if each is not None}:
+            self._survey(pool)
+
+    def _survey(self, pool: Pool) -> None:
+        """Find the devices of a pool again."""
+        slices = self._slices[pool].values()
+        newest = [each for each in slices if each.generation == max(other.generation for other in slices)]
+        if not newest or len(newest) != newest[0].slices:
+            newest = []
+        classes = [(resource, self.classes.get(name)) for name, resource in self._resources.items()]
+        before = self._found.pop(pool, {})
+        found = {
+            device.name: (
+                device.node,
+                tuple(resource for resource, each in classes if each is not None and each.has(pool[0], device)),
+            )
+            for each in newest
+            for device in each.devices
+        }
+        if found:
+            self._found[pool] = found
+        if not self._slices[pool]:
+            del self._slices[pool]
+        nodes = {node for node, _ in before.values()} | {node for node, _ in found.values()}
+        for node in nodes:
+            self._pools[node].discard(pool)
+        for node, _ in found.values():
+            self._pools[node].add(pool)
+        if before != found:
+            self._nodes_changed(nodes)
+            self._claims_changed(list(self._claims.get(pool, ())))
+
+    def _claim_changed(self, key: str, before: DeviceClaim | None, after: DeviceClaim | None) -> None:
+        if before == after:
+            return
+        if before is not None:
+            for each in before.devices:
+                self._claims[each.driver, each.pool].discard(key)
+            if before.pod is not None:
+                self.claims_of_pod[before.pod].discard(key)
+                if not self.claims_of_pod[before.pod]:
+                    del self.claims_of_pod[before.pod]
+        if after is not None:
+            for each in after.devices:
+                self._claims[each.driver, each.pool].add(key)
+            if after.pod is not None:
+                self.claims_of_pod[after.pod].add(key)
+        self._claims_changed([key])

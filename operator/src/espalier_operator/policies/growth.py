@@ -1,0 +1,92 @@
+"""Spare GPUs where growing is worth most: gain in final accuracy by GPU-second of a loan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from espalier_operator.policies.fair import served_before, weight_of
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Prospect, Share, View
+
+AGAIN_SECONDS: Final = 60.0
+"""While jobs wait for a loan they are compared again so often: what growing gains falls with the time that is left."""
+_HOLDER: Final = 1.25
+"""A job that has a loan is compared with that many times its rate: forecasts vary, and what a loan that is broken off
+has cost is lost."""
+_FASTER: Final = 1.05
+"""An extra worker speeds a job up if the job is that many times as fast with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthPolicy:
+    """Spare GPUs go to the job that gains the most final accuracy by GPU-second, times its weight by priority.
+
+    One extra worker is enough to decide where to grow. So a job is lent one until it has nothing more to gain, the job
+    with the highest rate first; a later job takes it over once its own rate is higher by a quarter. What no job wants
+    to grow with goes, by weight, to those that extra workers make faster; a job that is grown and no faster hands its
+    loan back. Base GPUs go as under `fair`.
+    """
+
+    elasticity: ClassVar[Elasticity] = Elasticity.FIXED
+
+    predicts: bool = True
+    """Jobs are compared by what they are expected to gain. Otherwise the oldest goes first, and each keeps its loan
+    until it can decide nothing more: what prediction is worth is the difference."""
+    untold: float = 0.01
+    """What a job of which nothing is known is expected to gain (final accuracy) by a loan of `untold_seconds`: it is
+    lent a GPU once, and its agent is asked then."""
+    untold_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name in ("untold", "untold_seconds"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ValueError(f"{name}: {value:g} is to be 0 or more, and finite")
+
+    @property
+    def name(self) -> str:
+        """`growth`."""
+        return "growth"
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by priority, recent use and age"
+
+    def decide(self, view: View) -> Decision:
+        """Return the base workers of each job, and one extra worker for those that gain most by it."""
+        order = sorted(view.jobs, key=served_before)
+        rates = {job.key: self._rate(job, view) for job in order if job.workers and job.max_workers > job.min_workers}
+        growing = sorted((job for job in order if rates.get(job.key, 0.0) > 0), key=lambda job: -rates[job.key])
+        left = view.gpus - sum(job.min_workers * job.gpus_per_worker for job in order)
+        if left < 0:  # those that wait get what is free before anything is lent; who cannot fit leaves it to others
+            left = view.gpus - sum(job.min_workers * job.gpus_per_worker for job in order if job.workers)
+        lent = set[str]()
+        for job in growing:
+            if job.gpus_per_worker <= left:
+                left -= job.gpus_per_worker
+                lent.add(job.key)
+        first = [job for job in growing if job.key in lent]
+        rest = [job for job in order if job.key not in lent]
+        return Decision(
+            shares=tuple(_share(job, view, job.key in lent, rates.get(job.key, 0.0) > 0) for job in (*first, *rest)),
+            until=view.now + AGAIN_SECONDS if len(first) < len(growing) else None,
+            follows_progress=True,
+        )
+
+    def _rate(self, job: Candidate, view: View) -> float:
+        prospect = view.prospects.get(job.key)
+        if prospect is None:
+            prospect = Prospect(gains=(self.untold,), seconds=(self.untold_seconds,))
+        held = _HOLDER if job.workers > job.min_workers else 1.0
+        if not self.predicts:
+            return held if prospect.gains else 0.0
+        return held * prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
+
+
+def _share(job: Candidate, view: View, is_lent: bool, grows: bool) -> Share:
+    """Return its base workers, and one more to grow with; what is spare, if that makes it faster or it may yet grow."""
+    workers = job.min_workers + is_lent
+    outlook, most = view.outlooks.get(job.key), job.max_workers
+    if outlook is None or outlook.step_seconds(job.min_workers) < _FASTER * outlook.step_seconds(most):
+        most = min(most, job.min_workers + grows)
+    return Share(job=job.key, workers=workers, spare=max(0, most - workers), weight=weight_of(job.priority))

@@ -1,0 +1,28 @@
+"""Trainer processes of a workplace: what they do is awaited, and their end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import waiting
+
+Workplace = Any
+"""That of `tests/unit/trainer/conftest.py`."""
+
+
+def until(condition: Callable[[], Any], place: Workplace) -> Any:
+    """Return the first true value of `condition`; fails with what the processes have logged."""
+    return waiting.until(condition, lambda: _logs(place))
+
+
+def ended(process: Any, place: Workplace) -> int:
+    """Wait until the process has ended, and return its exit code."""
+    process.join(waiting.PATIENCE)
+    assert not process.is_alive(), _logs(place)
+    code: int = process.exitcode
+    return code
+
+
+def _logs(place: Workplace) -> str:
+    return "\n".join([place.log, place.logs(0), place.logs(1)])

@@ -1,0 +1,163 @@
+"""The policy `growth`: spare GPUs where growing gains most, and back when it gains no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_operator.policies.growth import AGAIN_SECONDS, GrowthPolicy
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Candidate, Decision, Prospect, Share, View
+from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
+from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
+from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.rounds import Node
+
+CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
+
+
+def running(key: str, most: int = 2, priority: int = 0, submitted_at: float = 0.0) -> Candidate:
+    return Candidate(key=key, submitted_at=submitted_at, min_workers=1, max_workers=most, workers=1, priority=priority)
+
+
+def prospect(gain: float, seconds: float = 100.0) -> Prospect:
+    return Prospect(gains=(gain,), seconds=(seconds,))
+
+
+def decided(
+    jobs: list[Candidate], prospects: Mapping[str, Prospect], gpus: int, policy: GrowthPolicy | None = None
+) -> Decision:
+    return (policy or GrowthPolicy()).decide(View(now=50.0, gpus=gpus, jobs=tuple(jobs), prospects=prospects))
+
+
+def lent(decision: Decision) -> list[str]:
+    """Return who is to have an extra worker for certain, in order."""
+    return [share.job for share in decision.shares if share.workers > 1]
+
+
+def share_of(decision: Decision, job: str) -> Share:
+    return next(share for share in decision.shares if share.job == job)
+
+
+def test_the_gpu_goes_where_a_second_of_it_gains_most() -> None:
+    jobs = [running("old"), running("slow", submitted_at=1.0), running("quick", submitted_at=2.0)]
+    prospects = {"old": prospect(0.01), "slow": prospect(0.04, 400.0), "quick": prospect(0.03)}
+    decision = decided(jobs, prospects, gpus=4)
+    assert lent(decision) == ["quick"]
+    assert decision.until == 50.0 + AGAIN_SECONDS, "the others wait, and what they gain falls with time"
+    assert share_of(decision, "old").spare == 1, "while nobody better asks for it"
+    assert lent(decided(jobs, prospects, gpus=5)) == ["quick", "old"]
+    assert lent(decided(jobs, prospects, gpus=4, policy=GrowthPolicy(predicts=False))) == ["old"]
+
+
+def test_a_loan_is_not_broken_off_for_little() -> None:
+    holder, other = replace(running("holder"), workers=2), running("other", submitted_at=1.0)
+    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.12)}, gpus=3)) == ["holder"]
+    assert lent(decided([holder, other], {"holder": prospect(0.1), "other": prospect(0.13)}, gpus=3)) == ["other"]
+
+
+def test_two_decisions_count_where_they_gain_more_by_the_second_than_the_first_alone() -> None:
+    late = Prospect(gains=(0.0, 0.4), seconds=(100.0, 200.0))
+    assert late.rate == pytest.approx(0.002)
+    assert lent(decided([running("a"), running("b")], {"a": prospect(0.1), "b": late}, gpus=3)) == ["b"]
+
+
+def test_who_gains_nothing_hands_its_gpu_back_though_nobody_needs_it() -> None:
+    for nothing in (Prospect(gains=(), seconds=()), prospect(0.0), prospect(-0.02)):
+        grown = share_of(decided([running("a")], {"a": nothing}, gpus=9), "a")
+        assert (grown.workers, grown.spare) == (1, 0)
+
+
+def test_a_job_of_which_nothing_is_known_is_lent_a_gpu_and_waits_for_those_that_are_known_to_gain() -> None:
+    jobs = [running("unknown"), running("known", submitted_at=1.0)]
+    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=3)) == ["known"]
+    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=4)) == ["known", "unknown"]
+    assert lent(decided(jobs, {"known": prospect(0.1)}, gpus=4, policy=GrowthPolicy(untold=0.0))) == ["known"]
+
+
+def test_priority_multiplies_what_a_job_gains() -> None:
+    jobs = [running("a"), running("b", priority=3)]
+    assert lent(decided(jobs, {"a": prospect(0.03), "b": prospect(0.01)}, gpus=3)) == ["b"]
+
+
+def test_jobs_that_wait_come_before_loans() -> None:
+    waiting = Candidate(key="waits", submitted_at=9.0, min_workers=1, max_workers=1)
+    assert lent(decided([running("a"), waiting], {"a": prospect(0.1)}, gpus=2)) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 3), st.floats(-0.1, 0.5), st.floats(0, 1000), st.integers(-2, 2)),
+        max_size=12,
+    ),
+    st.integers(0, 20),
+)
+def test_no_more_is_lent_than_is_free_and_nobody_who_gains_more_waits(
+    drawn: list[tuple[int, int, float, float, int]], gpus: int
+) -> None:
+    jobs = [
+        Candidate(
+            key=str(place),
+            submitted_at=place,
+            min_workers=1,
+            max_workers=1 + most,
+            gpus_per_worker=size,
+            workers=1,
+            priority=priority,
+        )
+        for place, (most, size, _, _, priority) in enumerate(drawn)
+    ]
+    prospects = {str(place): prospect(gain, seconds) for place, (_, _, gain, seconds, _) in enumerate(drawn)}
+    decision = decided(jobs, prospects, gpus)
+    chosen = {share.job for share in decision.shares if share.workers > 1}
+    known = {job.key: job for job in jobs}
+    assert {share.job for share in decision.shares} == set(known)
+    free = gpus - sum(job.gpus_per_worker for job in jobs)
+    assert sum(known[key].gpus_per_worker for key in chosen) <= max(0, free)
+    assert all(prospects[key].rate > 0 and known[key].max_workers > 1 for key in chosen)
+    alike = {key for key, job in known.items() if (job.gpus_per_worker, job.priority) == (1, 0) and job.max_workers > 1}
+    worst = min((prospects[key].rate for key in chosen & alike), default=None)
+    assert worst is None or all(prospects[key].rate <= worst for key in alike - chosen)
+
+
+@pytest.mark.parametrize("text", ["growth:untold=-1", "growth:untold_seconds=inf"])
+def test_settings_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"untold.* is to be 0 or more"):
+        configured(text)
+
+
+def simulated(policy: str, *jobs: SimulatedJob, gpus: int) -> None:
+    Planned(jobs, (Node("n", gpus),), configured(policy), LATENCIES["realistic"]).run()
+
+
+def test_through_the_planner_the_gpu_goes_to_who_gains_and_comes_back_for_the_next() -> None:
+    def jobs() -> tuple[GrowingJob, GrowingJob, GrowingJob]:
+        return (
+            GrowingJob("barren", 0.0, 1, 3000.0, CURVE.fruitless),
+            GrowingJob("first", 0.0, 1, 3000.0, CURVE),
+            GrowingJob("second", 60.0, 1, 6000.0, CURVE),
+        )
+
+    held = jobs()
+    simulated("fair", *held, gpus=4)
+    barren, first, second = jobs()
+    simulated("growth", barren, first, second, gpus=4)
+    assert (barren.lent_seconds, barren.decisions) == (0.0, 0)
+    assert first.accuracy_gained == pytest.approx(0.3)
+    assert second.accuracy_gained > 0.2
+    assert sum(job.accuracy_gained for job in held) < 0.4
+    assert first.lent_seconds < 800, "two decisions take a fifth of its budget"
+    assert first.preemptions <= 1
+
+
+def test_a_job_that_waits_gets_the_lent_gpu() -> None:
+    growing, other = GrowingJob("g", 0.0, 1, 3000.0, CURVE), FixedJob("o", 120.0, 1, 600.0)
+    simulated("growth", growing, other, gpus=2)
+    assert other.completed_at is not None
+    assert other.completed_at < 120 + 600 + 180
+    assert growing.accuracy_gained > 0

@@ -1,0 +1,133 @@
+"""What growing would gain: asked between epochs, waited for by nobody, and reported."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from espalier_api.advice import Action, AdviceRequest, ExpectedGain
+from espalier_api.architecture import Architecture, Layer
+from espalier_api.job import AdaptiveTrainingJob, Trials
+from espalier_api.measurements import GrowthForecast
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationSource
+from espalier_trainer.advisor import AdvisorError, Decision, HTTPAdvisor, Scripted
+from espalier_trainer.core.forecasting import LEAST_SECONDS, NOTHING, Forecasting
+from espalier_trainer.scheduler import VirtualScheduler
+
+GROWTH = Action.deepen("a")
+GAINS = {str(GROWTH): ExpectedGain(mean=0.02, low=0.01, high=0.03)}
+MODEL = Architecture(layers=(Layer(name="x", operator="Input"),), outputs=("x",))
+REQUEST = AdviceRequest(job="default/t", architecture=MODEL, time_left_seconds=50, time_budget_seconds=100)
+
+
+def decision(action: Action = GROWTH, gains: dict[str, ExpectedGain] = GAINS) -> Decision:
+    return Decision("d", action, AdaptationSource.AGENT, "p@1", gains=gains)
+
+
+class Agent:
+    """Answers one question after the other, and counts them."""
+
+    def __init__(self, *answers: Decision | AdvisorError) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    def __call__(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, AdvisorError):
+            raise answer
+        return answer
+
+
+class Clock(VirtualScheduler):
+    """A budget of 100 s, of which the test says how much is used."""
+
+    def __init__(self) -> None:
+        super().__init__(100.0, lambda architecture: 1.0)
+        self.used = 0.0
+
+    def used_seconds(self) -> float:
+        return self.used
+
+    def time_left(self) -> float:
+        return 100.0 - self.used
+
+
+def epochs(forecasting: Forecasting, clock: Clock, *times: float) -> list[GrowthForecast | None]:
+    """Return what is known as epochs begin at these times; each question has been answered before the next."""
+    found = []
+    for clock.used in times:
+        found.append(forecasting.look(lambda: REQUEST))
+        for thread in threading.enumerate():
+            if thread.name == "forecast":
+                thread.join(30)
+    return found
+
+
+def test_what_the_agent_expects_is_known_at_the_next_epoch_and_asked_again_later() -> None:
+    agent, clock = Agent(decision(), decision(Action.nothing(), {})), Clock()
+    first = GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=2.0)
+    late = 2 * LEAST_SECONDS
+    found = epochs(Forecasting(agent, clock, Trials.OFF), clock, 0.0, 2.0, 4.0, late, late + 1)
+    assert found == [None, first, first, first, GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=1.0)]
+    assert agent.asked == 2
+
+
+@pytest.mark.parametrize(("trials", "seconds"), [(Trials.OFF, 4.0), (Trials.CONFIRM, 13.6), (Trials.RACE, 61.6)])
+def test_a_loan_is_needed_for_an_epoch_and_for_trials(trials: Trials, seconds: float) -> None:
+    clock = Clock()
+    _, found = epochs(Forecasting(Agent(decision()), clock, trials), clock, 0.0, 4.0)
+    assert found is not None
+    assert found.seconds == pytest.approx(seconds)
+
+
+def test_a_job_that_may_not_grow_gains_nothing_and_is_asked_about_once_it_may_again() -> None:
+    agent, clock = Agent(decision(), decision()), Clock()
+    forecasting = Forecasting(agent, clock, Trials.OFF)
+    assert epochs(forecasting, clock, 0.0, 1.0)[1] is not None
+    assert forecasting.look(None) is NOTHING
+    assert epochs(forecasting, clock, 2.0, 3.0) == [None, GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=1.0)]
+    assert Forecasting(None, clock, Trials.OFF).look(None) is NOTHING
+    assert Forecasting(None, clock, Trials.OFF).look(lambda: REQUEST) is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        AdvisorError(Reason.AGENT_UNAVAILABLE, "away"),
+        decision(gains={}),
+        decision(gains={str(GROWTH): ExpectedGain(mean=7.0, low=0, high=9)}),
+    ],
+)
+def test_an_agent_that_is_away_or_tells_no_gain_or_nonsense_leaves_it_unknown(answer: Any) -> None:
+    clock = Clock()
+    assert epochs(Forecasting(Agent(answer), clock, Trials.OFF), clock, 0.0, 1.0) == [None, None]
+
+
+def test_the_question_says_that_nothing_is_decided_by_it(
+    agent_server: Callable[..., Any], advice_body: Callable[..., bytes]
+) -> None:
+    server = agent_server(lambda body: (200, advice_body(None)))
+    HTTPAdvisor(server.url).forecast(REQUEST, 5)
+    ((_, body),) = server.requests
+    assert body["forecast"] is True
+
+
+def test_a_run_reports_what_growing_would_gain_and_in_the_end_nothing(
+    run: Callable[..., Any], make_job: Callable[..., AdaptiveTrainingJob]
+) -> None:
+    def forecaster(request: AdviceRequest, wall_seconds: float) -> Decision:
+        growth = request.actions()[0]
+        return decision(growth, {str(growth): GAINS[str(GROWTH)]})
+
+    job = make_job(adaptation={"maxAdaptations": 1})
+    block = Action.deepen("block0")
+    grown = run(job, advisor=Scripted((block,)), up_at=0.1, forecaster=forecaster)
+    assert grown.reporter.report.measurements.growth == NOTHING, "it has grown as often as it may"
+    alone = run(job, forecaster=forecaster, advisor=Scripted(()))
+    assert alone.reporter.report.measurements.growth.gain == 0.02
+    kept = run(make_job(maxReplicas=1), forecaster=forecaster, advisor=Scripted(()))
+    assert kept.reporter.report.measurements.growth is None, "it can be lent nothing"

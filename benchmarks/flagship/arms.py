@@ -24,6 +24,8 @@ class Arm(StrEnum):
     EXACT = "1 → 4, exact"
     ANEW = "blocks drawn anew, the rest kept"
     EMBEDDINGS = "only the embeddings kept"
+    ADVISED = "grown as the agent advises"
+    RACED = "grown if a race says so"
 
     @property
     def blocks(self) -> int:
@@ -39,6 +41,8 @@ class Arm(StrEnum):
 _FIXED: Final = {Arm.ONE: 1, Arm.TWO: 2, Arm.FOUR: 4}
 FIXED: Final = tuple(_FIXED)
 GROWN: Final = (Arm.UNFOLDED, Arm.SCALED, Arm.EXACT)
+DECIDED: Final = (Arm.ADVISED, Arm.RACED)
+"""Not by a plan: they may end with any number of blocks. Made where asked for."""
 CONTROLS: Final = (Arm.ANEW, Arm.EMBEDDINGS)
 """At the moment of the growth they become large nets, too, with less of the small one."""
 
@@ -88,5 +92,9 @@ class Run(Record):
     blocks: int
     losses: tuple[float, ...] = ()
     """Of a scaled growth: the loss of a validation batch before it, and after each part of it."""
+    said: tuple[str, ...] = ()
+    """Of an arm that decides: the actions carried out, in order."""
+    trial_seconds: float = 0.0
+    """Virtual GPU-seconds that extra workers spent on a race."""
     seconds: float
     """Wall seconds that it took."""

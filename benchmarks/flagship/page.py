@@ -10,7 +10,7 @@ from typing import Final
 from harness.statistics import Paired, mean_and_deviation
 from matplotlib.figure import Figure
 
-from flagship.arms import CONTROLS, FIXED, GROWN, Arm
+from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm
 from flagship.results import Results
 
 BEGIN, END = "<!-- BEGIN figures (benchmarks/gpt.py) -->", "<!-- END figures -->"
@@ -56,7 +56,8 @@ def rows(results: Results) -> list[tuple[Arm, float | None]]:
     """Return the arms with their moments, in the order of the tables."""
     moments = results.head.moments
     grown = [(arm, moment) for arm in GROWN for moment in moments]
-    return [*((arm, None) for arm in FIXED), *grown, *((arm, moments[0]) for arm in CONTROLS)]
+    decided = [(arm, moments[0]) for arm in DECIDED if any(run.cell.arm is arm for run in results)]
+    return [*((arm, None) for arm in FIXED), *grown, *((arm, moments[0]) for arm in CONTROLS), *decided]
 
 
 def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other: Arm) -> str:

@@ -12,7 +12,7 @@ from harness.statistics import Paired, paired
 
 from espalier_api.base import Record
 from espalier_api.job import AdaptiveTrainingJob
-from flagship.arms import CONTROLS, FIXED, GROWN, Arm, Cell, Run, StepCost
+from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run, StepCost
 
 LADDER: Final = (0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
 """Learning rates that are tried."""
@@ -145,7 +145,7 @@ def wanted(
     then growths at the other moments.
     """
     first = [(arm, None) for arm in FIXED] + [(arm, moments[0]) for arm in GROWN]
-    controls = [(arm, moments[0]) for arm in CONTROLS]
+    controls = [(arm, moments[0]) for arm in (*CONTROLS, *DECIDED)]
     later = [(arm, moment) for moment in moments[1:] for arm in GROWN]
     parts: list[tuple[float, list[tuple[Arm, float | None]]]] = [(budget, list(first)) for budget in budgets[:2]]
     parts += [(budget, [*controls, *later]) for budget in budgets[:2]]

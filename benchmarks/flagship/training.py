@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,25 +13,28 @@ import torch
 from torch import nn
 
 from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
+from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion, Trials
 from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_api.report import Arm as TrialArm
 from espalier_api.task import Task
 from espalier_api.validation import with_spec
 from espalier_cli.collect.training import Fork
-from espalier_trainer.advisor import Scripted
+from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
-from espalier_trainer.evaluation import evaluate
+from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.models import build_model
 from espalier_trainer.objective import objective_of
 from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
-from flagship.arms import LARGE, SMALL, Arm, Cell, Run, StepCost, blocks_of
+from espalier_trainer.trials.rules import SHARES, best
+from flagship.arms import DECIDED, LARGE, SMALL, Arm, Cell, Run, StepCost, blocks_of
+from flagship.asking import Asking
 
 NEVER = 1_000_000
 EPOCH_WINDOWS = 128
@@ -56,23 +60,25 @@ class Bench:
 
     def run(self, cell: Cell) -> Run:
         """Make a run."""
-        began = time.monotonic()
+        began, trial_seconds = time.monotonic(), 0.0
         if cell.arm is Arm.ONE:
             trainer, result = self._train(cell, SMALL, start=self._trunk(cell, self.moments[-1]))
         elif cell.moment is None:
             trainer, result = self._train(cell, cell.arm.blocks)
         elif cell.arm in INSERTIONS:
             trainer, result = self._grown(cell)
+        elif cell.arm is Arm.ADVISED:
+            start = self._trunk(cell, cell.moment)
+            trainer, result = self._train(cell, SMALL, insertion=Insertion.UNFOLD, advisor=Asking(), start=start)
+        elif cell.arm is Arm.RACED:
+            trainer, result, trial_seconds = self._raced(cell)
         else:
             trainer, result = self._begun_again(cell)
         if result.test_score is None:
             raise RuntimeError(f"{cell}: ended with {result.reason}: {result.message}")
-        if blocks_of(trainer.network.architecture) != cell.arm.blocks:
+        if cell.arm not in DECIDED and blocks_of(trainer.network.architecture) != cell.arm.blocks:
             raise RuntimeError(f"{cell}: has {blocks_of(trainer.network.architecture)} blocks at its end")
-        data = data_of(self._job(cell, SMALL).spec.training.dataset)
-        validation = evaluate(trainer.network.module, data.validation, 128, objective=objective_of(Task.LANGUAGE_MODEL))
-        if validation is None:
-            raise RuntimeError("an evaluation that nobody breaks off was broken off")
+        validation = self._validated(cell, trainer)
         jumps = [each for each in result.adaptations if each.loss_before is not None and each.loss_after is not None]
         return Run(
             cell=cell,
@@ -81,8 +87,43 @@ class Bench:
             steps=result.steps,
             blocks=blocks_of(trainer.network.architecture),
             losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
+            said=tuple(each.action for each in result.adaptations) if cell.arm in DECIDED else (),
+            trial_seconds=trial_seconds,
             seconds=time.monotonic() - began,
         )
+
+    def _validated(self, cell: Cell, trainer: Trainer) -> Evaluation:
+        data = data_of(self._job(cell, SMALL).spec.training.dataset)
+        validation = evaluate(trainer.network.module, data.validation, 128, objective=objective_of(Task.LANGUAGE_MODEL))
+        if validation is None:
+            raise RuntimeError("an evaluation that nobody breaks off was broken off")
+        return validation
+
+    def _raced(self, cell: Cell) -> tuple[Trainer, TrainingResult, float]:
+        """Let a growth and doing nothing train until the race ends, and return the run of the one that wins.
+
+        Each arm trains as the job would, so the winner's run from the beginning is the one that goes on.
+        """
+        moment = cell.moment or 0.0
+        slice_ = SHARES[Trials.RACE] * (1 - moment) * cell.budget
+        asking = Asking()
+        found: list[TrialArm] = []
+        for action in (Action(kind="AddBlock", target=RUN), Action.nothing()):
+            asking.instead = action
+            until = moment * cell.budget + slice_
+            start = self._trunk(cell, moment)  # read again for each arm, which trains in the tensors that it is given
+            trainer, result = self._train(
+                cell, SMALL, insertion=Insertion.UNFOLD, advisor=asking, most=1, start=start, stop_at=until
+            )
+            loss, steps = self._validated(cell, trainer).loss, result.steps - start.state.step
+            found.append(TrialArm(action=str(action), loss=loss, steps=steps, seconds=slice_))
+        winner = best(found, Trials.RACE, asking.gains)
+        if winner is None:
+            raise RuntimeError(f"{cell}: the race has no result")
+        script = tuple(action for action in (Action(kind="AddBlock", target=RUN),) if str(action) == winner.action)
+        start = self._trunk(cell, moment)
+        trainer, result = self._train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
+        return trainer, result, slice_ * len(found)
 
     def _grown(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
         insertion = INSERTIONS[cell.arm]
@@ -133,8 +174,14 @@ class Bench:
         until: float | None = None,
         fork: Fork | None = None,
         prepare: Callable[[nn.Module], None] = lambda model: None,
+        advisor: Advisor | None = None,
+        most: int = 2,
+        stop_at: float = math.inf,
     ) -> tuple[Trainer, TrainingResult]:
-        adaptation = {"insertion": insertion, "maxAdaptations": max(1, len(script))}
+        """Train from `start` or the beginning; as far as `stop_at`, in virtual seconds. `advisor`, where there is one,
+        may grow the net `most` times, in place of the `script`.
+        """
+        adaptation = {"insertion": insertion, "maxAdaptations": most if advisor else max(1, len(script))}
         job = with_spec(self._job(cell, blocks), adaptation=adaptation)
         data = data_of(job.spec.training.dataset)
         order = cell.seed + (OTHER_ORDER if used else 0)
@@ -145,7 +192,13 @@ class Bench:
         arrives = cell.budget * moment if moment is not None and not used else None
         clock = VirtualScheduler(cell.budget, self.cost, () if arrives is None else (Arrival(arrives, 2),))
         fork = fork or Fork(Path(), start=start)
-        services = Services(clock, advisor=Scripted(tuple(script)), checkpoints=fork, used_seconds=used)
+        services = Services(
+            clock,
+            advisor=advisor or Scripted(tuple(script)),
+            checkpoints=fork,
+            used_seconds=used,
+            stop=lambda: clock.used_seconds() >= stop_at,
+        )
         study = Study(stop_before_decision=None if until is None else 0)
         trainer = Trainer(job, model, data, services, seed=order, study=study)
         if fork.start is not None:
@@ -153,7 +206,7 @@ class Bench:
             state = fork.start.state.model_copy(update={"architecture": trainer.network.architecture})
             fork.start = replace(fork.start, state=state)
         result = trainer.run()
-        wanted = TrainerPhase.COMPLETED if until is None else TrainerPhase.STOPPED
+        wanted = TrainerPhase.COMPLETED if until is None and stop_at == math.inf else TrainerPhase.STOPPED
         if result.phase is not wanted:
             raise RuntimeError(f"{cell}: ended as {result.phase}: {result.reason} {result.message}")
         return trainer, result

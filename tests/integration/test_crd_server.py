@@ -59,7 +59,8 @@ def test_every_example_is_accepted(api_server: ApiServer, namespace: str, exampl
 
 WHOLE = "GPUs and other extended resources come in whole numbers; write 1 (or, as text, up to 7 digits)"
 NO_GPU = (
-    "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1); the GPUs of a worker are read there, "
+    "no container has a limit of a GPU resource (such as nvidia.com/gpu: 1), and no resourceClaims name a "
+    "resourceClaimTemplateName; the GPUs of a worker are read there, "
     "and it needs one"
 )
 ONE_OF = "needs exactly one of name and entrypoint"

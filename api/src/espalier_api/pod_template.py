@@ -110,7 +110,7 @@ class PodSpec(Strict):
     """Containers; the first one trains."""
     volumes: MappingList | None = None
     """Volumes; Espalier adds its own."""
-    resource_claims: Annotated[tuple[PodResourceClaim, ...], Field(max_length=MAX_CONTAINERS)] | None = None
+    resource_claims: tuple[PodResourceClaim, ...] | None = Field(default=None, max_length=MAX_CONTAINERS)
     """Claims for devices."""
     node_selector: dict[str, str] | None = None
     """Labels of the nodes that may run the pod."""

@@ -20,7 +20,12 @@ from espalier_cli.errors import InputError
     metavar="PACKAGE.MODULE:FUNCTION",
     help="Returns the starting model; only for a script with a training loop of its own.",
 )
-def export(run: Path, output: Path | None, model: str | None) -> None:
+@click.option(
+    "--average",
+    is_flag=True,
+    help="Write the average of the weights that the script of the run has given to join, not the model's own weights.",
+)
+def export(run: Path, output: Path | None, model: str | None, average: bool) -> None:
     """Write the trained model of RUN as a folder: weights (safetensors), how to build it, a model card.
 
     RUN is the folder of a run, of its checkpoints, or one checkpoint. The run may be going on: its newest checkpoint is
@@ -31,7 +36,7 @@ def export(run: Path, output: Path | None, model: str | None) -> None:
 
     sys.path.insert(0, str(Path.cwd()))
     try:
-        exported = write(run, output or run / "export", model)
+        exported = write(run, output or run / "export", model, average=average)
     except ExportError as error:
         raise InputError(str(error)) from error
     for file in sorted(exported.folder.iterdir()):

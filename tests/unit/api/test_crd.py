@@ -31,6 +31,7 @@ OPEN = {
     *("spec.template", "spec.template.metadata", "spec.template.spec", "spec.template.spec.containers[]"),
     *("spec.template.spec.containers[].resources", "spec.template.spec.containers[].volumeMounts[]"),
     *("spec.template.spec.containers[].env[].*", "spec.template.spec.containers[].securityContext.*"),
+    "spec.template.spec.resourceClaims[]",
     *("spec.template.spec.volumes[].*", "spec.template.spec.tolerations[].*", "spec.template.spec.securityContext.*"),
 }
 """Where anything may be written: options of functions, and what of a pod template is only passed on."""

@@ -27,6 +27,7 @@ from espalier_trainer.net2net import (
     refused_blocks,
     replay,
 )
+from espalier_trainer.network import Network
 
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 OPERATIONS = ["AddBlock"]
@@ -316,3 +317,15 @@ def test_a_block_with_an_attribute_of_the_gates_name_does_not_unfold() -> None:
     model.blocks[0].unfolding = 3
     with pytest.raises(GrowthError, match="'unfolding', which `insertion: Unfold` needs; rename it"):
         add_block(model, "blocks.0", torch.randint(50, (2, 64)), Insertion.UNFOLD)
+
+
+def test_two_unfoldings_are_moved_by_one_walk_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[float] = []
+    monkeypatch.setattr("espalier_trainer.net2net.block.step.advance", lambda model, used: walked.append(used))
+    module = nn.Linear(1, 1)
+    history = tuple(
+        BlockAdded(run="0", insertion=insertion) for insertion in (Insertion.UNFOLD, Insertion.EXACT, Insertion.UNFOLD)
+    )
+    Network(module, torch.optim.SGD(module.parameters(), lr=0.1), None, history).advance(0.5)
+    Network(module, torch.optim.SGD(module.parameters(), lr=0.1), None, history[1:2]).advance(0.7)
+    assert walked == [0.5]

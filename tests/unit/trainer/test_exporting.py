@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import espalier_trainer
@@ -163,6 +164,61 @@ def grown_by_script(advised: Callable[..., Any], advice_body: Callable[..., byte
             loop.backward(nn.functional.cross_entropy(model(inputs), labels))
             optimizer.step()
     return model.eval()
+
+
+class Shadow:
+    """An average by parameter name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            self.shadow[name].lerp_(parameter.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": 0.9, "shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+@pytest.mark.parametrize("averages", [1, 0, 2])
+def test_the_average_of_a_loop_of_the_users_grows_with_the_model_and_is_loaded(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, averages: int
+) -> None:
+    advised(lambda body: (200, advice_body("0")))
+    model = start()
+    model.add_module("norm", nn.BatchNorm1d(2))
+    average, shadow = AveragedModel(model, use_buffers=True), Shadow(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    data = TensorDataset(torch.rand(12, 2), torch.arange(12) % 2)
+    given = [scheduler, *(average, shadow)[:averages]]
+    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), *given, grow=True)
+    for _ in loop.epochs(2):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            if averages:
+                average.update_parameters(model)
+    inputs, first = torch.rand(3, 2), start()
+    first.add_module("norm", nn.BatchNorm1d(2))
+    if averages != 1:
+        with pytest.raises(ExportError, match="holds no average" if averages == 0 else "holds 2 averages"):
+            espalier_trainer.load(tmp_path, first, average=True)
+        return
+    assert len(average.module.state_dict()) > 11, "it has not grown"
+    wanted = average.module.eval()(inputs)
+    assert not torch.equal(wanted, model.eval()(inputs))
+    assert torch.equal(espalier_trainer.load(tmp_path, first)(inputs), model(inputs))
+    assert torch.equal(espalier_trainer.load(tmp_path, first, average=True)(inputs), wanted)
+    folder = export(tmp_path, tmp_path / "out", average=True).folder
+    assert torch.equal(espalier_trainer.load(folder, first)(inputs), wanted)
+    assert "The weights are the average" in readme(folder)
+    with pytest.raises(ExportError, match="espalier export"):
+        espalier_trainer.load(export(tmp_path, tmp_path / "own").folder, first, average=True)
 
 
 def start() -> nn.Module:

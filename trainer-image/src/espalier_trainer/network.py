@@ -20,8 +20,9 @@ from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
-from espalier_trainer.net2net.history import GrowthStep, check_equal, replay, step_of
+from espalier_trainer.net2net.history import GrowthStep, check_equal, gradual, replay, step_of
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
 
 
@@ -65,14 +66,14 @@ class Network:
     @property
     def unfolds(self) -> bool:
         """Whether a growth is not over yet: training still moves the module to what the description says."""
-        return any(step.unfolds(self.module) for step in self.history)
+        return any(step.unfolds(self.module) for step in gradual(self.history))
 
     def advance(self, used: float) -> None:
         """Before a step: move growths that come gradually to where they are when the share `used` of the budget is.
 
         All workers that train together call it with the same share.
         """
-        for step in self.history:
+        for step in gradual(self.history):
             step.advance(self.module, used)
 
     def is_finite(self) -> bool:
@@ -104,6 +105,13 @@ def starting_architecture(
 
     One that cannot grow by an operation is described for those before it; growth points come first.
     """
+    with remembering(module, example_input):
+        return _starting_architecture(module, example_input, insertion, operations)
+
+
+def _starting_architecture(
+    module: nn.Module, example_input: ExampleInput, insertion: Insertion, operations: Sequence[str]
+) -> tuple[Architecture | None, str]:
     others = [name for name in operations if name != DEEPEN.name]
     architecture, problem = None, ""
     for count in range(len(others), -1, -1):

@@ -25,6 +25,7 @@ from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied
 from espalier_trainer.net2net.refusals import Refusal
+from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.trial import tried_groups
 from espalier_trainer.net2net.widening.widen import widen
@@ -75,11 +76,12 @@ def survey(model: nn.Module, example_input: ExampleInput, *, pairs: int = 5, wid
     Step times are medians over pairs of steps of the model and of the grown model, one after the other; with `pairs` 0
     none are measured. Raises `GrowthError` where the model cannot be run on the example.
     """
-    architecture = describe(model, example_input, operations=[WIDEN.name] if wide else ())
     clock = _Clock(model, example_input, pairs)
-    blocks, refused_blocks = _blocks(model, example_input, architecture, clock)
-    points, refused = _points(model, example_input, clock)
-    groups, unwidened = _groups(model, example_input, architecture, clock) if wide else ([], [])
+    with remembering(model, example_input):
+        architecture = describe(model, example_input, operations=[WIDEN.name] if wide else ())
+        blocks, refused_blocks = _blocks(model, example_input, architecture, clock)
+        points, refused = _points(model, example_input, clock)
+        groups, unwidened = _groups(model, example_input, architecture, clock) if wide else ([], [])
     return Survey(
         depth=architecture.depth,
         parameters=architecture.parameters,

@@ -82,6 +82,8 @@ class Due:
     """Of the epoch, in this step."""
     measured: bool = False
     """Measure times and norms of gradients in it."""
+    follows: bool = False
+    """Tell the other members in it that another one follows."""
 
 
 class Run:
@@ -102,13 +104,15 @@ class Run:
         batching: Batching | None = None,
         loss: Callable[[nn.Module], float | None] = lambda _module: None,
         trials: Trials = Trials.OFF,
+        foretells: bool = False,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
         `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
         `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's. `loss` is that
         of a module on one batch, by which growth that is not exact is judged. `trials` says how growths are
-        tried first, by workers of the team, which must be able to.
+        tried first, by workers of the team, which must be able to. `foretells`: other workers need no command for each
+        step, as the loop does the same in all steps of an epoch.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
@@ -142,7 +146,7 @@ class Run:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self._silence, self._jumps = Silence(), Jumps(self.journal)
+        self._silence, self._jumps, self._foretells = Silence(), Jumps(self.journal), foretells
         self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
         self._trial: Trial | None = None
         self._forecasting = Forecasting(services.forecaster, self._scheduler, self._trials)
@@ -451,11 +455,14 @@ class Run:
             measured = self._meter.begin()
             return Due(None, scaled, self.batching.measurable(portion) if measured else portion, measured)
         team.share_news(self._capture)
-        measured = self._meter.begin()
+        measured = self._meter.begin(may=not team.foretold)
+        after, then = progress.cursor + portion.batches, None
+        if self._foretells and after < batches and not (self._meter.soon or self.state.network.unfolds):
+            then = self.batching.portion(place.workers, after, batches)
         group = team.begin_step(
-            progress.epoch, progress.cursor, scaled, portion=portion, measured=measured, moment=moment
+            progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
         )
-        return Due(group, scaled, portion, measured)
+        return Due(group, scaled, portion, measured, team.foretells)
 
     def _choose_batch_size(self, place: Place) -> None:
         if self.batching.batch_size is None:

@@ -71,6 +71,17 @@ class Buckets:
             and all(mine is other for mine, other in zip(self.parameters, parameters, strict=True))
         )
 
+    def sum_nothing(self, group: Group, figures: Sequence[float]) -> None:
+        """Take part in an exchange without gradients, only with figures. Raises `GroupBrokenError`."""
+        for flat in self.flat:
+            flat.zero_()
+        self.flat[-1][-self.figures : -1] = torch.tensor(figures, device=group.device)
+        for sending in [group.sending(flat) for flat in self.flat]:
+            sending.wait()
+        if self.flat[-1][-1]:
+            for view in self.views:
+                group.all_reduce(torch.zeros_like(view))
+
     def gradients(self, number: int) -> Tensor:
         """Return the gradients of a bucket, -1 the last one, without what follows them."""
         flat = self.flat[number]
@@ -131,10 +142,8 @@ class Exchange:
     def send_most(self) -> None:
         """Send what the backward pass did not, also zeros where there was no gradient; the last bucket is kept back."""
         buckets = self._buckets
-        for place, parameter in enumerate(buckets.parameters):
-            if not self._filled[place] and self._weight:
-                self._fill(place, parameter.grad)
-                parameter.grad = None
+        if self._weight:
+            self._fill_rest()
         while len(self._sent) < len(buckets.flat) - 1:
             self._send()
         if not self._weight:
@@ -149,7 +158,10 @@ class Exchange:
         buckets = self._buckets
         carried = buckets.flat[-1][-buckets.figures :]
         carried[:-1] = figures
-        carried[-1] = float(len(self._late))
+        if self._late:
+            carried[-1] = float(len(self._late))
+        else:
+            carried[-1:].zero_()
         self._sent.append(self._group.sending(buckets.flat[-1]))
         for sending in self._sent:
             sending.wait()
@@ -196,6 +208,26 @@ class Exchange:
             view.copy_(came.detach())
             if self._weight != 1.0:
                 view.mul_(self._weight)
+
+    def _fill_rest(self) -> None:
+        """Write all gradients that are not in their buckets yet: in one call, as a small model has many small ones."""
+        buckets = self._buckets
+        views, came = [], []
+        for place, (parameter, filled) in enumerate(zip(buckets.parameters, self._filled, strict=True)):
+            if filled:
+                continue
+            if parameter.grad is None or parameter.grad.is_sparse:
+                self._fill(place, parameter.grad)
+            else:
+                views.append(buckets.views[place])
+                came.append(parameter.grad)
+                self._filled[place] = True
+            parameter.grad = None
+        if views:
+            with torch.no_grad():
+                torch._foreach_copy_(views, came)
+                if self._weight != 1.0:
+                    torch._foreach_mul_(views, self._weight)
 
     def _send(self) -> None:
         """Send the next bucket."""

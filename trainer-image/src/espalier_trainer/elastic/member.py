@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -20,6 +20,7 @@ from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Gro
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
 from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state
+from espalier_trainer.elastic.step import Joint
 from espalier_trainer.network import Network
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,17 @@ class Turn:
     command: Command
     broken: GroupBrokenError | None = None
     """Set by the caller if the group broke in the step."""
+    follows: Command | None = None
+    """The next step, if it needs no command of the leader's."""
+
+    def taken(self, joint: Joint) -> bool:
+        """Record what came of the step, in a loop that does the same in all steps of an epoch; return whether it was
+        taken.
+        """
+        if joint.follows:
+            cursor = self.command.cursor + self.command.portion.batches
+            self.follows = replace(self.command, cursor=cursor, measured=False)
+        return not (joint.out_of_memory or joint.void)
 
 
 class Member:
@@ -140,8 +152,9 @@ class Member:
             group.close()
 
     def _serve(self, group: Group, client: RendezvousClient) -> Generator[Turn, None, None]:
+        foretold: Command | None = None
         while True:
-            command = Command.receive(group)
+            command, foretold = foretold or Command.receive(group), None
             if command.code is Code.END:
                 self.ended = True
                 return
@@ -164,6 +177,7 @@ class Member:
                 yield turn
                 if turn.broken is not None:
                     raise turn.broken
+                foretold = turn.follows
             if self._stop() and not self._said_leaving:
                 self._said_leaving = True
                 client.arrive(self._arrival(leaving=True))

@@ -47,12 +47,11 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the leader; for a step: its place in the data, and the learning rate."""
+    """A command of the leader; for a step: its place in the data. The learning rate comes with the gradients."""
 
     code: Code
     epoch: int = 0
     cursor: int = 0
-    rate: float = 0.0
     size: int = 0
     """Bytes that follow."""
     measured: bool = False
@@ -69,7 +68,7 @@ class Command:
     def sending(self, group: Group) -> Sending:
         """Begin to send it to all members. If that fails, so does what follows in the group."""
         portion = self.portion
-        numbers = [float(self.code), self.epoch, self.cursor, self.rate, self.size, float(self.measured)]
+        numbers = [float(self.code), self.epoch, self.cursor, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
         numbers += [self.moment.used_seconds, self.moment.budget_seconds]
         return group.broadcasting(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
@@ -77,14 +76,12 @@ class Command:
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(12, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(11, dtype=torch.float64, device=group.device)
         group.broadcast(tensor, 0)
-        code, epoch, cursor, rate, size, measured, *rest = tensor.tolist()
+        code, epoch, cursor, size, measured, *rest = tensor.tolist()
         batches, passes, factor, full, used, budget = rest
         portion = Portion(int(batches), int(passes), factor, full > 0)
-        return cls(
-            Code(int(code)), int(epoch), int(cursor), rate, int(size), measured > 0, portion, Moment(used, budget)
-        )
+        return cls(Code(int(code)), int(epoch), int(cursor), int(size), measured > 0, portion, Moment(used, budget))
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:

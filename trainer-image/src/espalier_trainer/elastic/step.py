@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +19,18 @@ from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.batches import LEAST_ROWS, shares
 from espalier_trainer.elastic.buckets import Exchange
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.measuring.gradients import Stopwatch, settle
 from espalier_trainer.measuring.noise import Norms
 from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
+from espalier_trainer.optimizers import set_learning_rate
+
+_FIXED_FIGURES: Final = 9
+"""Of a step, besides two for each member."""
+_NO_RATE: Final = -1.0
+_RATE, _FOLLOWS, _VOID, _FAILED, _SMALL, _MEMBERS = -8, -5, -4, -3, -2, -1
+"""Where some of them are, from the end; a rate takes three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,12 @@ class Joint:
     """What these cost."""
     out_of_memory: bool = False
     """Whether a member was out of memory, so that no member has taken the step."""
+    void: bool = False
+    """Whether the leader has taken back the step, so that no member has taken it."""
+    follows: bool = False
+    """Whether another step like this follows, at the next batches, without a command."""
+    rate: float | None = None
+    """The leader's learning rate; None: it gave none."""
 
 
 CriterionOf = Callable[[slice], Criterion | None]
@@ -86,6 +101,8 @@ def joint_step(
     passes: int = 1,
     measured: bool = False,
     method: Method = PLAIN,
+    rate: float | None = None,
+    follows: bool = False,
 ) -> Joint:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
@@ -93,8 +110,9 @@ def joint_step(
     Gradients add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes
     the outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss
     and the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step
-    or none has: none has if one was out of memory (`Joint.out_of_memory`). Raises `GroupBrokenError`, and where batch
-    norms are synchronized `OutOfMemoryError`.
+    or none has: none has if one was out of memory (`Joint.out_of_memory`) or the leader has taken it back
+    (`Joint.void`). The leader's `rate` and `follows` (see `Joint`) come to all members with the gradients. Raises
+    `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
@@ -130,12 +148,38 @@ def joint_step(
         examples=examples,
         share=share,
         failed=failed,
+        rate=rate,
+        follows=follows,
     )
-    if joint.out_of_memory:
+    if joint.out_of_memory or joint.void:
         network.optimizer.zero_grad(set_to_none=True)
-    else:
-        method.update(network)
+        return joint
+    if joint.rate is not None:
+        set_learning_rate(network.optimizer, joint.rate)
+    method.update(network)
     return joint
+
+
+def take_back(group: Group) -> None:
+    """Take part, as the leader, in a step that all others compute already, so that nobody takes it.
+
+    After a step with `follows`. Raises `GroupBrokenError`.
+    """
+    buckets = group.buckets
+    if buckets is None:
+        raise GroupBrokenError("no step was taken before")
+    figures = [0.0] * (buckets.figures - 1)
+    figures[_VOID] = 1.0
+    buckets.sum_nothing(group, figures)
+
+
+def _in_parts(number: float) -> list[float]:
+    """Return three numbers of 32 bits that add up to one of 64, as figures have 32."""
+    parts = []
+    for _ in range(3):
+        parts.append(struct.unpack("f", struct.pack("f", number))[0])
+        number -= parts[-1]
+    return parts
 
 
 def parts_of(rows: int, passes: int) -> tuple[slice, ...]:
@@ -149,7 +193,7 @@ class GradientSum:
     def __init__(self, module: nn.Module, group: Group, *, weight: float = 1.0, measured: bool = False) -> None:
         """`weight` is that of this member's gradients; `measured`: times and norms are measured."""
         self._group, self.measured = group, measured
-        self._exchange = Exchange(module, group, 4 + 2 * group.world, weight=weight, measured=measured)
+        self._exchange = Exchange(module, group, _FIXED_FIGURES + 2 * group.world, weight=weight, measured=measured)
 
     def during_backward(self) -> AbstractContextManager[None]:
         """Return the context of the last backward pass, in which gradients are sent as they are computed.
@@ -171,30 +215,48 @@ class GradientSum:
         examples: int = 0,
         share: float = 0.0,
         failed: bool = False,
+        rate: float | None = None,
+        follows: bool = False,
     ) -> Joint:
         """Give all parameters the summed gradients, and sum the members' `part` of the loss.
 
         `seconds` and `check` of each come with it. `examples` are those of all members, `share` is this member's share
-        of them. `failed`: this member was out of memory, which all learn. Raises `GroupBrokenError`.
+        of them. `failed`: this member was out of memory, which all learn. They also learn the leader's `rate` and
+        `follows`. Raises `GroupBrokenError`.
         """
         group, exchange, world = self._group, self._exchange, self._group.world
-        figures = torch.zeros(4 + 2 * world, device=group.device)
+        numbers = [0.0] * (_FIXED_FIGURES + 2 * world)
+        numbers[_FAILED] = float(failed)
+        numbers[1 + group.rank] = seconds
+        numbers[1 + world + group.rank] = check
+        if group.rank == 0:
+            numbers[_RATE:_FOLLOWS] = _in_parts(_NO_RATE if rate is None else rate)
+            numbers[_FOLLOWS] = float(follows)
+        figures = torch.tensor(numbers, device=group.device)
         figures[0] = part
-        figures[-3] = float(failed)
-        figures[1 + group.rank] = seconds
-        figures[1 + world + group.rank] = check
         watch = Stopwatch(group.device)
         began = time.perf_counter()
         exchange.send_most()
         if self.measured and share:
             # Its part of the mean is its own mean times its share, so the shares weight the squared norms.
-            figures[-2] = exchange.squared_norm / share
-            figures[-1] = 1.0
-        total, *rest, short, small, members = exchange.sum(figures).tolist()
-        took, computed = time.perf_counter() - began, tuple(rest[:world])
-        joint = Joint(total, computed, tuple(rest[world:]), examples, out_of_memory=short > 0)
-        if not self.measured or joint.out_of_memory:
+            figures[_SMALL] = exchange.squared_norm / share
+            figures[_MEMBERS] = 1.0
+        found = exchange.sum(figures).tolist()
+        took, computed = time.perf_counter() - began, tuple(found[1 : 1 + world])
+        short, given = found[_FAILED] > 0, sum(found[_RATE:_FOLLOWS])
+        joint = Joint(
+            found[0],
+            computed,
+            tuple(found[1 + world : 1 + 2 * world]),
+            examples,
+            out_of_memory=short,
+            void=found[_VOID] > 0,
+            follows=found[_FOLLOWS] > 0 and not short,
+            rate=None if given < 0 else given,
+        )
+        if not self.measured or joint.out_of_memory or joint.void:
             return joint
+        small, members = found[_SMALL], found[_MEMBERS]
         norms = None
         if group.rank == 0 and members > 1:
             with watch:

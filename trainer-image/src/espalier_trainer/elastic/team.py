@@ -27,7 +27,7 @@ from espalier_trainer.elastic.states import (
     broadcast_state,
     digest,
 )
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import Joint, take_back
 from espalier_trainer.elastic.stragglers import Speeds, observed
 from espalier_trainer.network import Network
 from espalier_trainer.schedules import UNKNOWN, Moment
@@ -48,6 +48,8 @@ _MAX_BROKEN: Final = 5
 _ALONE_SECONDS: Final = 30.0
 
 Capture = Callable[[], Checkpoint]
+_Place = tuple[int, int, Portion]
+"""A step's epoch, cursor and portion."""
 Restore = Callable[[Checkpoint], Network]
 """Takes over a newer state; returns the network that came of it."""
 
@@ -92,6 +94,10 @@ class Team:
         self._alone_until = 0.0
         self._listened = self._spoke = 0.0
         self._speeds = Speeds()
+        self._next: _Place | None = None
+        """The step after the current one, if all members learn in the current one that it follows."""
+        self._foretold: _Place | None = None
+        """The step that all members take next, without a command."""
         self._apart: dict[str, str] = {}
         """The results of workers that carry out an order, or have ('' until it is known): they take no part."""
         self._winner: str | None = None
@@ -117,6 +123,16 @@ class Team:
     def broken(self) -> bool:
         """Whether the generation broke and `update_members` has not mended it yet."""
         return self._broken_once
+
+    @property
+    def foretold(self) -> bool:
+        """Whether the members compute the next step already: it is not measured, and anything else takes it back."""
+        return self._foretold is not None
+
+    @property
+    def foretells(self) -> bool:
+        """Whether the members learn in the step that has begun that another one follows."""
+        return self._next is not None
 
     def wait_for_members(self, step: int) -> bool:
         """Wait for workers that may hold a state newer than `step`; returns whether one does.
@@ -167,6 +183,7 @@ class Team:
         for worker in orders:
             self._rendezvous.begin_order(worker)
         with self.stepping():
+            self._take_back()
             broadcast_orders(group, ranks)
         self._drop()
         self._apart = dict.fromkeys(orders, "")
@@ -202,24 +219,28 @@ class Team:
         self,
         epoch: int,
         cursor: int,
-        rate: float = 0.0,
         *,
         portion: Portion = ONE,
         measured: bool = False,
         moment: Moment = UNKNOWN,
+        then: Portion | None = None,
     ) -> Group:
         """Announce a step to all members; returns the group to take it in. Raises `GroupBrokenError`.
 
         `portion` is what it takes of the epoch; `measured`: they measure the noise of their gradients; `moment` is
-        where the loop stands in the budget.
+        where the loop stands in the budget. `then` is the portion of the step after this one, if that may do without a
+        command; what the leader decides before it still comes first.
         """
         group = self._group
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            # Not waited for: the leader computes meanwhile.
-            command = Command(Code.STEP, epoch, cursor, rate, measured=measured, portion=portion, moment=moment)
-            command.sending(group)
+            if self._foretold != (epoch, cursor, portion) or measured:
+                self._take_back()
+                # Not waited for: the leader computes meanwhile.
+                Command(Code.STEP, epoch, cursor, measured=measured, portion=portion, moment=moment).sending(group)
+        self._foretold = None
+        self._next = (epoch, cursor + portion.batches, portion) if then == portion else None
         self._spoke = self._clock()
         return group
 
@@ -238,6 +259,7 @@ class Team:
     def stepped(self, joint: Joint) -> None:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
+        self._foretold = self._next if joint.follows else None
         self._find_straggler(joint.seconds)
 
     def grown(self) -> None:
@@ -254,6 +276,7 @@ class Team:
         if group is not None and (self._stale or self._noted):
             checkpoint = capture()
             with self.stepping():  # all members receive the message, or none
+                self._take_back()
                 if self._stale:
                     broadcast_state(group, checkpoint)
                 else:
@@ -273,6 +296,7 @@ class Team:
         """Leave the members: for good if the job is `done`, otherwise they wait for the next leader."""
         if self._group is not None and done:
             try:
+                self._take_back()
                 Command(Code.END).send(self._group)
             except GroupBrokenError as error:
                 logger.info("a member was gone at the end: %s", error)
@@ -285,9 +309,16 @@ class Team:
             return
         self._spoke = self._clock()
         try:
+            self._take_back()
             Command(code, epoch).send(self._group)
         except GroupBrokenError as error:
             self._break(str(error))
+
+    def _take_back(self) -> None:
+        """Take back the step that was foretold: something else comes before it. Raises `GroupBrokenError`."""
+        foretold, self._foretold = self._foretold, None
+        if foretold is not None and self._group is not None:
+            take_back(self._group)
 
     def _listen(self) -> None:
         self._listened = self._clock()
@@ -315,6 +346,7 @@ class Team:
         holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
         if self._group is not None:
             try:
+                self._take_back()
                 Command(Code.FORM).send(self._group)
             except GroupBrokenError as error:
                 self._break(str(error))
@@ -391,7 +423,7 @@ class Team:
     def _drop(self) -> None:
         if self._group is not None:
             self._group.close()
-        self._group = None
+        self._group = self._foretold = None
 
     def _find_straggler(self, seconds: Sequence[float]) -> None:
         workers = [_LEADER, *(member.worker for member in self._members)]

@@ -37,6 +37,7 @@ def card(
             "",
             f"`load` needs the package `espalier-trainer`{_code(config)}. It builds the starting model, repeats the "
             f"growth in `{CONFIG}`, and loads `{WEIGHTS}`. The model is in eval mode, on the CPU.",
+            *(["", "The weights are the average that the script has kept in training."] if config.average else []),
             "",
             "## How good it is",
             "",

@@ -29,6 +29,8 @@ class ExportedModel(Record):
     """Outputs of a starting model that is known by a name."""
     example: ExampleShape | None = None
     """The input on which the growth steps are repeated; None where it is not known, and the model has not grown."""
+    average: bool = False
+    """Whether the weights are the average that the script of the run has given to `join`."""
     growth: tuple[Growth, ...] = ()
     architecture: Architecture | None = None
     """The grown model; None where it cannot be described."""

@@ -19,22 +19,32 @@ from espalier_trainer.net2net.modules import ExampleInput
 
 
 def load(
-    path: str | os.PathLike[str], model: nn.Module | None = None, *, example_input: ExampleInput | None = None
+    path: str | os.PathLike[str],
+    model: nn.Module | None = None,
+    *,
+    example_input: ExampleInput | None = None,
+    average: bool = False,
 ) -> nn.Module:
     """Return the trained module, as far as it has grown, in eval mode and on the CPU.
 
     `path` is the folder of a run (also of one that has not ended: its newest checkpoint counts), of checkpoints, or of
     an export. `model` is the starting model, before any growth, as the script made it; only a run with a loop of the
     user's own needs it. It is not changed. `example_input` are two inputs of it; they are needed where the model has
-    grown and the checkpoint does not know their shape. No pickle is read, and torch's random numbers are not disturbed.
+    grown and the checkpoint does not know their shape. With `average`, its weights are the average that the script of a
+    run has given to `join`, such as a `torch.optim.swa_utils.AveragedModel`. No pickle is read, and torch's random
+    numbers are not disturbed.
 
     Raises `ExportError` with the file and the remedy where the model cannot be built.
     """
     folder = Path(path)
     if is_export(folder):
         config, weights = read_export(folder)
+        if average and not config.average:
+            raise ExportError(
+                f"{folder}: holds the model's own weights; export the run again: espalier export --average"
+            )
     else:
-        trained = read_run(folder)
+        trained = read_run(folder, average=average)
         config, weights, folder = trained.config(), trained.weights, trained.path
     return build(config, weights, folder, model, example_input)
 

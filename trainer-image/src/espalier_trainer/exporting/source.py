@@ -20,6 +20,7 @@ from espalier_trainer.checkpoint import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import ExportError, TrainerError
 from espalier_trainer.examples import ExampleShape
+from espalier_trainer.exporting.averages import average_of
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.network import OPTIMIZER_PREFIX
@@ -85,10 +86,11 @@ def read_export(folder: Path) -> tuple[ExportedModel, dict[str, Tensor]]:
         raise ExportError(f"{path}: cannot be used ({error}); export the run again: espalier export RUN") from error
 
 
-def read_run(folder: Path) -> Trained:
+def read_run(folder: Path, *, average: bool = False) -> Trained:
     """Return the newest whole checkpoint of a run, which may be going on. Nothing in the folder changes.
 
-    `folder` is that of the run, of its checkpoints, or one checkpoint. Raises `ExportError` where there is none.
+    `folder` is that of the run, of its checkpoints, or one checkpoint. With `average`, the weights are the average that
+    a script with a loop of its own has given to `join`. Raises `ExportError` where there is none.
     """
     if not folder.is_dir():
         raise ExportError(f"{folder}: is no folder; give that of a run (runs/NAME), of its checkpoints, or an export")
@@ -108,6 +110,8 @@ def read_run(folder: Path) -> Trained:
             problems.append(f"{path}: {error}")
             continue
         weights = checkpoint.model | averages_in(checkpoint.under(OPTIMIZER_PREFIX))
+        if average:
+            weights = average_of(checkpoint, path)
         return Trained(path, checkpoint.state, weights, _job(run, checkpoint.state), _result(run))
     if problems:
         raise ExportError(f"no checkpoint can be read: {'; '.join(problems)}; let the job write another one")

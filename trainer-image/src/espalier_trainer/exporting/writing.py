@@ -36,14 +36,15 @@ class Exported:
         return snippet(self.config, str(self.folder))
 
 
-def export(run: Path, output: Path, entrypoint: str | None = None) -> Exported:
+def export(run: Path, output: Path, entrypoint: str | None = None, *, average: bool = False) -> Exported:
     """Write the model of the newest checkpoint of `run` into `output`; an export that is there is replaced.
 
-    `entrypoint` (`package.module:function`) returns the starting model of a script with a loop of its own. Raises
-    `ExportError` where the run holds no model, where the model cannot be built, or where `output` is something else.
+    `entrypoint` (`package.module:function`) returns the starting model of a script with a loop of its own. With
+    `average`, the weights are the average that this script has given to `join`. Raises `ExportError` where the run
+    holds no model, where the model cannot be built, or where `output` is something else.
     """
-    trained = read_run(run)
-    config = trained.config()
+    trained = read_run(run, average=average)
+    config = trained.config().model_copy(update={"average": average})
     if entrypoint is not None:
         if config.ready_loop:
             raise ExportError(

@@ -59,11 +59,16 @@ class Meter:
         self._speeds.changed()
         self._successive.forget()
 
-    def begin(self) -> bool:
-        """Begin a step; return whether the noise of gradients is measured in it."""
+    def begin(self, *, may: bool = True) -> bool:
+        """Begin a step; return whether the noise of gradients is measured in it, which it is only if it `may` be."""
         self._joint = None
-        self._measured = not self._off and (self._successive.waits or self._sampling.due())
+        self._measured = may and not self._off and (self._successive.waits or self._sampling.due())
         return self._measured
+
+    @property
+    def soon(self) -> bool:
+        """Whether the noise of gradients is to be measured in the step after the one that has begun."""
+        return not self._off and not self._measured and (self._successive.waits or self._sampling.due(after=1))
 
     def look(self, joint: Joint, network: Network) -> None:
         """Measure the step that was computed, while its gradients are there."""

@@ -23,9 +23,9 @@ class Sampling:
         """Seconds to spend, below zero in debt; the expected cost of a measurement."""
         self._steps = 0
 
-    def due(self) -> bool:
-        """Return whether to measure now."""
-        return self._steps >= LEAST_STEPS and self._earned >= self._cost
+    def due(self, after: int = 0) -> bool:
+        """Return whether to measure now, or once so many more steps were taken."""
+        return self._steps + after >= LEAST_STEPS and self._earned >= self._cost
 
     def stepped(self, seconds: float) -> None:
         """Count a step that took `seconds`."""

@@ -71,6 +71,11 @@ class GrowthStep(Record, ABC):
     def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
         """Return a grown copy of a model that computes the same; raises `GrowthError` where that is impossible."""
 
+    @property
+    def gradual(self) -> str:
+        """What of a model this step moves gradually, '' for nothing; one step does it for all with the same answer."""
+        return "" if type(self).advance is GrowthStep.advance else self.model_dump_json()
+
     def unfolds(self, model: nn.Module) -> bool:
         """Return whether training still moves `model`, which this step has grown, to what it will be."""
         return False
@@ -81,6 +86,11 @@ class GrowthStep(Record, ABC):
     @abstractmethod
     def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
         """Return the copy that `again` returns, and an optimizer for it with the state of `optimizer`."""
+
+
+def gradual(history: Iterable[GrowthStep]) -> tuple[GrowthStep, ...]:
+    """Return the steps that `advance` and `unfolds` have to be called of: each walks through all modules of a model."""
+    return tuple({step.gradual: step for step in history if step.gradual}.values())
 
 
 STEPS: Final[Registry[type[GrowthStep]]] = Registry(

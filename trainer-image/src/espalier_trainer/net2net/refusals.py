@@ -23,7 +23,7 @@ class Refusal:
     file: str
     """Source file of the class whose forward decides; empty where it has none."""
     line: int
-    """Line at which that forward begins."""
+    """Line at which that forward begins, or of a call in it."""
     remedy: str
 
     def __str__(self) -> str:
@@ -40,12 +40,23 @@ def refusal(model: nn.Module, layer: str, why: str, remedy: str) -> Refusal:
     return Refusal(layer, reason or why, file, line, own if reason else remedy)
 
 
+def forward_of(model: nn.Module, path: str) -> tuple[str, int]:
+    """Return file and line of the forward of a module, or of what calls it where the module is one of torch's."""
+    kind = base_class(model.get_submodule(path))
+    return source_of(base_class(_holder(model, path)) if _is_of_torch(kind) else kind)
+
+
 def _holder(model: nn.Module, path: str) -> nn.Module:
+    """Return the innermost module around a layer whose forward is not torch's: one that the user can look at."""
     for parent in _parents(path):
         module = model.get_submodule(parent)
-        if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        if not _is_of_torch(base_class(module)):
             return module
     return model
+
+
+def _is_of_torch(kind: type[nn.Module]) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 def _parents(path: str) -> Iterator[str]:

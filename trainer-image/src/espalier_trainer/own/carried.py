@@ -18,7 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.net2net.history import GrowthStep
+from espalier_trainer.net2net.history import GrowthStep, gradual
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own.encoding import PREFIX, decoded, encoded
 
@@ -115,7 +115,7 @@ class Carried:
     def advance(self, steps: Sequence[GrowthStep], used: float) -> None:
         """Let the copies of the model follow growths that come gradually; see `GrowthStep.advance`."""
         for module in [module for other in self.others for module in self._copies(other)]:
-            for step in steps:
+            for step in gradual(steps):
                 step.advance(module, used)
 
     def rebuild(self, grown: Callable[[], nn.Module]) -> Callable[[nn.Module], None]:

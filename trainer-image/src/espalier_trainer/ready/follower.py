@@ -96,13 +96,14 @@ class Follower:
         if self._order is None or self._order.epoch != command.epoch:
             examples, size = len(self._data.train), self._training.batch_size
             self._order = epoch_order(examples, size, self._seed, command.epoch, self._device)
-        network.module.train()
+        if not network.module.training:
+            network.module.train()
         network.advance(command.moment.share)
-        source, cursor, rate = self._data.train, command.cursor, command.rate
+        source, cursor = self._data.train, command.cursor
         training, portion, measured = self._training, command.portion, command.measured
         method, hooks, order = self._method, self.hooks, self._order
         joint = steps.take(
-            training, method, network, hooks, group, order, source, cursor, rate, portion, measured=measured
+            training, method, network, hooks, group, order, source, cursor, None, portion, measured=measured
         )
-        if not joint.out_of_memory:
+        if turn.taken(joint):
             self.held.stepped(command, joint.loss, portion.batches)

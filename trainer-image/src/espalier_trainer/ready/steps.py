@@ -29,19 +29,22 @@ def take(
     order: EpochOrder,
     source: Source,
     cursor: int,
-    rate: float,
+    rate: float | None,
     portion: Portion = ONE,
     *,
     measured: bool = False,
+    follows: bool = False,
 ) -> Joint:
     """Take the step of `portion` at batch `cursor` of the epoch; returns what came of it.
 
-    `measured`: times and norms of gradients are measured in it. Raises `GroupBrokenError` where another member of
-    `group` is gone: then the step was not taken.
+    `rate` None: the leader's, who alone knows it. `measured`: times and norms of gradients are measured in it.
+    `follows`: the leader says that another step follows, see `Team.begin_step`. Raises `GroupBrokenError` where another
+    member of `group` is gone: then the step was not taken.
     """
-    set_learning_rate(network.optimizer, rate)
     batches = portion.batches
     if group is None:
+        if rate is not None:
+            set_learning_rate(network.optimizer, rate)
         inputs, labels = order.batch(source, cursor, batches=batches)
         indices = order.chosen(cursor, batches=batches)
         passes = min(portion.passes, len(labels) // LEAST_ROWS)
@@ -64,6 +67,8 @@ def take(
         passes=portion.passes,
         measured=measured,
         method=method,
+        rate=rate,
+        follows=follows,
     )
 
 

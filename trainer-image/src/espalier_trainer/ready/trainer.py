@@ -77,6 +77,8 @@ class Trainer:
             loss=self._loss,
             trials=job.spec.adaptation.trials,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
+            # The leader takes a step back without computing, which the batch norms of the others would wait for.
+            foretells=not self._training.sync_batch_norm,
         )
 
     @property
@@ -157,6 +159,7 @@ class Trainer:
                 due.rate,
                 portion,
                 measured=due.measured,
+                follows=due.follows,
             )
 
         run.progress.metrics["learning_rate"] = due.rate

@@ -16,7 +16,8 @@ from espalier_trainer.net2net.block.trial import block_point, check_layers, misf
 from espalier_trainer.net2net.block.unfolding import fold, unfold
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.modules import ExampleInput, copied
-from espalier_trainer.net2net.refusals import Refusal, source_of
+from espalier_trainer.net2net.refusals import Refusal, forward_of
+from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.trial import PerturbedModel
@@ -71,6 +72,10 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *,
 
     Raises `GrowthError` if the model cannot be run on random values.
     """
+    return once(model, example_input, ("blocks", whole), lambda: _tried(model, graph, example_input, whole=whole))
+
+
+def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool) -> Places:
     places, choices, refused = _found(model, graph, whole=whole)
     failed = misfits(model, graph, example_input, places, whole=whole)
     refused += [
@@ -273,5 +278,5 @@ def _within(path: str, module: str) -> bool:
 
 def _refusal(model: nn.Module, run: Run, reason: str, remedy: str) -> Refusal:
     kind = base_class(model.get_submodule(run.id))
-    file, line = source_of(kind)
+    file, line = forward_of(model, run.id)
     return Refusal(run.id, f"{kind.__name__} {run.id!r}: {reason}", file, line, remedy)

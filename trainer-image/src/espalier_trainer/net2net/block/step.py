@@ -68,8 +68,13 @@ class BlockAdded(GrowthStep):
         """Return the grown copy; raises `GrowthError` as `add_block` does."""
         return add_block(model, self.run, example_input, self.insertion)
 
+    @property
+    def gradual(self) -> str:
+        """The gates of all runs, if this one unfolds; see `GrowthStep.gradual`."""
+        return "gates" if self.insertion is Insertion.UNFOLD else ""
+
     def unfolds(self, model: nn.Module) -> bool:
-        """Return whether the run is unfolding; see `GrowthStep.unfolds`."""
+        """Return whether a run of the model is unfolding; see `GrowthStep.unfolds`."""
         return self.insertion is Insertion.UNFOLD and unfolds(model)
 
     def advance(self, model: nn.Module, used: float) -> None:

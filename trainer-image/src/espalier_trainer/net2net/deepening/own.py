@@ -17,7 +17,7 @@ from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, LAYERS, is_leaf
 
-_PRODUCTS: Mapping[str, str] = {
+PRODUCTS: Mapping[str, str] = {
     **{name: name for name in LAYERS},
     **dict.fromkeys(("Addmm", "MatMul", "Baddbmm", "Einsum"), "Linear"),
 }
@@ -44,7 +44,7 @@ def own_layers(modules: Mapping[str, nn.Module], graph: Graph) -> dict[str, Oper
         result = graph.operations[graph.results[path]]
         if weight is None or weight.dim() < 2 or result.shape is None:
             continue
-        operators = {_PRODUCTS[one.operator] for one in inside if one.operator in _PRODUCTS}
+        operators = {PRODUCTS[one.operator] for one in inside if one.operator in PRODUCTS}
         if len(operators) == 1 and (operator := operators.pop()):
             width = result.shape[len(result.shape) - LAYERS[operator] - 1]
             if width in weight.shape[:2] and (not LAYERS[operator] or hasattr(module, "kernel_size")):

@@ -26,6 +26,7 @@ from espalier_trainer.net2net.deepening.conditions import (
     why_no_mark,
     within,
 )
+from espalier_trainer.net2net.deepening.functional import called_functions
 from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
 from espalier_trainer.net2net.deepening.own import own_activations, own_layers, way
 from espalier_trainer.net2net.refusals import Refusal, refusal
@@ -158,7 +159,8 @@ class _Search:
             found.append(place)
         settled = {place.id for place in found} | set(refused)
         refused |= {mark: why_no_mark(mark, self._graph) for mark in self._marks if mark not in settled}
-        return InsertionPoints(tuple(found), _refusals(self._model, refused))
+        functions = called_functions(self._modules, self._graph, self._layers.values())
+        return InsertionPoints(tuple(found), _refusals(self._model, refused) | functions)
 
     def _candidates(self) -> Iterator[tuple[str, Operation, _Chain]]:
         """Yield id, activation and layer of every place that has an activation after a layer."""

@@ -24,6 +24,7 @@ from espalier_trainer.net2net.deepening.looking import looking_no_further
 from espalier_trainer.net2net.deepening.modes import executes, find_in_both_modes
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.modules import ExampleInput, copied, failing
+from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 
@@ -36,6 +37,14 @@ def checked_insertion_points(
     `settled` says of all the places that there were before the model grew whether their insertions are pointwise: there
     are no others, and how far they look is not measured again.
     """
+    if settled is not None:
+        return _checked(model, graph, example_input, settled)
+    return once(model, example_input, "points", lambda: _checked(model, graph, example_input, None))
+
+
+def _checked(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, settled: Mapping[str, bool] | None
+) -> InsertionPoints:
     both = Traces(graph, trace(model, example_input, training=False))
     places = find_in_both_modes(model, both)
     # What is grown already has stood it.

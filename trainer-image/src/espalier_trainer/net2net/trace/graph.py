@@ -29,6 +29,8 @@ class Operation:
     """What growth added it: a key of `Graph.stacks`, `None` for an operation of the starting model."""
     arguments: str = field(default="", compare=False)
     """All non-tensor arguments of a function as text; the description has only some of them."""
+    written_at: str = field(default="", compare=False)
+    """File and line of the call of a function with parameters or buffers, `model.py:12`; empty for anything else."""
 
 
 @dataclass(frozen=True, slots=True)

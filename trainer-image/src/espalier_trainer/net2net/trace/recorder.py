@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -65,6 +66,8 @@ class Recorder(TorchFunctionMode):
         self._stacks: dict[str, Stack] = {}
         self._decision: str | None = None
         self._growing: set[str] = set()
+        self._constant: set[str] = set()
+        """Parameters and buffers, and what is made of them alone."""
         self._makers: dict[int, str] = {}
         self._alive: list[Tensor] = []  # keeps ids from being used again
         self._scopes: list[str] = []
@@ -141,7 +144,15 @@ class Recorder(TorchFunctionMode):
             operator = function_operator(func)
             name = self._free_name(self._scopes[-1], snake_case(operator))
             attributes = function_attributes(operator, args, given)
-            self._add(name, operator, written, reads, attributes, arguments=written_arguments(args, given))
+            self._add(
+                name,
+                operator,
+                written,
+                reads,
+                attributes,
+                arguments=written_arguments(args, given),
+                written_at=_caller() if self._constant.intersection(reads) else "",
+            )
         return result
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -232,6 +243,7 @@ class Recorder(TorchFunctionMode):
         parameters: int = 0,
         module: str | None = None,
         arguments: str = "",
+        written_at: str = "",
     ) -> None:
         tensors = _tensors(result)
         self._own = True
@@ -241,6 +253,8 @@ class Recorder(TorchFunctionMode):
         # Growth changes nothing that depends on masks, lengths and buffers alone.
         if given or operator == "Parameter" or module is not None or self._growing.intersection(inputs):
             self._growing.add(name)
+        if operator in ("Parameter", "Buffer") or (module is None and inputs and self._constant.issuperset(inputs)):
+            self._constant.add(name)
         self._operations[name] = Operation(
             name=name,
             operator=operator,
@@ -252,6 +266,7 @@ class Recorder(TorchFunctionMode):
             shape=shape,
             stack=self._open_stack,
             arguments=arguments,
+            written_at=written_at,
         )
         for tensor in tensors:
             self._makers[id(tensor)] = name
@@ -297,6 +312,17 @@ def _shape_only(values: Tensor, *args: object, inplace: bool = False, **_kwargs:
     if inplace or any(flag is True for flag in args[:3]):
         return values
     return torch.empty_like(values)
+
+
+def _caller() -> str:
+    """Return file and line of the innermost frame that is neither torch's nor the recorder's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module != __name__ and module.partition(".")[0] != "torch":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.blocks import plainly
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, held, mode, undisturbed
+from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
 
@@ -51,6 +52,10 @@ def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = Tru
 
     Raises `GrowthError` for a wrapped, scripted or uninitialised model, and where its forward fails on the example.
     """
+    return once(model, example_input, ("trace", training), lambda: _traced(model, example_input, training=training))
+
+
+def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) -> Graph:
     _check_bare(model)
     args, kwargs = as_arguments(example_input)
     failure: Exception | None = None

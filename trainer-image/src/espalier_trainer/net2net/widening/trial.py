@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, failing, held, mode, undisturbed
 from espalier_trainer.net2net.probe import WithoutDropout, random_like
+from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, traces
 from espalier_trainer.net2net.widening.flow import RESHAPES
@@ -36,6 +37,10 @@ rounding in float64 reached 5e-10, after batch norms that computed their varianc
 
 def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
     """Return the groups of `model` that pass the trial, each by itself; `graph` is its trace on the example."""
+    return once(model, example_input, "groups", lambda: _tried(model, graph, example_input))
+
+
+def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
     groups = find_groups(model, graph)
     if not groups.found:
         return groups

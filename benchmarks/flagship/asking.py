@@ -1,0 +1,29 @@
+"""The shipped policy as the advisor of a run, in this process: what it says does not depend on the time it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import Policy
+from espalier_api.advice import Action, AdviceRequest, ExpectedGain
+from espalier_api.report import AdaptationSource
+from espalier_trainer.advisor import Advisor, Decision
+
+
+@dataclass
+class Asking(Advisor):
+    """Advises what the policy says, or `instead` of it what a race tries."""
+
+    policy: Policy = field(default_factory=default_policy)
+    instead: Action | None = None
+    gains: dict[str, ExpectedGain] = field(default_factory=dict)
+    """What the policy expects of actions, by their texts: what it said last."""
+
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+        """Return what the policy says."""
+        said = decide(self.policy, request)
+        self.gains = {str(entry.action): entry.gain for entry in said.probabilities if entry.gain is not None}
+        action = said.action if self.instead is None else self.instead
+        return Decision(f"asked-{request.progress.adaptations}", action, AdaptationSource.AGENT, "shipped")

@@ -1,0 +1,232 @@
+"""Steps that the leader foretells, so that no command precedes them: whatever comes in between, all take the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.elastic import GroupBrokenError, Team
+from espalier_trainer.elastic.batches import ONE, Portion
+from espalier_trainer.elastic.delivery import Place
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.member import Member
+from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.elastic.states import Code, Command
+from espalier_trainer.elastic.step import Joint, joint_step
+from espalier_trainer.network import Network
+
+CPU = torch.device("cpu")
+ROWS = 4
+RATE = 0.1 + 1e-12
+"""Not a number of 32 bits."""
+
+
+def network() -> Network:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    return Network(module, torch.optim.SGD(module.parameters(), lr=1.0), None)
+
+
+def batch(cursor: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(10 * cursor + rank)
+    return torch.randn(ROWS, 3, generator=generator), torch.randint(2, (ROWS,), generator=generator)
+
+
+def take(own: Network, group: Group, cursor: int, **options: Any) -> Joint:
+    return joint_step(own, group, *batch(cursor, group.rank), ROWS * group.world, **options)
+
+
+def same(own: Network) -> int:
+    return 7
+
+
+class Holder:
+    """Keeps its weights, whatever it is given."""
+
+    def __init__(self) -> None:
+        self.network: Network | None = network()
+        self.step = NEWCOMER
+        self.notes = 0
+
+    def capture(self) -> Any:
+        raise AssertionError("nobody asks for it")
+
+    def take(self, checkpoint: Checkpoint) -> Network:
+        raise AssertionError("nobody sends a state")
+
+    def spare(self) -> dict[Place, Tensor]:
+        return {}
+
+    def note(self, state: CheckpointState) -> None:
+        self.notes += 1
+
+    def forget(self) -> None:
+        pass
+
+
+class Follower:
+    """A member in a thread, which takes the steps that it is told of."""
+
+    def __init__(self, place: str) -> None:
+        self.holder = Holder()
+        self.cursors: list[int] = []
+        self.rates: set[float] = set()
+        self.void = 0
+        self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=lambda: False, hashed=same)
+        self.thread = threading.Thread(target=self._run, args=(place,), daemon=True)
+        self.thread.start()
+
+    def _run(self, place: str) -> None:
+        for turn in self._member.turns(place):
+            if turn.command.code is not Code.STEP or self.holder.network is None:
+                continue
+            try:
+                joint = take(self.holder.network, turn.group, turn.command.cursor)
+            except GroupBrokenError as error:
+                turn.broken = error
+                continue
+            self.void += joint.void
+            if turn.taken(joint):
+                self.cursors.append(turn.command.cursor)
+                self.rates.add(self.holder.network.optimizer.param_groups[0]["lr"])
+
+
+class Pair:
+    def __init__(self, place: str, note: Checkpoint) -> None:
+        self.team = Team(place, CPU, lambda *said: None, lambda *told: None, hashed=same)
+        self.network, self.note = network(), note
+        self.follower = Follower(place)
+        self.cursors: list[int] = []
+        self.notes = 0
+        self.meet()
+
+    def meet(self) -> None:
+        deadline = time.monotonic() + 30
+        while self.team.world < 2:
+            assert time.monotonic() < deadline
+            self.team.update_members(2, self.network, 0, lambda: self.note, lambda found: self.network)
+            time.sleep(0.01)
+
+    def step(self, cursor: int, then: Portion | None = ONE, *, measured: bool = False) -> None:
+        self.team.share_news(lambda: self.note)
+        group = self.team.begin_step(0, cursor, measured=measured, then=then)
+        with self.team.stepping():
+            joint = take(self.network, group, cursor, rate=RATE, follows=self.team.foretells)
+        self.team.stepped(joint)
+        self.cursors.append(cursor)
+
+    def tell(self) -> None:
+        self.notes += 1
+        self.team.noted()
+        self.team.share_news(lambda: self.note)
+
+    def end(self) -> None:
+        self.team.close(done=True)
+        self.follower.thread.join(30)
+        assert not self.follower.thread.is_alive()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> Iterator[Pair]:
+    made = Pair(str(tmp_path / "rendezvous"), make_checkpoint(3))
+    made.tell()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[Code]:
+    sent: list[Code] = []
+    sending = Command.sending
+
+    def counted(command: Command, group: Group) -> Any:
+        sent.append(command.code)
+        return sending(command, group)
+
+    monkeypatch.setattr(Command, "sending", counted)
+    return sent
+
+
+def assert_alike(pair: Pair) -> None:
+    pair.end()
+    assert pair.follower.cursors == pair.cursors
+    assert pair.follower.rates <= {RATE}
+    assert pair.follower.holder.network is not None
+    for mine, other in zip(
+        pair.network.module.parameters(), pair.follower.holder.network.module.parameters(), strict=True
+    ):
+        assert torch.equal(mine, other)
+
+
+def test_steps_of_an_epoch_need_one_command(pair: Pair, commands: list[Code]) -> None:
+    for cursor in range(20):
+        pair.step(cursor, ONE if cursor < 19 else None)
+    assert commands == [Code.STEP]
+    assert_alike(pair)
+    assert pair.follower.void == 0
+
+
+def test_a_step_that_was_foretold_is_not_taken_where_the_leader_decides_otherwise(pair: Pair) -> None:
+    pair.step(0)
+    pair.tell()  # the member computes step 1 already
+    pair.step(5)
+    pair.step(6, Portion(batches=2))  # another portion follows, so nothing is foretold
+    pair.step(7)
+    pair.step(8, measured=True)
+    pair.team.end_epoch(0)
+    pair.step(0)
+    assert_alike(pair)
+    assert pair.follower.void == 4  # the note, the measured step, the epoch's end, the end
+    assert pair.follower.holder.notes >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_the_leader_does_next_all_take_the_same_steps(pair: Pair, seed: int) -> None:
+    chance = random.Random(seed)
+    cursor = 0
+    for _ in range(40):
+        what = chance.choice(["step"] * 6 + ["note", "wait", "epoch", "jump", "form"])
+        if what == "step":
+            pair.step(cursor, chance.choice([ONE, ONE, ONE, None, Portion(passes=2)]), measured=chance.random() < 0.1)
+            cursor += 1
+        elif what == "note":
+            pair.tell()
+        elif what == "wait":
+            pair.team._spoke = 0.0
+            pair.team.wait()
+        elif what == "epoch":
+            pair.team.end_epoch(0)
+        elif what == "jump":
+            cursor = chance.randrange(9)
+        else:
+            pair.team.update_members(1, pair.network, 0, lambda: pair.note, lambda found: pair.network)
+            pair.meet()
+    assert_alike(pair)
+
+
+def test_a_member_that_is_gone_while_a_step_is_taken_back_breaks_the_generation(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.step(0)
+    sum_nothing = "espalier_trainer.elastic.team.take_back"
+
+    def gone(group: Group) -> None:
+        raise GroupBrokenError("connection closed by peer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sum_nothing, gone)
+        with pytest.raises(GroupBrokenError):
+            pair.tell()
+    assert pair.team.broken
+    assert not pair.team.foretold
+    pair.meet()
+    pair.step(0)

@@ -22,13 +22,17 @@ from espalier_cli.judge.case import Case, CaseFile
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.judging import Judgement
 from espalier_cli.judge.running import cores
-from espalier_cli.judge.trialling import proposal
+from espalier_cli.judge.trialling import RACE_GPUS, proposal, race_winner
 from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
 
 MODELS = Path(__file__).with_name("unseen_models.py")
 QUICK = 8
 """Families of the quick form."""
-BARS = (("advice", 0.6, "before delay"), ("confirm", 0.75, "with the delay of one extra GPU"))
+BARS = (
+    ("advice", 0.6, "before delay"),
+    ("race", 0.6, "with four extra GPUs"),
+    ("confirm", 0.75, "with the delay of one extra GPU"),
+)
 HARM_BAR = 0.15
 _MIXES_FIRST = STATIC.index("first that mixes places")
 
@@ -67,11 +71,21 @@ def advised_by(policy: Policy) -> Rule:
     return lambda record, moment: proposal(policy, record, moment).action
 
 
+def raced_by(policy: Policy, gpus: int) -> Rule:
+    """Return what wins a race of the policy's growths: it needs no more training than the arms."""
+    return lambda record, moment: race_winner(proposal(policy, record, moment), moment, gpus)
+
+
 @click.command()
 @click.option("--quick", is_flag=True, help="A few families, one seed.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--most", type=click.IntRange(min=1), default=3, show_default=True, help="Growths tried of each model.")
-@click.option("--trials/--no-trials", default=True, show_default=True, help="Also judge Confirm and Race.")
+@click.option(
+    "--trials/--no-trials",
+    default=True,
+    show_default=True,
+    help="Also judge Confirm, whose late growths are trained beside the arms.",
+)
 @click.option("--policy", "others", multiple=True, type=click.Path(path_type=Path), help="Another policy. Repeatable.")
 @click.option("--work-dir", type=click.Path(path_type=Path), default=Path("runs/unseen"), show_default=True)
 @click.option("--parallel", type=click.IntRange(min=1), help="[default: the number of cores]")
@@ -91,8 +105,10 @@ def main(
     judgement = Judgement(part, part(), 1 if quick else seeds, Setting(most=most), work_dir, parallel or cores())
     records, tried = judgement.records(ProgressLine("trainings"), trials=trials)
     rules: dict[str, Rule] = {"mixes first": mixing}
+    rules["race, one GPU"] = raced_by(open_policy(None), 1)
     if not trials:
         rules["advice"] = advised_by(open_policy(None))
+        rules["race"] = raced_by(open_policy(None), RACE_GPUS)
     for folder in others:
         policy = open_policy(folder)
         rules[policy.name] = advised_by(policy)

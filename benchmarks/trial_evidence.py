@@ -15,25 +15,28 @@ import numpy.typing as npt
 from espalier_agent.data import carried_corpus, corpus_names
 from espalier_api.growth_corpus import MARKS, ArmRecord, MomentRecord
 from espalier_api.job import Trials
-from espalier_trainer.trials.rules import SHARES, seen
+from espalier_api.trials import RACING, SHARES, seen
 
 MOST = 0.1
 Floats = npt.NDArray[np.float64]
 
 
-def pairs(moment: MomentRecord, manner: Trials) -> list[tuple[float, float]]:
+def pairs(moment: MomentRecord, share: float | None) -> list[tuple[float, float]]:
     """Return for each growth of a moment how its loss compares, and what it gained."""
     nothing, *growths = moment.arms
-    before = loss(nothing, manner)
-    found = [(loss(arm, manner), arm.accuracy - nothing.accuracy) for arm in growths]
+    before = loss(nothing, share)
+    found = [(loss(arm, share), arm.accuracy - nothing.accuracy) for arm in growths]
     return [(seen(before, after), gain) for after, gain in found if before is not None and after is not None]
 
 
-def loss(arm: ArmRecord, manner: Trials) -> float | None:
-    """Return the validation loss that a trial ends with; None where it was not measured, or is not finite."""
-    if manner is Trials.CONFIRM:
+def loss(arm: ArmRecord, share: float | None) -> float | None:
+    """Return the validation loss after this share of a race, None: at the end of a slice of `Confirm`.
+
+    None where it was not measured, or is not finite.
+    """
+    if share is None:
         return arm.slice_loss
-    return arm.losses[MARKS.index(SHARES[manner])] if arm.losses else None
+    return arm.losses[MARKS.index(share)] if arm.losses else None
 
 
 @click.command()
@@ -43,15 +46,15 @@ def loss(arm: ArmRecord, manner: Trials) -> float | None:
 def main(names: tuple[str, ...]) -> None:
     """Print slope and deviation of the evidence of both manners of trials."""
     moments = [moment for name in names for case in carried_corpus(name).cases for moment in case.moments]
-    for manner in (Trials.CONFIRM, Trials.RACE):
-        found: Floats = np.array([pair for moment in moments for pair in pairs(moment, manner)])
+    for manner, share in ((Trials.CONFIRM, None), *((Trials.RACE, share) for share in RACING)):
+        found: Floats = np.array([pair for moment in moments for pair in pairs(moment, share)])
         ratio, gain = np.clip(found, -MOST, MOST).T
         shown = float((ratio * gain).sum() / (gain * gain).sum())
         errs = float(np.sqrt(np.mean((ratio - shown * gain) ** 2)))
         correlation = float(np.corrcoef(ratio, gain)[0, 1])
         print(
-            f"{manner} ({SHARES[manner]:.0%} of the rest): {len(found)} growths, correlation {correlation:.2f}, "
-            f"slope {1 / shown:.2f}, deviation {errs / shown:.3f}"
+            f"{manner} ({share or SHARES[manner]:.0%} of the rest): {len(found)} growths, "
+            f"correlation {correlation:.2f}, slope {1 / shown:.2f}, deviation {errs / shown:.3f}"
         )
 
 

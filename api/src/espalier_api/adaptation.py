@@ -74,8 +74,10 @@ class Trials(StrEnum):
     remaining budget each; the model grows if that, and what the policy expects, speaks for it. Where nothing is
     advised, the growth is tried that the policy thinks best. Meanwhile the base trains on."""
     RACE = "Race"
-    """With two extra workers or more: each trains a copy for six tenths of the remaining budget, grown by another one
-    of the best actions or not at all, and training continues with the best copy. With one, as `Confirm`."""
+    """Each extra worker trains a copy for six tenths of the remaining budget, grown by another one of the best actions
+    or not at all, and training continues with the best copy. After a fifth, four growths go on, after two fifths two;
+    the other workers train with the base again. One extra worker races the best growth against a base of one worker;
+    against a larger one it tries as `Confirm` does."""
 
 
 class AgentRef(Strict):

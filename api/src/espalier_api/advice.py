@@ -15,7 +15,7 @@ from espalier_api.growth import NOTHING, OPERATIONS, described, operation, opera
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.mixing import mixes
-from espalier_api.report import Metric
+from espalier_api.report import MAX_ARMS, Arm, Metric
 from espalier_api.task import ACCURACY
 
 MAX_DECISION_IDS: Final = 1000
@@ -243,6 +243,15 @@ class AdviceResponse(Record):
     probabilities: tuple[ActionProbability, ...] = ()
 
 
+class TrialOutcome(Record):
+    """What came of a decision that was tried on extra workers before anything was done."""
+
+    decision_id: DecisionId
+    action: Annotated[str, Field(max_length=300)]
+    """What was carried out, as text, or `Nothing`: the trial decided, and not the agent."""
+    arms: tuple[Arm, ...] = Field(max_length=MAX_ARMS)
+
+
 class OutcomeReport(Record):
     """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
 
@@ -254,6 +263,8 @@ class OutcomeReport(Record):
     measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
     """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
+    trials: tuple[TrialOutcome, ...] = Field(default=(), max_length=MAX_DECISION_IDS)
+    """Of those of the decisions that were tried."""
 
 
 class OutcomeReceipt(Record):

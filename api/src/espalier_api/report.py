@@ -29,6 +29,8 @@ MAX_PROBABILITIES: Final = 64
 """Maximum number of probabilities of an adaptation that the status keeps."""
 MAX_ARMS: Final = 16
 """Maximum number of arms of a trial that the status keeps."""
+MAX_SLICES: Final = 4
+"""Maximum number of slices of an arm that the status keeps."""
 MAX_NAME: Final = 128
 """Maximum length of the name of a figure or an action, in characters; longer ones are left out."""
 
@@ -79,6 +81,15 @@ class AdaptationSource(StrEnum):
     """The rule of `adaptation.onReclaim`; the agent was not asked."""
 
 
+class Slice(Record):
+    """The end of a slice of a trial."""
+
+    share: float = Field(ge=0, le=1)
+    """Which part of the budget that was left the arm has trained for by then."""
+    loss: float
+    """Mean loss on the validation split."""
+
+
 class Arm(Record):
     """What came of one action that was tried on an extra worker before the decision."""
 
@@ -90,8 +101,12 @@ class Arm(Record):
     """Optimizer steps of the trial."""
     seconds: float = Field(default=0.0, ge=0)
     """Wall time of the trial, its evaluation included."""
+    annealed: bool = False
+    """Whether its learning rate fell to 0 within the trial. That of an arm of a race goes on as the job would."""
+    slices: tuple[Slice, ...] = ()
+    """What it had come to at the ends of its slices, the last one where `loss` is."""
     message: str = ""
-    """Why it was not finished."""
+    """Why it was not finished, or ended early."""
 
 
 class Adaptation(Record):

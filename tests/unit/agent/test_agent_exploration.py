@@ -19,7 +19,7 @@ from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.records import DecisionRecord, ShadowRecord
-from espalier_agent.history.schema import DamagedError
+from espalier_agent.history.schema import VERSION, DamagedError
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import Decision, decide
 from espalier_agent.policies.exploration import Exploration, explored
@@ -131,6 +131,7 @@ def old_file(path: Path, policy: Policy) -> list[float]:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(decisions)")]
         connection.execute(f"INSERT INTO decisions SELECT {', '.join(columns)} FROM newer")
         connection.execute("DROP TABLE newer")
+        connection.execute("DROP TABLE trials")
         connection.execute("UPDATE decisions SET greedy = 0 WHERE decision_id = 'b'")
         connection.execute("PRAGMA user_version = 1")
         connection.commit()
@@ -158,7 +159,7 @@ def test_a_file_of_version_1_is_brought_up_to_date_by_whoever_writes(tmp_path: P
     assert [decision.behaviour_probability for decision in found] == [*expected, drawn.behaviour_probability]
     assert [decision.final_accuracy for decision in found] == [0.5, None, None, 0.6]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
 
 def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
@@ -169,7 +170,7 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
     with monkeypatch.context() as broken:
         broken.setattr(
             "espalier_agent.history.schema.UPDATES",
-            ("ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0", "UPDATE nothing"),
+            {1: ("ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0", "UPDATE nothing")},
         )
         store = OutcomeStore(path)
         store.start()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 from jobs_world import accuracy, play, poor, request
 
+from agent_service import serving
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables
 from espalier_agent.history import decisions
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_api.advice import Action, AdviceResponse, OutcomeReport
-from forked import Forked
 from waiting import PATIENCE, until
 
 JOBS = 150
@@ -36,22 +34,10 @@ def run(*arguments: object, exits: int = 0) -> Result:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Serve the policy in `served`, exploring; give the URL."""
-    options = ["--port", "0", "--policy", tmp_path / "served", "--outcomes-db", tmp_path / "kept" / "outcomes.db"]
+    """Serve a poor policy, exploring; give the URL."""
     save_policy(poor(carried_tables("digits")[0], 0.1), tmp_path / "served")
-    served, log, url = [str(option) for option in options], tmp_path / "log", tmp_path / "url"
-    url_file = ["--url-file", str(url)]
-    process = Forked(
-        "espalier_agent", "serve", *served, "--explore", "0.6", *url_file, env=os.environ, out=log, cwd=tmp_path
-    )
-    try:
-        until(lambda: url.exists() and url.read_text().endswith("\n"), log.read_text)
-        yield url.read_text().strip()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-    finally:
-        process.kill()
-        process.wait(PATIENCE)
+    with serving(tmp_path, "--explore", "0.6") as announced:
+        yield announced
 
 
 def run_job(client: httpx.Client, tree: DecisionTree, job: str) -> None:

@@ -279,7 +279,7 @@ def test_a_database_that_is_taken_away_is_begun_anew(open_store: Open, path: Pat
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("PRAGMA user_version = 3", "of a newer Espalier .*move the file away"),
+        ("PRAGMA user_version = 4", "of a newer Espalier .*move the file away"),
         ("PRAGMA user_version = 0", "of an older Espalier .*move the file away"),
         ("PRAGMA application_id = 7", "a database of another program; name another file"),
     ],

@@ -134,7 +134,7 @@ def test_gains_are_squashed() -> None:
 
 
 def test_what_does_not_go_together() -> None:
-    with pytest.raises(LearningError, match="no outcome table and no corpus"):
+    with pytest.raises(LearningError, match="no outcome table, no corpus"):
         LEARNER.learn([])
     with pytest.raises(LearningError, match="--learner trees learns it"):
         LEARNERS.load("expected").learn(carried_tables("digits")[:1], encoder="trees")

@@ -13,7 +13,8 @@ from espalier_api.advice import Action, ExpectedGain
 from espalier_api.allocation import Allocation
 from espalier_api.growth_corpus import MARKS
 from espalier_api.job import Trials
-from espalier_api.report import AdaptationSource, Arm
+from espalier_api.report import AdaptationSource, Arm, Slice
+from espalier_api.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.adapting import Asked
 from espalier_trainer.advisor import Decision
 from espalier_trainer.trials import rules
@@ -26,7 +27,7 @@ ALLOWED = (*POINTS, NOTHING)
 losses = st.none() | st.floats(allow_nan=True, allow_infinity=True, min_value=None)
 
 
-def told(mean: float, width: float = 0.02) -> ExpectedGain:
+def expects(mean: float, width: float = 0.02) -> ExpectedGain:
     return ExpectedGain(mean=mean, low=mean - width / 2, high=mean + width / 2)
 
 
@@ -36,10 +37,28 @@ def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = 
 
 
 def trial(
-    manner: Trials = Trials.RACE, workers: int = 2, network: Any = None, now: float = 0.0, **options: Any
+    manner: Trials = Trials.RACE,
+    workers: int = 2,
+    network: Any = None,
+    now: float = 0.0,
+    loss: float | None = None,
+    base: int = 1,
+    **options: Any,
 ) -> Trial:
     names = tuple(f"worker{number}" for number in range(workers))
-    found = begun(manner, asked(**options), names, network, workers + 1, 100.0, (0.1, 0.01), 7, clock=lambda: now)
+    found = begun(
+        manner,
+        asked(**options),
+        names,
+        network,
+        workers + 1,
+        100.0,
+        (0.1, 0.01),
+        7,
+        loss=loss,
+        base=base,
+        clock=lambda: now,
+    )
     assert found is not None
     return found
 
@@ -71,14 +90,15 @@ def test_the_best_growths_are_tried_against_nothing(manner, advised, chances, wo
     assert all(probabilities[str(action)] for action in growths if action != advised)
     if advised.grows:
         assert flat[0] == advised
-    assert flat.count(NOTHING) == 1
+    # In a race of one worker the base is that arm.
+    assert flat.count(NOTHING) == (manner is not Trials.RACE or workers > 1)
     assert len(flat) == len(set(flat))
     assert len(found) <= workers
     if manner is Trials.CONFIRM:
         assert len(flat) == 2
     others = [probabilities[str(action)] for action in flat[1:-1]]
     assert others == sorted(others, reverse=True)
-    assert rules.keeps_winner(manner, found) == (manner is Trials.RACE and workers > 1)
+    assert rules.keeps_winner(manner, found) == (manner is Trials.RACE)
 
 
 def test_a_race_tries_the_best_actions_by_the_policys_probabilities():
@@ -91,7 +111,9 @@ def test_a_race_tries_the_best_actions_by_the_policys_probabilities():
 
 def test_where_nothing_is_advised_the_growths_that_gain_most_are_tried():
     chances = dict.fromkeys(map(str, ALLOWED), 0.1)
-    gains = {str(action): told(mean) for action, mean in zip(POINTS, (-0.3, 0.1, -0.2, -0.1, -0.3, -0.3), strict=True)}
+    gains = {
+        str(action): expects(mean) for action, mean in zip(POINTS, (-0.3, 0.1, -0.2, -0.1, -0.3, -0.3), strict=True)
+    }
     assert rules.ranked(NOTHING, ALLOWED, chances, gains)[:3] == (POINTS[1], POINTS[3], POINTS[2])
     assert rules.ranked(NOTHING, ALLOWED, {}, gains) == ()  # an agent that is away, and a policy that knows none
 
@@ -119,31 +141,31 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
 
 @given(st.floats(-0.1, 0.1), st.floats(0, 0.2), st.floats(-1, 1), st.sampled_from([Trials.CONFIRM, Trials.RACE]))
 def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, manner):
-    evidence = rules.EVIDENCE[manner]
-    after = rules.believed(told(mean, width), ratio, evidence)
+    evidence = EVIDENCE[manner]
+    after = rules.believed(expects(mean, width), ratio, evidence)
     ends = sorted([mean, evidence.slope * ratio])
     assert ends[0] - 1e-9 <= after <= ends[1] + 1e-9
 
 
 def test_the_surer_the_advice_the_less_a_trial_moves_it():
-    moved = [rules.believed(told(0.05, width), -0.5, rules.EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
+    moved = [rules.believed(expects(0.05, width), -0.5, EVIDENCE[Trials.CONFIRM]) for width in (0.0, 0.05, 0.2)]
     assert moved == sorted(moved, reverse=True)
 
 
 def test_a_growth_that_is_expected_to_pay_survives_a_trial_that_says_little():
     arms = [Arm(action="Nothing", loss=1.0), Arm(action=str(POINTS[0]), loss=1.001)]
-    assert rules.best(arms, Trials.CONFIRM, {str(POINTS[0]): told(0.05)}).action == str(POINTS[0])
+    assert rules.best(arms, Trials.CONFIRM, {str(POINTS[0]): expects(0.05)}).action == str(POINTS[0])
     assert rules.best(arms, Trials.CONFIRM, {}).action == "Nothing"
 
 
 @given(st.floats(-5, 5), st.floats(-5, 5))
 def test_the_lower_loss_is_always_seen_as_better(nothing, grown):
-    assert (rules.seen(nothing, grown) > 0) <= (grown < nothing)
-    assert -1 <= rules.seen(nothing, grown) <= 1
+    assert (seen(nothing, grown) > 0) <= (grown < nothing)
+    assert -1 <= seen(nothing, grown) <= 1
 
 
 def test_an_arm_of_a_race_is_measured_where_judgements_measure():
-    assert rules.SHARES[Trials.RACE] in MARKS
+    assert SHARES[Trials.RACE] in MARKS
 
 
 def test_arms_begin_with_the_rates_that_the_decision_would_bring():
@@ -160,10 +182,121 @@ def test_arms_begin_with_the_rates_that_the_decision_would_bring():
     assert [each.keep for each in raced] == [True, False]  # the model as it is goes on anyway
 
 
-def test_a_race_of_one_worker_is_a_confirmation():
-    (order,) = trial(Trials.RACE, 1).orders.values()
+def test_one_worker_races_a_growth_against_the_base_itself():
+    one = trial(Trials.RACE, 1, loss=2.0)
+    (order,) = one.orders.values()
+    assert order.actions == (POINTS[0],)
+    assert order.seconds == pytest.approx(60)
+    assert order.keep
+    assert one.actions == (POINTS[0], NOTHING)
+    text = results(one, {"Deepen(a)": 1.0})
+    assert one.verdict(text, None, 2) is None  # the base is not so far
+    object.__setattr__(one, "clock", lambda: 30.0)
+    one.base_measured(1.5)
+    assert one.verdict(text, None, 2) is None
+    object.__setattr__(one, "clock", lambda: 90.0)
+    one.base_measured(0.75)
+    verdict = one.verdict(text, None, 2)
+    assert verdict.winner == "worker0"
+    # Halfway between 30 and 90, where the arm ended: not what the base has come to since.
+    assert verdict.arms[1].loss == pytest.approx(math.sqrt(1.5 * 0.75))
+
+
+@pytest.mark.parametrize(("base", "loss"), [(2, 1.0), (1, None)])
+def test_a_base_that_is_faster_or_not_measured_is_no_arm(base, loss):
+    """Then one worker tries both in turn."""
+    (order,) = trial(Trials.RACE, 1, base=base, loss=loss).orders.values()
+    assert order.actions == (POINTS[0], NOTHING)
     assert order.seconds == pytest.approx(10)
     assert not order.keep
+
+
+def told(of: Trial, found: dict[str, list[float]]) -> dict[str, str]:
+    """Return what the workers of a race tell, with these losses at the ends of their first slices."""
+    return {
+        worker: Result(
+            trial=order.trial,
+            arms=(
+                Arm(
+                    action=str(order.actions[0]),
+                    slices=tuple(
+                        Slice(share=share, loss=loss)
+                        for share, loss in zip(order.shares, found[str(order.actions[0])], strict=False)
+                    ),
+                ),
+            ),
+        ).model_dump_json()
+        for worker, order in of.orders.items()
+        if str(order.actions[0]) in found
+    }
+
+
+CHANCES = {str(action): 0.1 for action in ALLOWED}
+
+
+@pytest.mark.parametrize(
+    ("workers", "shares"), [(2, (0.6,)), (3, (0.6,)), (4, (0.4, 0.6)), (5, (0.4, 0.6)), (7, (0.2, 0.4, 0.6))]
+)
+def test_a_race_of_many_narrows(workers, shares):
+    one = trial(workers=workers, probabilities=CHANCES)
+    assert {order.shares for order in one.orders.values()} == {shares}
+    assert one.actions[-1] == NOTHING
+
+
+def test_the_growths_behind_do_not_go_on():
+    one = trial(workers=5, probabilities=CHANCES)
+    losses = {"Deepen(a)": [1.4], "Deepen(b)": [1.1], "Deepen(c)": [1.2], "Deepen(d)": [1.3]}
+    assert one.narrowed(told(one, losses)) == ()  # nothing is not so far
+    losses["Nothing"] = [1.25]
+    assert set(one.narrowed(told(one, losses))) == {"worker0", "worker3"}
+    assert one.narrowed(told(one, losses)) == ()  # those that are left go on
+    ends = results(one, {"Deepen(b)": 1.0, "Deepen(c)": 0.9, "Nothing": 1.2})
+    verdict = one.verdict(ends, None, 6)
+    assert verdict.winner == "worker2"
+    assert [arm.loss for arm in verdict.arms] == [None, 1.0, 0.9, None, 1.2]
+    assert verdict.arms[0].message == "others were ahead after 40%"
+    assert verdict.arms[0].slices == (Slice(share=0.4, loss=1.4),)
+
+
+def test_a_race_of_seven_narrows_twice():
+    one = trial(workers=7, probabilities=CHANCES)
+    losses = {str(action): [float(place + 2), float(9 - place)] for place, action in enumerate((*POINTS, NOTHING))}
+    first = one.narrowed(told(one, {action: found[:1] for action, found in losses.items()}))
+    assert set(first) == {"worker4", "worker5"}
+    assert set(one.narrowed(told(one, losses))) == {"worker0", "worker1"}
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.sampled_from([0.2, 0.4]), st.floats(0.1, 10))
+def test_the_best_always_goes_on(losses, share, base):
+    def arm(action: str, loss: float) -> Arm:
+        return Arm(action=action, slices=(Slice(share=share, loss=loss),))
+
+    growths = [arm(str(action), loss) for action, loss in zip(POINTS, losses, strict=False)]
+    out = rules.behind(share, growths, arm("Nothing", base), {})
+    assert len(out) == max(0, len(growths) - rules.KEPT[share])
+    left = [growth.slices[0].loss for growth in growths if growth.action not in out]
+    assert min(left) == min(losses)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 10)), min_size=2, max_size=5, unique_by=lambda one: one[0])
+)
+def test_a_loss_between_two_lies_between_them(measured):
+    measured.sort()
+    (before, first), (after, second) = measured[:2]
+    found = rules.interpolated(measured, (before + after) / 2)
+    assert min(first, second) - 1e-9 <= found <= max(first, second) + 1e-9
+    assert rules.interpolated(measured, measured[-1][0] + 1) is None
+
+
+def test_what_would_end_too_late_is_broken_off():
+    """On a slow machine: of what is left, half may be gone before a growth is carried out, and nine tenths kept."""
+    for manner, workers, most in ((Trials.CONFIRM, 1, 0.5), (Trials.RACE, 2, 0.9)):
+        one = begun(manner, asked(), ("x", "y")[:workers], None, 3, 8.0, (0.1, 0.1), 0, clock=lambda: 0.0)
+        assert one.until == pytest.approx(8.0 * most)
+        object.__setattr__(one, "clock", lambda: 7.9)
+        over = one.verdict({}, None, 3)
+        assert over.best is None
 
 
 def test_a_growth_that_won_is_taken_over_from_its_worker():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -9,16 +10,20 @@ from typing import Any
 
 import pytest
 
+from agent_service import serving
+from espalier_agent.history import decisions
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult
+from espalier_api.trials import gains_seen
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
 GROWTH_WINS = (
-    "import espalier_trainer.trials.rules as rules\n"
-    "rules.SHARES = {**rules.SHARES, rules.Trials.RACE: 0.25}\n"  # a race of 24 s would last too long here
+    "import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading\n"
+    # A race of 24 s would last too long here.
+    "rules.SHARES = leading.SHARES = {**leading.SHARES, rules.Trials.RACE: 0.25}\n"
     "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 )
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
@@ -30,11 +35,11 @@ def tried(
 ) -> Callable[..., Workplace]:
     """Start a job with `extra` extra workers that try a growth before it is carried out."""
 
-    def make(trials: str, extra: int, prelude: str = "", budget: float = 40.0) -> Workplace:
+    def make(trials: str, extra: int, prelude: str = "", budget: float = 40.0, agent_url: str = "") -> Workplace:
         adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
         training = {"elasticBatch": "keepGlobal"}
         job = make_job(timeBudgetSeconds=budget, maxReplicas=1 + extra, adaptation=adaptation, training=training)
-        place = workplace(job, prelude=prelude)
+        place = workplace(job, prelude=prelude, agent_url=agent_url)
         place.allocate(1 + extra)
         place.processes = [place.start(), *(place.start(index) for index in range(extra))]
         return place
@@ -62,6 +67,7 @@ def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
     grown, nothing = adaptation.arms
     assert (grown.action, nothing.action) == ("Deepen(block0)", "Nothing")
     assert min(grown.steps, nothing.steps) > 0
+    assert "validation loss when tried: Deepen(block0) " in adaptation.message
     if grown.loss < nothing.loss:
         assert adaptation.result is AdaptationResult.GROWN
         assert adaptation.depth_after == adaptation.depth_before + 1
@@ -85,6 +91,65 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried):
     assert epoch.train_loss < 2.5 * max(won.loss, 0.2)
     until(lambda: "3 members" in place.log.split("AdaptationFinished")[-1], place)
     assert place.report().consultations == 1
+
+
+def test_one_extra_worker_races_against_the_base_itself(tried):
+    place = tried("Race", 1, GROWTH_WINS)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(block0)", "Nothing")
+    adaptation = decided(place)
+    assert adaptation.result is AdaptationResult.GROWN
+    won, base = adaptation.arms
+    assert (won.action, base.action, base.message) == ("Deepen(block0)", "Nothing", "the base itself")
+    assert won.slices[0].share == base.slices[0].share
+    assert not won.annealed
+    epoch = until(lambda: [event for event in of(place, "EpochFinished") if event.time > adaptation.time], place)[0]
+    assert epoch.depth == adaptation.depth_before + 1
+    assert epoch.train_loss < 2.5 * max(won.loss, 0.2)
+
+
+def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
+    """Advise the first growth, with a probability for each."""
+    actions = [{"kind": "Deepen", "target": f"block{number}"} for number in range(3)] + [{"kind": "Nothing"}]
+    answer = {
+        "decisionId": "d-1",
+        "action": actions[0],
+        "policy": {"name": "test", "version": "7"},
+        "probabilities": [{"action": each, "probability": 0.4 - 0.1 * number} for number, each in enumerate(actions)],
+    }
+    return 200, json.dumps(answer).encode()
+
+
+def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again(tried, agent_server):
+    narrowing = "\nrules.KEPT = {0.4: 1}"
+    place = tried("Race", 3, GROWTH_WINS.replace("0.25", "0.6") + narrowing, agent_url=agent_server(_knows_all).url)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(block0)", "Deepen(block1)", "Nothing")
+    until(lambda: "2 members" in place.log.rpartition("1 members")[2], place)
+    adaptation = decided(place)
+    *growths, nothing = adaptation.arms
+    (gone,) = [arm for arm in growths if arm.loss is None]
+    (left,) = [arm for arm in growths if arm.loss is not None]
+    assert gone.message == "others were ahead after 40%"
+    assert [one.share for one in gone.slices] == [0.4]
+    assert [one.share for one in left.slices] == [one.share for one in nothing.slices] == [0.4, 0.6]
+    assert adaptation.action == left.action
+    until(lambda: "4 members" in place.log.rpartition("1 members")[2], place)
+
+
+def test_the_agent_is_told_what_the_arms_have_shown(tried, tmp_path):
+    """By a real service, which keeps it."""
+    with serving(tmp_path) as url:
+        place = tried("Confirm", 1, budget=25.0, agent_url=url)
+        adaptation = decided(place)
+        until(lambda: not place.processes[0].is_alive(), place)
+        (found,) = [one for one in decisions(tmp_path / "kept") if one.trial is not None]
+    assert found.decision_id == adaptation.decision_id
+    assert found.final_accuracy is not None
+    assert found.trial.arms == adaptation.arms
+    assert found.trial.action == (adaptation.action if adaptation.result is AdaptationResult.GROWN else "Nothing")
+    assert all(arm.annealed for arm in found.trial.arms)
+    assert set(gains_seen(found.trial.arms)) == {arm.action for arm in adaptation.arms} - {"Nothing"}
 
 
 def test_where_nothing_wins_the_base_goes_on_as_it_was(tried):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from torch import nn
 
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport, offered
+from espalier_api.advice import Action, AdviceRequest, OutcomeReport, TrialOutcome, offered
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture, GrowthError
@@ -18,7 +18,7 @@ from espalier_api.growth import operation
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm
+from espalier_api.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource, Arm
 from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.net2net.modules import ExampleInput
@@ -180,7 +180,8 @@ class Adapter:
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(decision, network)
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
-        adaptation = asked.record(result, network, grown, progress, message).model_copy(
+        said = "; ".join(filter(None, (message, compared(arms) if arms else "")))
+        adaptation = asked.record(result, network, grown, progress, said).model_copy(
             update={
                 "loss_before": _finite(self.loss(network.module)) if jumps else None,
                 "loss_after": _finite(self.loss(grown.module)) if jumps else None,
@@ -277,22 +278,32 @@ def report_outcome(
 
     `quality` is that of `final`.
     """
-    decisions = tuple(
-        adaptation.decision_id
+    carried_out = [
+        adaptation
         for adaptation in progress.adaptations
         if adaptation.source is AdaptationSource.AGENT
         and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
-    )
-    if advisor is not None and decisions:
+    ]
+    if advisor is not None and carried_out:
         advisor.report_outcome(
             OutcomeReport(
                 job=job.key,
-                decision_ids=decisions,
+                decision_ids=tuple(adaptation.decision_id for adaptation in carried_out),
                 final_accuracy=quality,
                 measure=final.measure,
                 time_budget_seconds=job.spec.time_budget_seconds,
+                trials=tuple(map(_tried, (one for one in carried_out if one.arms))),
             )
         )
+
+
+def _tried(adaptation: Adaptation) -> TrialOutcome:
+    grown = adaptation.result is AdaptationResult.GROWN
+    return TrialOutcome(
+        decision_id=adaptation.decision_id,
+        action=adaptation.action if grown else str(Action.nothing()),
+        arms=adaptation.arms[:MAX_ARMS],
+    )
 
 
 def allowed_actions(spec: AdaptationSpec, architecture: Architecture, started_with: int) -> tuple[Action, ...] | None:

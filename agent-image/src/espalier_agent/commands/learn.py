@@ -97,7 +97,9 @@ def read_history(sources: tuple[Path, ...]) -> Gathered:
         f"{history.alone} jobs alone of their kind",
         err=True,
     )
-    if history.certain and not history.episodes:
+    if history.tried:
+        click.echo(f"trials: {len(history.tried)} decisions, each with what its arms have shown", err=True)
+    if history.certain and not history.episodes and not history.tried:
         click.echo(
             "warning: the service always took its best action, so the effect of other actions is unknown; "
             "`agent serve --explore SHARE` explores them",
@@ -185,8 +187,8 @@ def learn(
     expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
     network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes; trees learns
     regression trees, from a --corpus too. With
-    --from-history, expected continues with the outcomes of real advice; a quarter of the jobs is held out for `promote`
-    (--set held_out_share=.25).
+    --from-history, expected continues with the outcomes of real advice and trials, and trees learns from them, too; a
+    quarter of the jobs is held out for `promote` (--set held_out_share=.25).
     """
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
     changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
@@ -201,10 +203,11 @@ def learn(
                 raise LearningError(f"learner {learner} does not learn from a corpus; trees does")
             chosen = chosen.with_corpora(gather_corpora(corpora))
         if histories:
-            if chosen.with_history is None:
-                raise LearningError(f"learner {learner} does not learn from a history; {DEFAULT_LEARNER} does")
             files = tuple(path.name for path in history_files(histories))
-            chosen = chosen.with_history(read_history(histories), files)
+            remember = chosen.remembering if isinstance(chosen, TreesLearner) else chosen.with_history
+            if remember is None:
+                raise LearningError(f"learner {learner} does not learn from a history; {DEFAULT_LEARNER} and trees do")
+            chosen = remember(read_history(histories), files)
         config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
         policy = chosen.learn(
             tables,

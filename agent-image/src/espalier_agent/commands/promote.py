@@ -108,6 +108,13 @@ def _print(judgement: Judgement) -> None:
         click.echo(f"         mean regret {found.regret:.4f}, in service {found.regret_in_service:.4f}")
     if judgement.history is not None:
         _print_history(judgement.history)
+    if (shown := judgement.trials) is not None:
+        click.echo(
+            f"trials   {shown.decisions} held out, {shown.changed} would change; {shown.untold} more did not try what "
+            "one of the policies would choose"
+        )
+        if shown.difference is not None:
+            click.echo(f"         gain {shown.difference:+.4f} (95 % {shown.low:+.4f} to {shown.high:+.4f})")
 
 
 def _print_history(found: OnHistory) -> None:

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.evaluation.on_trials import NORMAL_95, OnTrials, choices, compare_on_trials, worse_on_trials
 from espalier_agent.history.episodes import Episode, Gathered, centred, comparable, split
-from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
+from espalier_agent.history.off_policy import Log, Unit, effective_size, self_normalised
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import table_digest
 from espalier_api.advice import Action, PolicyVersion
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
-NORMAL_95: Final = 1.96
 TOLERANCE: Final = 1e-9
 """Tolerance for mean regrets, which are sums of rounded figures."""
 
@@ -83,6 +83,7 @@ class Judgement(Record):
     in_service: PolicyVersion
     tables: OnTables | None = None
     history: OnHistory | None = None
+    trials: OnTrials | None = None
     refusals: tuple[str, ...] = ()
 
 
@@ -94,22 +95,32 @@ def judge(
     Raises `GateError` where there is nothing that the new policy has not learnt from, and `TableError`.
     """
     on_tables = _on_tables(policy, in_service, tables) if tables else None
-    on_history = None
+    on_history, on_trials = None, None
     if history is not None:
         learnt = policy.lineage.history
-        held_out = history.episodes
+        held_out, tried = history.episodes, history.tried
         if learnt is not None:
             _, held_out = split(history.episodes, learnt.held_out_share, learnt.held_out_seed)
-        on_history = compare(policy, in_service, held_out, terms.unit)
+            _, tried = split(history.tried, learnt.held_out_share, learnt.held_out_seed)
+        on_trials = compare_on_trials(policy, in_service, tried) if tried else None
+        # Jobs of a service that lets trials decide may be all there are: then these judge alone.
+        if held_out or on_trials is None:
+            on_history = compare(policy, in_service, held_out, terms.unit)
     refusals = [
         *([] if on_tables is None else _worse_on_tables(on_tables)),
         *([] if on_history is None else worse_on_history(on_history, terms)),
+        *(
+            []
+            if on_trials is None
+            else worse_on_trials(on_trials, margin=terms.margin, least_effective=terms.least_effective)
+        ),
     ]
     return Judgement(
         policy=policy.identity,
         in_service=in_service.identity,
         tables=on_tables,
         history=on_history,
+        trials=on_trials,
         refusals=tuple(refusals),
     )
 
@@ -122,11 +133,8 @@ def compare(policy: Policy, in_service: Policy, episodes: Sequence[Episode], uni
     episodes = comparable(episodes)
     if not episodes:
         return estimated((), (), (), unit)
-    log = Log(episodes, [0.0] * len(episodes), unit)
-    new, old = (
-        LoggedStates(log, each.network, each.vocabulary).preferred(each.network) for each in (policy, in_service)
-    )
-    return estimated(episodes, new, old, unit)
+    made = [decision for episode in episodes for decision in episode.decisions]
+    return estimated(episodes, choices(policy, made), choices(in_service, made), unit)
 
 
 def estimated(

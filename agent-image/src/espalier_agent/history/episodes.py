@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Final
+from typing import Final, TypeVar
 
 from espalier_agent.history import HistoryDecision
+from espalier_api.trials import Seen, gains_seen
 
 SHARES: Final = 4
 """Number of distinguished shares of the budget left at the first decision."""
@@ -54,6 +55,19 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """A decision that a trial took, and what its arms have shown: of several actions, in one and the same state."""
+
+    id: str
+    """As an episode's, and the decision."""
+    model: str
+    """Fingerprint of the architecture."""
+    decision: HistoryDecision
+    seen: Mapping[str, Seen]
+    """By action that grows, as text; nothing gains 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """The contents of a history, and how much of it cannot be used."""
 
@@ -65,6 +79,8 @@ class Gathered:
     """Episodes left out: not explored."""
     alone: int = 0
     """Episodes left out: the only one of their kind has nothing to be compared with."""
+    tried: tuple[Tried, ...] = ()
+    """Decisions that a trial took. They are of no episode: no probability of the agent's says what was done."""
 
     @property
     def decisions(self) -> int:
@@ -72,13 +88,18 @@ class Gathered:
         return sum(len(episode.decisions) for episode in self.episodes)
 
 
+RememberedT = TypeVar("RememberedT", Episode, Tried)
+
+
 def gather(history: Iterable[HistoryDecision]) -> Gathered:
     """Put decisions together to episodes."""
     by_report: dict[tuple[str, str, float], list[HistoryDecision]] = defaultdict(list)
-    without_outcome = 0
+    without_outcome, tried = 0, []
     for decision in history:
         if decision.final_accuracy is None or decision.reported is None:
             without_outcome += 1
+        elif decision.trial is not None:
+            tried.append(decision)
         else:
             by_report[decision.job, decision.reported, decision.final_accuracy].append(decision)
     found = []
@@ -93,7 +114,22 @@ def gather(history: Iterable[HistoryDecision]) -> Gathered:
         found.append(Episode(name, _kind(made[0], fingerprints[id(model)]), tuple(made), accuracy))
     explored = [episode for episode in found if episode.explored]
     kept = comparable(explored)
-    return Gathered(kept, without_outcome, len(found) - len(explored), len(explored) - len(kept))
+    return Gathered(
+        kept, without_outcome, len(found) - len(explored), len(explored) - len(kept), _shown(tried, fingerprints)
+    )
+
+
+def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -> tuple[Tried, ...]:
+    """Return the decisions whose trials have shown something, sorted as episodes are."""
+    found = []
+    for one in decisions:
+        seen = gains_seen(one.trial.arms) if one.trial is not None else {}
+        if seen:
+            if id(one.architecture) not in fingerprints:
+                fingerprints[id(one.architecture)] = one.architecture.fingerprint
+            name = f"{one.job} {one.reported} {one.decision_id}"
+            found.append(Tried(name, fingerprints[id(one.architecture)], one, seen))
+    return tuple(sorted(found, key=lambda one: one.id))
 
 
 def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
@@ -105,14 +141,16 @@ def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
     return tuple(sorted(kept, key=lambda episode: (episode.id, episode.accuracy)))
 
 
-def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[tuple[Episode, ...], tuple[Episode, ...]]:
+def split(
+    episodes: Sequence[RememberedT], share: float, seed: int
+) -> tuple[tuple[RememberedT, ...], tuple[RememberedT, ...]]:
     """Return what may be learnt from, and the held-out part: about `share` of the episodes.
 
     By a digest of the episode, so that one that is held out stays so when more come, and with a smaller share of the
     same seed none is held out that was not.
     """
-    learnt: list[Episode] = []
-    held_out: list[Episode] = []
+    learnt: list[RememberedT] = []
+    held_out: list[RememberedT] = []
     for episode in episodes:
         drawn = int.from_bytes(hashlib.sha256(f"{seed}/{episode.id}".encode()).digest()[:8]) / 2**64
         (held_out if drawn < share else learnt).append(episode)
@@ -146,14 +184,15 @@ def centred(episodes: Sequence[Episode]) -> list[float]:
     ]
 
 
-def episodes_digest(episodes: Sequence[Episode]) -> str:
-    """Return the SHA-256 (hex) of what is learnt from episodes, whatever their order."""
-    lines = sorted(
+def episodes_digest(episodes: Sequence[Episode], tried: Sequence[Tried] = ()) -> str:
+    """Return the SHA-256 (hex) of what is learnt from episodes and trials, whatever their order."""
+    shown = [f"{one.decision.decision_id} {action} {seen.gain!r}" for one in tried for action, seen in one.seen.items()]
+    lines = shown + [
         f"{decision.decision_id} {decision.action} {decision.behaviour_probability!r} {episode.accuracy!r}"
         for episode in episodes
         for decision in episode.decisions
-    )
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "replace")).hexdigest()
 
 
 def _kind(first: HistoryDecision, fingerprint: str) -> Kind:

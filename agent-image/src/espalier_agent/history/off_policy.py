@@ -28,7 +28,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from espalier_agent.history.episodes import Episode
+from espalier_agent.history import HistoryDecision
+from espalier_agent.history.episodes import Episode, Tried
 from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import Action
@@ -59,6 +60,13 @@ class Log:
             [decision.behaviour_probability for decision in self.decisions], dtype=torch.float64
         ).log()
         """(decisions,): the log probability of what was done."""
+
+    @classmethod
+    def of(cls, decisions: Sequence[HistoryDecision]) -> Log:
+        """Return the log of decisions of which nothing is known but their states."""
+        log = cls((), (), Unit.DECISION)
+        log.decisions = tuple(decisions)
+        return log
 
     @property
     def episode_of_unit(self) -> Tensor:
@@ -119,6 +127,22 @@ class LoggedStates:
         done = rows.gather(1, self._done[:, None]).squeeze(1).masked_fill(~self._possible, -torch.inf)
         finite = rows.masked_fill(~self._legal, 0.0)
         return done, -(finite.exp() * self._legal * finite).sum(dim=1)
+
+    def choices(self, network: PolicyNetwork) -> Tensor:
+        """Return the log probabilities of all outputs in each state, (decisions, outputs)."""
+        return masked_log_probabilities(
+            network.logits(self._prepared, self._models, self._left, self._budget), self._legal
+        )
+
+    def gains(self, tried: Sequence[Tried]) -> tuple[Tensor, Tensor]:
+        """Return what was seen of each output, and which outputs were tried, (decisions, outputs) each."""
+        seen, known = torch.zeros(self._legal.shape, dtype=torch.float64), torch.zeros_like(self._legal)
+        for index, (one, actions) in enumerate(zip(tried, self._actions, strict=True)):
+            for output, action in actions.items():
+                if not action.grows or str(action) in one.seen:
+                    known[index, output] = True
+                    seen[index, output] = one.seen[str(action)].gain if action.grows else 0.0
+        return seen, known
 
     def preferred(self, network: PolicyNetwork) -> list[Action]:
         """Return what `decide` chooses in each state, greedily."""

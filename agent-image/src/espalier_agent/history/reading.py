@@ -9,24 +9,30 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from espalier_agent.history.schema import DamagedError, StoreError, check_version, open_to_read
-from espalier_api.advice import Action, PolicyVersion, Progress
+from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress, TrialOutcome
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
 
 _DECISIONS: Final = """
     SELECT decision_id, time, job, architectures.json, time_left_seconds, time_budget_seconds, allocation, progress,
-           actions, probabilities, action, greedy, policy_name, policy_version, {behaviour_probability}
+           actions, probabilities, action, greedy, policy_name, policy_version, {columns}
     FROM decisions JOIN architectures ON architectures.digest = decisions.architecture ORDER BY decisions.rowid"""
-_BEHAVIOUR: Final = {1: "NULL", 2: "behaviour_probability"}
-"""By version of the file."""
+_COLUMNS: Final = {
+    1: "NULL, '{}', NULL",
+    2: "behaviour_probability, '{}', NULL",
+    3: "behaviour_probability, places, batch_size",
+}
+"""What versions of the file differ in."""
+_TRIALS: Final = "SELECT decision_id, job, time, action, arms FROM trials"
+_TRIALS_SINCE: Final = 3
 _OUTCOMES: Final = "SELECT decision_id, job, time, final_accuracy FROM outcomes"
 _SHADOWS: Final = "SELECT decision_id, policy_name, policy_version, action, probabilities, agreed FROM shadows"
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError)
@@ -71,6 +77,24 @@ class HistoryDecision:
     reported: str | None = None
     """When the job's end was reported. All decisions of one job that were carried out have it in common."""
     shadows: tuple[ShadowAnswer, ...] = ()
+    places: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int | None = None
+    trial: TrialOutcome | None = None
+    """What a trial decided instead of the agent, and what it has shown."""
+
+    def request(self) -> AdviceRequest:
+        """Return what the agent was asked, as far as it is stored."""
+        return AdviceRequest(
+            job=self.job,
+            architecture=self.architecture,
+            time_left_seconds=self.time_left_seconds,
+            time_budget_seconds=self.time_budget_seconds,
+            allocation=self.allocation,
+            allowed_actions=tuple(action for action in self.actions if action.grows),
+            progress=self.progress,
+            places=dict(self.places),
+            batch_size=self.batch_size,
+        )
 
 
 def history_files(sources: Sequence[Path]) -> tuple[Path, ...]:
@@ -101,6 +125,7 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
     accuracies: dict[tuple[str, str], float] = {}
     # By decision and job: what another job reports about a decision does not count.
     latest: dict[tuple[str, str], str] = {}
+    trials: dict[tuple[str, str], TrialOutcome] = {}
     shadows: dict[str, list[ShadowAnswer]] = {}
     for file in files:
         for decision_id, job, time, accuracy in _rows(file, _OUTCOMES):
@@ -110,6 +135,15 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
             if time >= latest.get((decision_id, job), ""):
                 latest[decision_id, job] = time
                 accuracies[decision_id, job] = _within(accuracy, 0.0, 1.0, "final_accuracy", file)
+        for decision_id, job, time, action, arms in _rows(file, _TRIALS):
+            # Reported with the outcome, so the same report holds.
+            if time == latest.get((decision_id, job)):
+                try:
+                    trials[decision_id, job] = _trial(decision_id, action, arms)
+                except _UNREADABLE as error:
+                    raise DamagedError(
+                        f"{file}: trial of decision {decision_id} cannot be read ({error}); move the file away"
+                    ) from error
         for decision_id, *row in _rows(file, _SHADOWS):
             try:
                 shadows.setdefault(decision_id, []).append(_shadow(row))
@@ -132,6 +166,7 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
                     accuracies.get((decision_id, row[2])),
                     latest.get((decision_id, row[2])),
                     tuple(shadows.get(decision_id, ())),
+                    trials.get((decision_id, row[2])),
                 )
             except _UNREADABLE as error:
                 raise DamagedError(
@@ -143,7 +178,9 @@ def _rows(file: Path, query: str) -> Iterable[Any]:
     try:
         with closing(open_to_read(file)) as connection:
             version = check_version(connection, file)
-            yield from connection.execute(query.format(behaviour_probability=_BEHAVIOUR.get(version, "NULL")))
+            if query is _TRIALS and version < _TRIALS_SINCE:
+                return
+            yield from connection.execute(query.format(columns=_COLUMNS[version]))
     except sqlite3.Error as error:
         raise DamagedError(
             f"{file}: cannot be read ({error}); where it is damaged, move it away, and the service begins a new one"
@@ -167,12 +204,17 @@ def _shadow(row: Any) -> ShadowAnswer:
     )
 
 
+def _trial(decision_id: str, action: str, arms: str) -> TrialOutcome:
+    return TrialOutcome(decision_id=decision_id, action=action, arms=tuple(json.loads(arms)))
+
+
 def _decision(
     row: Any,
     models: dict[str, Architecture],
     accuracy: float | None,
     reported: str | None,
     shadows: tuple[ShadowAnswer, ...],
+    trial: TrialOutcome | None,
 ) -> HistoryDecision:
     (
         decision_id,
@@ -190,6 +232,8 @@ def _decision(
         name,
         version,
         behaviour,
+        places,
+        batch_size,
     ) = row
     if architecture not in models:
         # Few models, many decisions about each.
@@ -225,4 +269,7 @@ def _decision(
         final_accuracy=accuracy,
         reported=reported,
         shadows=shadows,
+        places=json.loads(places),
+        batch_size=batch_size,
+        trial=trial,
     )

@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     # Not while it runs: it brings torch with it, which takes seconds, and a database needs none.
     from espalier_agent.policies.advice import Decision
 
-Row = tuple[str | float | int, ...]
+Row = tuple[str | float | int | None, ...]
 Statement = tuple[str, Row]
 
 _ARCHITECTURE = "INSERT OR IGNORE INTO architectures VALUES (?, ?)"
-_DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_DECISION = "INSERT OR IGNORE INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _OUTCOME = (
     "INSERT INTO outcomes SELECT ?1, ?2, ?3, ?4, ?5 "
     "WHERE NOT EXISTS (SELECT 1 FROM decisions WHERE decision_id = ?1 AND job != ?3) "
     "ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, "
     "job = excluded.job, final_accuracy = excluded.final_accuracy, time_budget_seconds = excluded.time_budget_seconds "
+    "WHERE job = excluded.job"
+)
+_TRIAL = (
+    "INSERT INTO trials SELECT ?1, ?2, ?3, ?4, ?5 "
+    "WHERE NOT EXISTS (SELECT 1 FROM decisions WHERE decision_id = ?1 AND job != ?3) "
+    "ON CONFLICT (decision_id) DO UPDATE SET time = excluded.time, action = excluded.action, arms = excluded.arms "
     "WHERE job = excluded.job"
 )
 _SHADOW = "INSERT OR IGNORE INTO shadows VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -62,6 +68,8 @@ class DecisionRecord:
             _text(self.policy.name),
             _text(self.policy.version),
             self.decision.behaviour_probability,
+            _json(dict(request.places)),
+            request.batch_size,
         )
         return [(_ARCHITECTURE, (digest, architecture)), (_DECISION, row)]
 
@@ -83,7 +91,13 @@ class OutcomeRecord:
         """Return the statements that store it."""
         report = self.report
         rest = (_moment(self.time), _text(report.job), report.final_accuracy, report.time_budget_seconds)
-        return [(_OUTCOME, (_text(decision_id), *rest)) for decision_id in dict.fromkeys(report.decision_ids)]
+        ends = [(_OUTCOME, (_text(decision_id), *rest)) for decision_id in dict.fromkeys(report.decision_ids)]
+        tried: list[Statement] = [
+            (_TRIAL, (_text(one.decision_id), *rest[:2], _text(one.action), _json([arm.to_json() for arm in one.arms])))
+            for one in report.trials
+            if one.decision_id in report.decision_ids
+        ]
+        return [*ends, *tried]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The database of decisions and outcomes: its tables, their version, and how a file is opened.
 
-Version 2 added the probability with which an action was taken. A file of version 1 is read as it is, and whoever opens
-it to write brings it up to date first, in one transaction.
+Version 2 added the probability with which an action was taken, version 3 what trials have shown, and what trees read
+of a request. A file of an older version is read as it is, and whoever opens it to write brings it up to date first, in
+one transaction.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 APPLICATION_ID: Final = 0x45535041
 """Application id of our SQLite files: "ESPA"."""
-VERSION: Final = 2
+VERSION: Final = 3
 """Raised when an older reader would misread a newer file, or the reverse."""
 OLDEST: Final = 1
 """The oldest version that can still be read and brought up to date."""
@@ -28,7 +29,8 @@ TABLES: Final = (
         allocation TEXT NOT NULL, progress TEXT NOT NULL,
         actions TEXT NOT NULL, probabilities TEXT NOT NULL, action TEXT NOT NULL, greedy INTEGER NOT NULL,
         policy_name TEXT NOT NULL, policy_version TEXT NOT NULL,
-        behaviour_probability REAL NOT NULL DEFAULT 1.0)""",
+        behaviour_probability REAL NOT NULL DEFAULT 1.0,
+        places TEXT NOT NULL DEFAULT '{}', batch_size INTEGER)""",
     """CREATE TABLE outcomes (
         decision_id TEXT PRIMARY KEY, time TEXT NOT NULL, job TEXT NOT NULL,
         final_accuracy REAL NOT NULL, time_budget_seconds REAL NOT NULL) WITHOUT ROWID""",
@@ -36,9 +38,12 @@ TABLES: Final = (
         decision_id TEXT NOT NULL, policy_name TEXT NOT NULL, policy_version TEXT NOT NULL, time TEXT NOT NULL,
         action TEXT NOT NULL, probabilities TEXT NOT NULL, agreed INTEGER NOT NULL,
         PRIMARY KEY (decision_id, policy_name, policy_version)) WITHOUT ROWID""",
+    """CREATE TABLE trials (
+        decision_id TEXT PRIMARY KEY, time TEXT NOT NULL, job TEXT NOT NULL,
+        action TEXT NOT NULL, arms TEXT NOT NULL) WITHOUT ROWID""",
 )
 
-UPDATES: Final = (
+_TO_2: Final = (
     "ALTER TABLE decisions ADD COLUMN behaviour_probability REAL NOT NULL DEFAULT 1.0",
     # What was greedy was certain. What was not was drawn by the policy's probabilities.
     """UPDATE decisions SET behaviour_probability = (
@@ -46,7 +51,13 @@ UPDATES: Final = (
         JOIN json_each(decisions.probabilities) AS chance ON chance.key = option.key
         WHERE option.value = decisions.action) WHERE greedy = 0""",
 )
-"""From version 1 to version 2."""
+_TO_3: Final = (
+    "ALTER TABLE decisions ADD COLUMN places TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE decisions ADD COLUMN batch_size INTEGER",
+    TABLES[-1],
+)
+UPDATES: Final = {1: (*_TO_2, *_TO_3), 2: _TO_3}
+"""What brings a file of a version up to date."""
 
 
 class StoreError(ValueError):
@@ -101,8 +112,8 @@ def open_to_write(path: Path, max_bytes: int, patience: float) -> sqlite3.Connec
             connection.execute(f"PRAGMA user_version = {VERSION}")
             for table in TABLES:
                 connection.execute(table)
-        elif check_version(connection, path) < VERSION:
-            for update in UPDATES:
+        elif (version := check_version(connection, path)) < VERSION:
+            for update in UPDATES[version]:
                 connection.execute(update)
             connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")

@@ -32,6 +32,8 @@ MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Maximum bytes of the requests that wait to be stored. As objects they take some ten times that."""
 ID_BYTES: Final = 64
 """Weight of each id of a report in addition to its characters."""
+ARM_BYTES: Final = 400
+"""Weight of each arm of a trial."""
 MAX_DATABASE_BYTES: Final = 1024 * 1024 * 1024
 BATCH: Final = 200
 LOCK_SECONDS: Final = 5.0
@@ -94,6 +96,7 @@ class OutcomeStore:
         committed: Future[int] = Future()
         record = OutcomeRecord(datetime.now(UTC), report)
         weight = sum(ID_BYTES + len(decision_id) for decision_id in report.decision_ids)
+        weight += sum(ARM_BYTES * len(one.arms) for one in report.trials)
         if not self._backlog.put((record, committed), weight):
             self._lose("QueueFull", 1, "the queue of records to store is full")
             committed.set_exception(NotStoredError("the queue of records to store is full"))

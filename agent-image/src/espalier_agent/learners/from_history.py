@@ -9,6 +9,9 @@ standard error of that value, as these have variance 1: what few jobs have shown
 Optimization via Importance Sampling, 2018, whose bound has the same form). Accuracies are standardised as they are and
 not by the paper's 100·tan(a·π/2), which makes one job near accuracy 1 worth more than all others together.
 
+Decisions that a trial took have no probability, and need none: their arms show several actions in one state. Added is
+`history_weight` times the mean gain of what the policy would choose among them.
+
 Episodes in which a choice was certain are left out: a service that does not explore leaves nothing to learn from.
 """
 
@@ -16,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.history.episodes import Gathered, comparable, episodes_digest, split, standardised
+from espalier_agent.history.episodes import Gathered, Tried, comparable, episodes_digest, split, standardised
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule
 from espalier_agent.learners.learning import (
@@ -35,7 +39,9 @@ from espalier_agent.learners.learning import (
     start_learning,
     time_shifts,
 )
+from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.policy import LearntHistory, Policy
+from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
 from espalier_api.outcomes import OutcomeTable
 
@@ -64,6 +70,27 @@ def history_objective(
     value = self_normalised(weights, log.rewards)
     units = len(log.rewards)
     return value - caution / effective_size(weights).sqrt() + entropy * entropies.sum() / units, value
+
+
+GAIN_SCALE: Final = 0.03
+"""Gains of trials count in this unit, about their deviation: accuracies of episodes are standardised, too."""
+MOST_GAINED: Final = 3.0
+"""In that unit: a growth that gained more is no better, so single trials do not decide."""
+
+
+class _Trials:
+    """Decisions that trials took: the policy is to choose what gained most among what was tried."""
+
+    def __init__(self, tried: Sequence[Tried], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
+        self._states = LoggedStates(Log.of([one.decision for one in tried]), network, vocabulary)
+        seen, self._known = self._states.gains(tried)
+        self._seen = (seen / GAIN_SCALE).clamp(-MOST_GAINED, MOST_GAINED)
+
+    def value(self, network: PolicyNetwork) -> Tensor:
+        """Return the mean gain of what the policy chooses among what was tried, in `GAIN_SCALE`."""
+        rows = masked_log_probabilities(self._states.choices(network), self._known)
+        chances = rows.double().masked_fill(~self._known, 0.0).exp() * self._known
+        return (chances * self._seen).sum(dim=1).mean()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +127,14 @@ class HistoryLearner(Learner):
         _check_split(config, parent)
         learnt, held_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
         learnt = comparable(learnt)
-        if not learnt and not tables:
+        tried, held_out_trials = split(self.history.tried, config.held_out_share, config.held_out_seed)
+        if not learnt and not tried and not tables:
             raise LearningError(
                 f"the history has no episode to learn from: {_left_out(self.history, len(held_out))}; "
                 "serve with --explore SHARE and let jobs end, or give outcome tables too"
             )
         made = [decision for episode in learnt for decision in episode.decisions]
+        made += [one.decision for one in tried]
         models = {id(decision.architecture): decision.architecture for decision in made}.values()
         start = start_learning(
             tables, encoder=encoder, seed=seed, parent=parent, returns=config.returns, architectures=tuple(models)
@@ -114,9 +143,10 @@ class HistoryLearner(Learner):
         games = Games(start.games, network, start.vocabulary) if start.games else None
         log = Log(learnt, standardised(learnt), config.unit)
         states = LoggedStates(log, network, start.vocabulary) if learnt else None
+        trials = _Trials(tried, network, start.vocabulary) if tried else None
         generator = start.generator()
         optimizer = optimizer_of(network.parameters(), config)
-        each = (0 if games is None else len(games.returns)) + len(learnt)
+        each = (0 if games is None else len(games.returns)) + len(learnt) + len(tried)
         with one_thread():
             network.train()
             for update in range(config.updates):
@@ -132,6 +162,8 @@ class HistoryLearner(Learner):
                     answers = states.answers(network, shifts)
                     of_history, _ = history_objective(log, *answers, entropy, config.caution)
                     wanted = wanted + config.history_weight * of_history
+                if trials is not None:
+                    wanted = wanted + config.history_weight * trials.value(network)
                 ascend(optimizer, wanted)
                 done = (update + 1) * each
                 progress(Progress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
@@ -144,12 +176,13 @@ class HistoryLearner(Learner):
             episodes=config.updates * each,
             history=LearntHistory(
                 files=self.files,
-                sha256=episodes_digest(learnt),
+                sha256=episodes_digest(learnt, tried),
                 decisions=len(log.decisions),
                 episodes=len(learnt),
                 held_out_share=config.held_out_share,
                 held_out_seed=config.held_out_seed,
-                held_out_episodes=len(held_out),
+                held_out_episodes=len(held_out) + len(held_out_trials),
+                trials=len(tried),
             ),
         )
 

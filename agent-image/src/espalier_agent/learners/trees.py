@@ -10,7 +10,7 @@ lowered, and how much is then needed to beat nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,15 +19,16 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
+from espalier_agent.history.episodes import Gathered, episodes_digest, split
 from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, finish_learning
 from espalier_agent.learners.learning import Start as LearningStart
+from espalier_agent.learners.trees_history import Measured, measured
+from espalier_agent.learners.trees_rows import Floats, Rows, rows_of_corpora, rows_of_history, rows_of_tables, stacked
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, Policy
+from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
 from espalier_agent.policies.tree_ensemble import DEPTH, NODES, TREES, TreesNetwork, evaluated, squashed
-from espalier_agent.policies.tree_features import Facts, dynamic_features, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.tree import DecisionTree, decision_tree
-from espalier_api.advice import Action
+from espalier_agent.tables.tree import decision_tree
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.growth import operation_names
@@ -35,7 +36,6 @@ from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth_corpus import GrowthCorpus
 from espalier_api.outcomes import OutcomeTable
 
-Floats = npt.NDArray[np.float32]
 CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
 """Deviations of the trees by which a gain may be lowered."""
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
@@ -56,28 +56,13 @@ class TreesConfig(Record):
     """Weight of rows again without costs and curve, for requests that tell neither."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Growths, each with its features and what it gained."""
+class TreesHistoryConfig(TreesConfig):
+    """How trees are learnt from a history, too."""
 
-    features: Floats
-    """(n, features)."""
-    gains: Floats
-    """(n,): in accuracy."""
-    weights: Floats
-    families: npt.NDArray[np.int64]
-    decisions: npt.NDArray[np.int64]
-    """Rows of one decision have the same number; -1: not judged by."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    kind: str
-    features: list[float]
-    gain: float
-    weight: float
-    family: str
-    decision: str
+    held_out_share: float = Field(default=0.25, ge=0, lt=1)
+    """Share of the jobs of a history that is held out for `promote`."""
+    held_out_seed: int = 0
+    """Seed of the held-out share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +70,19 @@ class TreesLearner(Learner):
     """Learns from corpora and tables."""
 
     corpora: tuple[GrowthCorpus, ...] = field(default=())
+    history: Gathered | None = None
+    files: tuple[str, ...] = ()
+    """Names that the lineage gives to the history."""
+
+    def remembering(self, history: Gathered, files: Sequence[str]) -> TreesLearner:
+        """Return a learner that learns from a history, too: from trials, and from jobs whose agent explored."""
+        return replace(self, history=history, files=tuple(files))
+
+    def recipe(self, name: str | None = None) -> Any:
+        """Return the recipe, with the fields for a history where there is one."""
+        # super() without arguments does not work in a class with slots: the decorator makes it a second time.
+        found = Learner.recipe(self, name)
+        return found if self.history is None else TreesHistoryConfig(**found.model_dump())
 
     def with_corpora(self, corpora: Sequence[GrowthCorpus]) -> TreesLearner:
         """Return a learner that learns from these corpora, too."""
@@ -107,11 +105,14 @@ class TreesLearner(Learner):
         if encoder not in (None, self.encoder):
             raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
         trees = [decision_tree(table) for table in tables]
-        found = [*_rows_of_corpora(self.corpora, config.blind), *_rows_of_tables(trees)]
+        found = [*rows_of_corpora(self.corpora, config.blind), *rows_of_tables(trees)]
+        met, lineage = self._remembered(config)
+        found += (row for one in met for row in rows_of_history(one))
         if not found:
-            raise LearningError("there is no outcome table and no corpus to learn from")
-        rows = _stacked(found)
+            raise LearningError("there is no outcome table, no corpus and no history of growths to learn from")
+        rows = stacked(found)
         architectures = [
+            *(one.decision.architecture for one in met),
             *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
             *(state.architecture for tree in trees for state in tree.states[:1]),
         ]
@@ -121,7 +122,30 @@ class TreesLearner(Learner):
             tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[]
         )
         return finish_learning(
-            start, learner=self.name, config=config, name=name or self.name, parent=None, episodes=len(rows.gains)
+            start,
+            learner=self.name,
+            config=config,
+            name=name or self.name,
+            parent=None,
+            episodes=len(rows.gains),
+            history=lineage,
+        )
+
+    def _remembered(self, config: Any) -> tuple[list[Measured], LearntHistory | None]:
+        """Return what is learnt from the history, without what is held out, and what the lineage says of it."""
+        if self.history is None:
+            return [], None
+        episodes, episodes_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
+        tried, tried_out = split(self.history.tried, config.held_out_share, config.held_out_seed)
+        return list(measured(episodes, tried)), LearntHistory(
+            files=self.files,
+            sha256=episodes_digest(episodes, tried),
+            decisions=sum(len(one.decisions) for one in episodes),
+            episodes=len(episodes),
+            trials=len(tried),
+            held_out_share=config.held_out_share,
+            held_out_seed=config.held_out_seed,
+            held_out_episodes=len(episodes_out) + len(tried_out),
         )
 
 
@@ -133,91 +157,6 @@ def _network(architectures: Sequence[Architecture], operations: Iterable[str]) -
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
     return network
-
-
-def _rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[_Row]:
-    for corpus in corpora:
-        by_case: dict[str, list[Any]] = {}
-        for record in corpus.cases:
-            by_case.setdefault(record.case, []).append(record)
-        for case, records in by_case.items():
-            for place, moment in enumerate(records[0].moments):
-                gains = _gains([record.moments[place] for record in records])
-                for record in records:
-                    request = record.request(record.moments[place])
-                    if request is None:
-                        continue
-                    decision = f"{case}/{moment.share}"
-                    for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
-                        if weight:
-                            yield from _rows(
-                                record.architecture,
-                                facts,
-                                1 - moment.share,
-                                gains,
-                                weight / len(records),
-                                record.family,
-                                decision if weight == 1.0 else "",
-                            )
-
-
-def _gains(moments: Sequence[Any]) -> dict[Action, float]:
-    """Return the mean gain of each growth that all seeds have."""
-    found = [{arm.action: arm.accuracy for arm in moment.arms} for moment in moments]
-    nothing = Action.nothing()
-    return {
-        action: float(np.mean([one[action] - one[nothing] for one in found]))
-        for action in found[0]
-        if action.grows and all(action in one for one in found)
-    }
-
-
-def _rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[_Row]:
-    """Yield the rows of each state: an action and then nothing, against nothing."""
-    for tree in trees:
-        accuracy = dict(zip(tree.sequences, tree.accuracies, strict=True))
-        nothing = len(tree.actions) - 1
-        prefixes = {sequence[:length] for sequence in tree.sequences for length in range(tree.decisions)}
-        for prefix in sorted(prefixes, key=lambda one: (len(one), one)):
-            at = 0
-            for action in prefix:
-                at = tree.next_states[at][action]
-            state, rest = tree.states[at], tree.decisions - len(prefix) - 1
-            base = accuracy[(*prefix, nothing, *(nothing,) * rest)]
-            gains = {
-                action: accuracy[(*prefix, place, *(nothing,) * rest)] - base
-                for place, action in enumerate(tree.actions)
-                if action.grows
-            }
-            share = state.time_left_s / state.time_budget_s
-            yield from _rows(state.architecture, Facts(), share, gains, 1 / len(prefixes), tree.model, "")
-
-
-def _rows(
-    architecture: Architecture,
-    facts: Facts,
-    share: float,
-    gains: dict[Action, float],
-    weight: float,
-    family: str,
-    decision: str,
-) -> Iterator[_Row]:
-    static, dynamic = static_features(architecture, facts), dynamic_features(architecture, facts)
-    for action, gain in gains.items():
-        if action in static:
-            yield _Row(action.kind, [*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
-
-
-def _stacked(rows: Sequence[_Row]) -> Rows:
-    families = {name: place for place, name in enumerate(dict.fromkeys(row.family for row in rows))}
-    decisions = {name: place for place, name in enumerate(dict.fromkeys(row.decision for row in rows if row.decision))}
-    return Rows(
-        np.array([row.features for row in rows], dtype=np.float32),
-        np.array([row.gain for row in rows], dtype=np.float32),
-        np.array([row.weight for row in rows], dtype=np.float32),
-        np.array([families[row.family] for row in rows]),
-        np.array([decisions.get(row.decision, -1) for row in rows]),
-    )
 
 
 def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, progress: ProgressCallback) -> None:

@@ -37,6 +37,8 @@ class LearntHistory(Record):
     """Of all episodes; these were not learnt from."""
     held_out_seed: int
     held_out_episodes: int
+    trials: int = 0
+    """Decisions that a trial took; they are learnt from by what their arms have shown."""
 
 
 class Lineage(Record):

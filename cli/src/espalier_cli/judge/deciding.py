@@ -13,11 +13,11 @@ from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_api.job import Trials
+from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.records import rounded
 from espalier_trainer.places import known_places
-from espalier_trainer.trials.rules import SHARES
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
 MOMENTS: Final = (0.2, 0.5)

@@ -10,11 +10,12 @@ from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
 from espalier_api.growth_corpus import MARKS, CaseRecord
 from espalier_api.job import Trials as Manner
+from espalier_api.trials import EVIDENCE, SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.deciding import Setting, decided
 from espalier_cli.judge.records import TrialsRecord, key_of
 from espalier_cli.judge.trialling import RACE_GPUS, tried
-from espalier_trainer.trials.rules import EVIDENCE, SHARES
+from espalier_trainer.trials.rules import KEPT
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Trials:
     def file(self, case: Case) -> str:
         """Return the file's name."""
         setting = self.setting
-        rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS)
+        rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS, sorted(KEPT.items()))
         return key_of(
             case, self.arms.seed, "trials", self.version, setting.moments, setting.operations, setting.most, rules
         )

@@ -14,17 +14,19 @@ from typing import Final
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action, ExpectedGain
-from espalier_api.growth_corpus import MARKS, CaseRecord, MomentRecord
+from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_api.job import Trials
-from espalier_api.report import Arm
+from espalier_api.report import Arm, Slice
+from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
-from espalier_trainer.trials.rules import SHARES, arms, best, ranked
+from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
 
 RACE_GPUS: Final = 4
 """Extra GPUs of a race: three growths and nothing."""
+_DO_NOTHING: Final = Action.nothing()
 _NOTHING: Final = str(Action.nothing())
 
 
@@ -58,22 +60,20 @@ def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> T
     for moment in record.moments:
         said = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
-        winner = best(raced(said, moment), Trials.RACE, said.gains)
         confirmed = best(confirmation(said, moment), Trials.CONFIRM, said.gains)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
             course = course or Course.begin(case, record.seed, setting.operations)
             course.advance(moment.share * course.budget)
             confirm = _late(course, said.growths[0])
-        race = _NOTHING if winner is None else winner.action
         moments.append(
             TrialRecord(
                 share=moment.share,
                 advice=said.action,
                 confirmed=None if confirmed is None else confirmed.action != _NOTHING,
                 confirm_accuracy=confirm,
-                race_winner=next((arm.action for arm in moment.arms if str(arm.action) == race), Action.nothing()),
-                race_accuracy=outcome[race],
+                race_winner=(winner := race_winner(said, moment)),
+                race_accuracy=outcome[str(winner)],
             )
         )
     return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
@@ -86,11 +86,32 @@ def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
     return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
 
 
-def raced(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
-    """Return what came of the arms of a `Race`: each trains on as it would without one."""
-    found = {arm.action: arm.losses[MARKS.index(SHARES[Trials.RACE])] for arm in moment.arms}
-    wanted = [action for actions in arms(Trials.RACE, said.growths, RACE_GPUS) for action in actions]
-    return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
+def race_winner(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
+    """Return what wins a race with so many extra GPUs."""
+    won = best(raced(said, moment, gpus), Trials.RACE, said.gains)
+    return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
+
+
+def raced(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
+    """Return what came of the arms of a `Race`: each trains on as it would without one; of one GPU against the base."""
+    wanted = [action for actions in arms(Trials.RACE, said.growths, gpus) for action in actions]
+    if wanted and Action.nothing() not in wanted:
+        wanted.append(Action.nothing())
+    growths = sum(action.grows for action in wanted)
+    trained = {arm.action: arm for arm in moment.arms}
+    found = {action: _run(trained[action], slices(Trials.RACE, growths)) for action in wanted}
+    gone: set[str] = set()
+    for share in slices(Trials.RACE, growths)[:-1]:
+        left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]
+        gone |= behind(share, left, found[Action.nothing()], said.gains)
+    return tuple(arm.model_copy(update={"loss": None}) if arm.action in gone else arm for arm in found.values())
+
+
+def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
+    """Return an arm of a race as the worker that trains it tells it."""
+    losses = {share: arm.losses[MARKS.index(share)] for share in shares}
+    ends = tuple(Slice(share=share, loss=loss) for share, loss in losses.items() if loss is not None)
+    return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
 def _late(course: Course, action: Action) -> float:

@@ -14,6 +14,7 @@ from espalier_api.report import (
     MAX_METRICS,
     MAX_NAME,
     MAX_PROBABILITIES,
+    MAX_SLICES,
     Adaptation,
     AdaptationResult,
     AdaptationSource,
@@ -274,6 +275,7 @@ def _bounded(entry: Adaptation) -> Adaptation:
                 "action": arm.action[:MAX_NAME],
                 "message": arm.message[:MAX_NAME],
                 "steps": min(arm.steps, MAX_NUMBER),
+                "slices": arm.slices[:MAX_SLICES],
             }
         )
         for arm in entry.arms[:MAX_ARMS]

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from espalier_api.advice import AdviceRequest
 from espalier_api.job import Trials
 from espalier_api.measurements import GrowthForecast
+from espalier_api.trials import SHARES
 from espalier_trainer.advisor import AdvisorError, Decision
 from espalier_trainer.scheduler import Scheduler
-from espalier_trainer.trials.rules import SHARES
 
 logger = logging.getLogger(__name__)
 

@@ -323,6 +323,9 @@ class Run:
 
         A checkpoint in flight is waited for.
         """
+        if self._trial is not None:
+            self._trial = None
+            self.journal.warn("TrialAbandoned", "the run ended before its workers were done; the model stays as it is")
         if self.team is not None:
             self.team.close(done=done)
         try:
@@ -576,6 +579,8 @@ class Run:
             self._scheduler.wall_time_left(),
             (initial if adapter.restarts(AdaptationResult.GROWN) else current, current),
             adapter.growth_seed(self.state.network),
+            base=team.world - len(team.extra_members),
+            loss=progress.metrics.get("validation_loss"),
             linear=self.job.spec.training.schedule.name == "BudgetLinear",
             clock=self.services.clock,
         )
@@ -592,6 +597,10 @@ class Run:
     def _trial_over(self, adapter: Adapter, trial: Trial) -> bool:
         """Decide if the trial is over; returns whether to train an epoch after that."""
         team, network, progress = self.team, self.state.network, self.progress
+        trial.base_measured(progress.metrics.get("validation_loss"))
+        if team is not None:
+            for worker in trial.narrowed(team.told() | team.results()):
+                team.dismiss(worker)
         results = {} if team is None else team.results()
         verdict = trial.verdict(results, network, self.allocation.replicas)
         if verdict is None or team is None:

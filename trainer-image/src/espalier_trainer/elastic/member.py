@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from espalier_trainer.core.state import StateCopy
+from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
@@ -65,11 +66,11 @@ class Member:
         stop: Callable[[], bool],
         node: str = "",
         hashed: Callable[[Network], int] = digest,
-        carry_out: Callable[[str], str] | None = None,
+        carry_out: Callable[[str, Line], str] | None = None,
     ) -> None:
         """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
 
-        `carry_out` takes an order of the leader for this worker alone, and returns what came of it.
+        `carry_out` takes an order of the leader for this worker alone, and the line to it, and returns what came of it.
         """
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
         self._base, self._index, self._stop, self._node = base, index, stop, node
@@ -108,7 +109,7 @@ class Member:
         """
         if self._order and self._carry_out is not None:
             order, self._order = self._order, ""
-            self._result = self._carry_out(order)
+            self._result = self._carry_out(order, Line(client, self._worker))
         ticket = client.arrive(self._arrival())
         self._away_since = None
         plan = client.plan(ticket)

@@ -164,6 +164,20 @@ class RendezvousServer:
         self.store.delete_key(_beat(ticket))
         self.store.set(f"plan/{ticket}", plan.to_json())
 
+    def told(self, worker: str) -> str:
+        """Return what a worker has told last of the order that it carries out, '' if nothing."""
+        key = _told(worker)
+        return self.store.get(key).decode() if self.store.check([key]) else ""
+
+    def dismiss(self, worker: str) -> None:
+        """Let a worker break its order off."""
+        self.store.set(_dismissed(worker), "")
+
+    def begin_order(self, worker: str) -> None:
+        """Forget what concerned an earlier order of a worker."""
+        for key in (_told(worker), _dismissed(worker)):
+            self.store.delete_key(key)
+
 
 class RendezvousClient:
     """A worker's side."""
@@ -210,6 +224,14 @@ class RendezvousClient:
         except RecordError as error:
             raise LeaderAwayError(str(error)) from error
 
+    def tell(self, worker: str, text: str) -> None:
+        """Tell how far an order is carried out. Raises `LeaderAwayError`."""
+        self._asked(lambda: self.store.set(_told(worker), text))
+
+    def dismissed(self, worker: str) -> bool:
+        """Return whether the order shall be broken off. Raises `LeaderAwayError`."""
+        return bool(self._asked(lambda: self.store.check([_dismissed(worker)])))
+
     def _asked(self, ask: Callable[[], T]) -> T:
         try:
             return answered(ask, self._stop)
@@ -229,6 +251,14 @@ def _connected(place: str) -> tuple[str, int, Any]:
 
 def _beat(ticket: int) -> str:
     return f"beat/{ticket}"
+
+
+def _told(worker: str) -> str:
+    return f"told/{worker}"
+
+
+def _dismissed(worker: str) -> str:
+    return f"dismissed/{worker}"
 
 
 def _is_file(place: str) -> bool:

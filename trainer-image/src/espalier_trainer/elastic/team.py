@@ -180,6 +180,8 @@ class Team:
         if group is None:
             raise GroupBrokenError("there is no group")
         ranks = {rank: orders[each.worker] for rank, each in enumerate(members, 1) if each.worker in orders}
+        for worker in orders:
+            self._rendezvous.begin_order(worker)
         with self.stepping():
             self._take_back()
             broadcast_orders(group, ranks)
@@ -193,8 +195,23 @@ class Team:
         self._listen()
         return {worker: result for worker, result in self._apart.items() if result}
 
+    def told(self) -> dict[str, str]:
+        """Return by worker how far the orders are that are being carried out, as far as it was told."""
+        found = {worker: self._rendezvous.told(worker) for worker, result in self._apart.items() if not result}
+        return {worker: text for worker, text in found.items() if text}
+
+    def dismiss(self, worker: str) -> None:
+        """Let a worker break its order off, and take part again."""
+        if self._apart.pop(worker, None) == "":
+            self._rendezvous.dismiss(worker)
+
     def bring_back(self, winner: str | None = None) -> None:
-        """Let all take part again, in a generation that takes the state of the worker `winner` if it is still there."""
+        """Let all take part again, in a generation that takes the state of the worker `winner` if it is still there.
+
+        Orders that are still being carried out are broken off.
+        """
+        for worker in list(self._apart):
+            self.dismiss(worker)
         self._apart, self._winner = {}, winner
         self._broken_once = self._broken_once or winner is not None
 

@@ -12,6 +12,7 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import on_reclaim
+from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
@@ -85,8 +86,8 @@ class Follower:
                 turn.broken = error
         return self._member.ended
 
-    def _tried(self, order: str) -> str:
-        return self._try(Order.model_validate_json(order)).model_dump_json()
+    def _tried(self, order: str, line: Line) -> str:
+        return self._try(Order.model_validate_json(order), line).model_dump_json()
 
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command

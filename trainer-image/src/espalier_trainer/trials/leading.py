@@ -6,10 +6,12 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from espalier_api.advice import Action
 from espalier_api.job import Trials
-from espalier_api.report import Arm
+from espalier_api.report import Arm, Slice
+from espalier_api.trials import SHARES
 from espalier_trainer.adapting import Asked
 from espalier_trainer.network import Network
 from espalier_trainer.trials import rules
@@ -54,14 +56,47 @@ class Trial:
     """By which evidence the arms are judged: a race of one worker tries as `Confirm` does."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
+    base: list[tuple[float, float]] = field(default_factory=list)
+    """Times by `clock` and validation losses of the base, from when it began on."""
+    gone: dict[str, Arm] = field(default_factory=dict)
+    """By worker, arms of a race that did not go on to the end."""
+
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What is tried, in the order of the workers."""
-        return tuple(action for order in self.orders.values() for action in order.actions)
+        """What is tried, in the order of the workers; `Nothing` last where the base is that arm."""
+        tried = tuple(action for order in self.orders.values() for action in order.actions)
+        return tried if Action.nothing() in tried else (*tried, Action.nothing())
 
     def action(self, arm: Arm) -> Action:
         """Return the action of an arm."""
         return next(action for action in self.actions if str(action) == arm.action)
+
+    def base_measured(self, loss: float | None) -> None:
+        """Take note of the validation loss of the base as it is now."""
+        if loss is not None:
+            self.base.append((self.clock(), loss))
+
+    def narrowed(self, told: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the workers whose arm does not go on; `told` is how far they are, as text, by worker."""
+        far = {worker: arms[-1] for worker, text in told.items() if (arms := self._arms(worker, text))}
+        nothing = next((worker for worker, order in self.orders.items() if _last(order) == _NOTHING), None)
+        left = [worker for worker in self.orders if worker not in self.gone and worker != nothing]
+        if any(worker not in far for worker in left) or (nothing is not None and nothing not in far):
+            return ()
+        shares = {one.share for worker in left for one in far[worker].slices}
+        found: dict[str, float] = {}
+        for share in sorted(shares):
+            out = rules.behind(
+                share,
+                [far[worker] for worker in left if worker not in found],
+                None if nothing is None else far[nothing],
+                self.asked.decision.gains,
+            )
+            found |= {worker: share for worker in left if worker not in found and far[worker].action in out}
+        for worker, share in found.items():
+            message = f"others were ahead after {share:.0%}"
+            self.gone[worker] = far[worker].model_copy(update={"loss": None, "message": message})
+        return tuple(found)
 
     def verdict(self, results: Mapping[str, str], network: Network, replicas: int) -> Verdict | None:
         """Return how it ended, None while it is in progress.
@@ -70,19 +105,19 @@ class Trial:
         """
         if network is not self.network:
             return Verdict((), None, why="the model has changed meanwhile")
-        found = {worker: result_from(text) for worker, text in results.items()}
         # Of a worker that is taken back the others may do: what it alone has tried is missing then.
         arms = tuple(
             arm
-            for worker, order in self.orders.items()
-            if (result := found.get(worker)) is not None and result.trial == order.trial
-            for arm in result.arms
+            for worker in self.orders
+            for arm in ((self.gone[worker],) if worker in self.gone else self._arms(worker, results.get(worker, "")))
         )
+        if (base := self._base_arm()) is not None:
+            arms = (*arms, base)
         complete = len(arms) == len(self.actions)
         if not complete and replicas >= self.replicas and self.clock() < self.until:
             return None
         best = rules.best(arms, self.manner, self.asked.decision.gains)
-        if best is None or (not complete and not any(arm.action != str(Action.nothing()) for arm in arms)):
+        if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
             reason = "workers that tried were taken back" if replicas < self.replicas else "results are missing"
             return Verdict(arms, None, why=reason)
         verdict = Verdict(arms, best)
@@ -90,6 +125,23 @@ class Trial:
             holders = (worker for worker, order in self.orders.items() if order.keep and _last(order) == best.action)
             return Verdict(arms, best, next(holders, None))
         return verdict
+
+    def _arms(self, worker: str, text: str) -> tuple[Arm, ...]:
+        result = result_from(text) if text else None
+        return result.arms if result is not None and result.trial == self.orders[worker].trial else ()
+
+    def _base_arm(self) -> Arm | None:
+        """Return what the base has come to by the time at which the arms ended, where it is the arm of `Nothing`."""
+        if any(Action.nothing() in order.actions for order in self.orders.values()) or not self.base:
+            return None
+        loss = rules.interpolated(self.base, self.base[0][0] + self.seconds)
+        if loss is None:
+            return None
+        slices = (Slice(share=SHARES[self.manner], loss=loss),)
+        return Arm(action=_NOTHING, loss=loss, seconds=self.seconds, slices=slices, message="the base itself")
+
+
+_NOTHING: Final = str(Action.nothing())
 
 
 def _last(order: Order) -> str:
@@ -106,23 +158,27 @@ def begun(
     rates: tuple[float, float],
     seed: int,
     *,
+    base: int = 1,
+    loss: float | None = None,
     linear: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial | None:
     """Return the trial of an advice by these extra workers; None where there is nothing to try.
 
+    `base` is the number of workers that go on without them, and `loss` the validation loss of what they train.
     `seconds_left` is wall time; `rates` are the learning rates after a growth, and without one;
     `linear`: they fall to 0 at the end of the budget, else they stay while a race is on.
     """
     decision = asked.decision
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
-    tried = rules.arms(manner, growths, len(workers))
+    tried = rules.arms(manner, growths, len(workers), base=1 if base == 1 and loss is not None else 0)
     if not tried or seconds_left <= 0:
         return None
     keep, name = rules.keeps_winner(manner, tried), uuid.uuid4().hex
     manner = Trials.RACE if keep else Trials.CONFIRM
-    share = rules.SHARES[manner]
+    share = SHARES[manner]
     seconds = share * seconds_left
+    shares = rules.slices(manner, sum(action.grows for actions in tried for action in actions))
     orders = {
         worker: Order(
             trial=name,
@@ -130,9 +186,14 @@ def begun(
             rates=tuple(rates[0] if each.grows else rates[1] for each in actions),
             ends=0.0 if not keep else 1 - share if linear else 1.0,
             seconds=seconds,
+            shares=shares,
             seed=seed,
             keep=keep and actions[-1].grows,
         )
         for worker, actions in zip(workers, tried, strict=False)
     }
-    return Trial(asked, network, orders, replicas, seconds, clock() + rules.patience(seconds, tried), manner, clock)
+    now = clock()
+    until = now + min(rules.patience(seconds, tried), rules.LATEST[manner] * seconds_left)
+    trial = Trial(asked, network, orders, replicas, seconds, until, manner, clock)
+    trial.base_measured(loss)
+    return trial

@@ -18,9 +18,11 @@ class Order(Record):
     rates: tuple[float, ...]
     """Learning rates that the arms begin with."""
     ends: float = Field(ge=0, le=1)
-    """The rate at the end of a slice, as a share of that at its beginning; it falls linearly."""
+    """The rate at the end of an arm, as a share of that at its beginning; it falls linearly."""
     seconds: float = Field(gt=0)
-    """Wall time of each slice."""
+    """Wall time of each arm."""
+    shares: tuple[float, ...] = Field(min_length=1)
+    """The slices of an arm, ascending, as shares of the budget that was left; the last one ends with it."""
     seed: int
     """Of random choices in growth, the same as if the leader carried the action out."""
     keep: bool

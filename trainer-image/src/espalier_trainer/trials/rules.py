@@ -7,20 +7,24 @@ unsure leaves the decision to the trial.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from espalier_api.advice import Action, ExpectedGain
 from espalier_api.job import Trials
 from espalier_api.report import Arm
+from espalier_api.trials import EVIDENCE, RACING, SHARES, Evidence, seen
 
-SHARES: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.1, Trials.RACE: 0.6}
-"""The slice of an arm as a share of the remaining budget.
+KEPT: Final[Mapping[float, int]] = {0.2: 4, 0.4: 2}
+"""How many growths of a race go on after a share of what is left: the others' workers train with the base again.
 
-Validation loss after a tenth, the rate falling to 0 within it, tells a good growth from a bad one; an arm of a race
-goes on as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
+On the corpus `free`, with three growths by their losses alone, racing on with two after .4 left a regret of .0035, as
+with all; after .2 .0039, with one after .4 .0043."""
+LATEST: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.5, Trials.RACE: 0.9}
+"""Share of what was left when a trial began after which it is broken off. Growth that comes so late gains nothing; the
+winner of a race has grown long before."""
 START_SHARE: Final = 0.1
 """Share of the budget for which advice waits for extra workers that still start; then those that are there try it, or
 it is carried out untried."""
@@ -30,26 +34,8 @@ _START_SECONDS: Final = 10.0
 """Added to it: copying the model, growing it, and the evaluation, which has not been measured in the worker."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """How the losses of a trial measure a gain: `slope` · log(loss of nothing / loss of the arm), give or take."""
-
-    slope: float
-    """In accuracy."""
-    deviation: float
-    """Standard deviation of that measurement, in accuracy."""
-
-
-EVIDENCE: Final[Mapping[Trials, Evidence]] = {
-    Trials.CONFIRM: Evidence(3.6, 0.11),
-    Trials.RACE: Evidence(0.88, 0.039),
-}
-"""Measured on the corpus `free`: what a slice of a tenth ends with correlates with the gain in the end by .25, where an
-arm of a race then stands by .58 (`make bench-trial-evidence`)."""
 UNTOLD: Final = ExpectedGain(mean=0.0, low=-0.04, high=0.04)
 """What a growth is believed to gain where the policy does not tell it."""
-_LIMIT: Final = 0.3
-"""Of the logarithm of losses: a loss that is lower by half gains no more than one that is lower by a quarter."""
 _INTERVAL: Final = 2 * 1.2816
 """Width in standard deviations of the interval that a policy tells (four of five)."""
 _UNEXPLAINED: Final = 0.02
@@ -68,14 +54,17 @@ def ranked(
     return (advised, *others) if advised.grows else tuple(others)
 
 
-def arms(manner: Trials, growths: Sequence[Action], workers: int) -> tuple[tuple[Action, ...], ...]:
+def arms(manner: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Return what each of at most `workers` extra workers tries, one action after the other.
 
-    `growths` are as `ranked` returns them. The first and `Nothing` are always among the arms; one worker tries both
-    in turn. A `Race` of more workers tries the others, too.
+    `growths` are as `ranked` returns them. The first is always among the arms, and `Nothing`, but for a race of one
+    worker: its `base` of one worker is that arm. Where it has more, or to `Confirm`, one worker tries both in turn. A
+    `Race` of more workers tries the other growths, too.
     """
     if manner is Trials.OFF or workers < 1 or not growths:
         return ()
+    if workers == 1 and manner is Trials.RACE and base == 1:
+        return ((growths[0],),)
     if workers == 1:
         return ((growths[0], Action.nothing()),)
     most = workers - 1 if manner is Trials.RACE else 1
@@ -84,7 +73,51 @@ def arms(manner: Trials, growths: Sequence[Action], workers: int) -> tuple[tuple
 
 def keeps_winner(manner: Trials, tried: Sequence[Sequence[Action]]) -> bool:
     """Return whether training continues with the copy that won: each worker has trained one arm of a race."""
-    return manner is Trials.RACE and len(tried) > 1
+    return manner is Trials.RACE and all(len(actions) == 1 for actions in tried)
+
+
+def slices(manner: Trials, growths: int) -> tuple[float, ...]:
+    """Return the shares of what is left at which the arms of a trial of so many growths are measured."""
+    narrowing = () if manner is not Trials.RACE else (share for share, kept in KEPT.items() if growths > kept)
+    return (*narrowing, SHARES[manner])
+
+
+def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain]) -> set[str]:
+    """Return the growths of a race that do not go on after a share of what is left.
+
+    Empty while it is not known of all. `nothing`: None where the base is that arm.
+    """
+    losses = {arm.action: _at(arm, share) for arm in growths}
+    base = None if nothing is None else _at(nothing, share)
+    found = {action: loss for action, loss in losses.items() if loss is not None}
+    if share not in KEPT or len(found) < len(losses) or (nothing is not None and base is None):
+        return set()
+
+    def promise(action: str) -> tuple[float, float]:
+        if base is None:
+            return 0.0, -found[action]
+        return believed(gains.get(action, UNTOLD), seen(base, found[action]), RACING[share]), -found[action]
+
+    ordered = sorted(found, key=promise, reverse=True)
+    return set(ordered[KEPT[share] :])
+
+
+def _at(arm: Arm, share: float) -> float | None:
+    return next((one.loss for one in arm.slices if one.share == share), None)
+
+
+def interpolated(measured: Sequence[tuple[float, float]], at: float) -> float | None:
+    """Return the loss of a run at a time, between those that were measured before and after; None without both.
+
+    `measured` are times and losses, ascending; it falls geometrically, or linearly where a loss is not above 0.
+    """
+    for (earlier, first), (later, second) in itertools.pairwise(measured):
+        if earlier <= at <= later:
+            share = (at - earlier) / (later - earlier) if later > earlier else 1.0
+            if first > 0 and second > 0:
+                return math.exp((1 - share) * math.log(first) + share * math.log(second))
+            return (1 - share) * first + share * second
+    return None
 
 
 def patience(seconds: float, tried: Sequence[Sequence[Action]]) -> float:
@@ -109,16 +142,6 @@ def best(results: Iterable[Arm], manner: Trials, gains: Mapping[str, ExpectedGai
     }
     winner = max(found, key=lambda action: found[action], default=None)
     return finished[winner] if winner is not None and found[winner][0] > 0 else nothing
-
-
-def seen(nothing: float, grown: float) -> float:
-    """Return how much lower the loss of a growth is: log(nothing / grown), within the limit.
-
-    Losses below 0, as some of own making are, have no ratio: then only the sign counts.
-    """
-    if nothing <= 0 or grown <= 0:
-        return math.copysign(_LIMIT, nothing - grown) if nothing != grown else 0.0
-    return max(-_LIMIT, min(_LIMIT, math.log(nothing) - math.log(grown)))
 
 
 def believed(expected: ExpectedGain, ratio: float, evidence: Evidence) -> float:

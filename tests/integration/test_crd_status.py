@@ -22,7 +22,7 @@ from espalier_api.measurements import (
     Speed,
 )
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric, Slice
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
     Condition,
@@ -74,7 +74,17 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
         loss_after=1e300,
         score_before=Score(measure="r2", value=-1e300),
         score_after=Score(measure="r2", value=1.0),
-        arms=(Arm(action="Nothing", loss=1e300, steps=2**53, seconds=0.5, message="-"),),
+        arms=(
+            Arm(
+                action="Nothing",
+                loss=1e300,
+                steps=2**53,
+                seconds=0.5,
+                annealed=True,
+                slices=(Slice(share=0.2, loss=1e300),),
+                message="-",
+            ),
+        ),
         seconds=0.0,
     )
     status = JobStatus(

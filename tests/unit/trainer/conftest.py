@@ -164,10 +164,14 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
 
 @dataclass
 class AgentServer:
-    """An agent on loopback that answers as `answer(request body) -> (status, bytes)` says."""
+    """An agent on loopback that answers as `answer(request body) -> (status, bytes)` says.
+
+    It does not tell what growing would gain: such questions come when an epoch begins, and count apart.
+    """
 
     answer: Callable[[dict[str, Any]], tuple[int, bytes]]
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    forecasts: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
     url: str = ""
 
@@ -183,9 +187,13 @@ def agent_server() -> Iterator[Callable[..., AgentServer]]:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the name that http.server looks for
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                agent.requests.append((self.path, body))
-                agent.authorizations.append(self.headers["authorization"])
-                status, content = agent.answer(body)
+                if body.get("forecast"):
+                    agent.forecasts.append(body)
+                    status, content = 404, b""
+                else:
+                    agent.requests.append((self.path, body))
+                    agent.authorizations.append(self.headers["authorization"])
+                    status, content = agent.answer(body)
                 try:
                     self.send_response(status)
                     self.send_header("content-length", str(len(content)))

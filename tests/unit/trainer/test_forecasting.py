@@ -107,13 +107,12 @@ def test_an_agent_that_is_away_or_tells_no_gain_or_nonsense_leaves_it_unknown(an
     assert epochs(Forecasting(Agent(answer), clock, Trials.OFF), clock, 0.0, 1.0) == [None, None]
 
 
-def test_the_question_says_that_nothing_is_decided_by_it(
-    agent_server: Callable[..., Any], advice_body: Callable[..., bytes]
-) -> None:
-    server = agent_server(lambda body: (200, advice_body(None)))
-    HTTPAdvisor(server.url).forecast(REQUEST, 5)
-    ((_, body),) = server.requests
-    assert body["forecast"] is True
+def test_the_question_says_that_nothing_is_decided_by_it(agent_server: Callable[..., Any]) -> None:
+    server = agent_server(lambda body: (200, b""))
+    with pytest.raises(AdvisorError, match="status 404"):
+        HTTPAdvisor(server.url).forecast(REQUEST, 5)
+    assert [body["forecast"] for body in server.forecasts] == [True]
+    assert not server.requests
 
 
 def test_a_run_reports_what_growing_would_gain_and_in_the_end_nothing(

@@ -166,7 +166,7 @@ def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
         checkpoint={"intervalSeconds": 0.3},
         training={"evaluateEveryEpochs": 1000},
     )
-    place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))")
+    place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))")
     place.allocate(1)
     assert _join(place.start()) == 2, place.log
     warnings = [event for event in place.events() if isinstance(event, Warned)]

@@ -35,7 +35,7 @@ def test_a_job_that_the_quota_cannot_admit_waits_with_that_reason_and_others_go_
     world.jobs.make("wide", minReplicas=4, maxReplicas=4)
     world.until_condition("wide", "Admitted", "False", "ResourceQuotaExceeded")
     world.jobs.make("small", minReplicas=2, maxReplicas=2)
-    world.until("for base workers, what is lent is given back", lambda: len(world.running("fits")) == 1)
+    world.until("for base workers, what is lent is given back, and gone", lambda: len(world.pods("fits")) == 1)
     set_quota(world, **{GPUS: "3", "pods": "10"})  # nobody counts down here when pods go
     world.until_condition("small", "Running", "True", "Running")
     assert world.jobs.condition("wide", "Admitted") == ("False", "ResourceQuotaExceeded")

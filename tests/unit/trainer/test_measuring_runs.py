@@ -73,7 +73,11 @@ def test_two_processes_report_both_configurations(
     alone = measured(lambda found: found.speeds and found.gradient and found.gradient.samples >= 2)
     assert [(speed.nodes, speed.workers, speed.batch_size) for speed in alone.speeds] == [(1, 1, 64)]
     place.allocate(2)
-    both = measured(lambda found: len(found.speeds) == 2 and found.gradient.samples >= alone.gradient.samples + 3)
+    enough = alone.gradient.samples + 3
+    # Medians of a few steps say little on a busy machine.
+    both = measured(
+        lambda found: found.gradient.samples >= enough and [speed.steps > 400 for speed in found.speeds[1:]] == [True]
+    )
     together = both.speeds[-1]
     assert (together.nodes, together.workers, together.batch_size) == (nodes, 2, 32)
     assert 0 < together.sync_seconds < together.step_seconds

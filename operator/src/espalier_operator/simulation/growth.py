@@ -79,11 +79,12 @@ def growth_curve(tables: Iterable[OutcomeTable]) -> GrowthCurve:
         ]
         for place in range(ordered[0].decisions_per_episode)
     ]
+    judged = [_gains(table) for table in ordered]
     return GrowthCurve(
         model=ordered[0].model,
         moments=tuple(table.adapt_from_s / table.time_budget_s for table in ordered),
-        gains=tuple(tuple(gain for gain, _ in _gains(table)) for table in ordered),
-        forecasts=tuple(tuple(forecast for _, forecast in _gains(table)) for table in ordered),
+        gains=tuple(tuple(gain for gain, _ in row) for row in judged),
+        forecasts=tuple(tuple(forecast for _, forecast in row) for row in judged),
         waits=tuple(max(0.0, statistics.fmean(each)) for each in waits),
     )
 

@@ -100,9 +100,9 @@ class Trying:
             if action.grows:
                 network = network.grown(action, self._data.example_input(), self._insertion, order.seed)
             epoch, cursor = state.epoch, state.cursor
+            rates = _Fall(rate, order.ends, began, began + order.seconds)
             for share in order.shares:
                 until = began + order.seconds * share / order.shares[-1]
-                rates = _Fall(rate, order.ends, began, began + order.seconds)
                 epoch, cursor, steps_taken = self._trained(network, epoch, cursor, rates, until, stop)
                 taken += steps_taken
                 message = self._measured(network, share, slices, stop)

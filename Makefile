@@ -48,6 +48,10 @@ test: .venv/.ready  ## run the unit and integration tests, WORKERS files at a ti
 test-all: export ESPALIER_SWEEPS := all
 test-all: test  ## the same with every case of the sweeps
 
+.PHONY: histories
+histories: .venv/.ready  ## play adversarial histories of a shared cluster (an hour of a core); ARGS='--seed N --histories 1 --steps 500'
+	PYTHONPATH=tests/helpers PYTHONHASHSEED=0 .venv/bin/python -m operator_world.history $(ARGS)
+
 .PHONY: test-integration
 test-integration: .venv/.ready  ## run the tests that need a real API server; download one if there is none
 	KUBEBUILDER_ASSETS=$$(hack/envtest) && export KUBEBUILDER_ASSETS && .venv/bin/pytest tests/integration

@@ -33,6 +33,7 @@ SAMPLES = {
     "plans of a simulated cluster": 250,
     "queues of simulated jobs": 300,
     "texts that are no job": 150,
+    "histories of a shared cluster": 4,
 }
 """Cases of each sweep that `make test` takes."""
 

@@ -47,6 +47,10 @@ class Toleration:
         return self.operator in ("", "Equal") and self.key != "" and self.value == taint.value
 
 
+UNNAMED: Final = "\0"
+"""A value that no label and no name has, for all those that an expression does not name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Expression:
     """One requirement of a node selector term: `key operator values`. An unknown operator matches nothing."""
@@ -55,9 +59,13 @@ class Expression:
     operator: str
     values: tuple[str, ...] = ()
 
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether a node with `labels` meets it."""
-        value = labels.get(self.key)
+    @property
+    def compares(self) -> bool:
+        """Whether it tells values apart that it does not name; otherwise it takes all of them, or none."""
+        return self.operator in ("Gt", "Lt")
+
+    def takes(self, value: str | None) -> bool:
+        """Return whether a node whose label of this key has `value` meets it; None: it has no such label."""
         match self.operator:
             case "In":
                 return value is not None and value in self.values
@@ -74,6 +82,13 @@ class Expression:
                 return found > bound if self.operator == "Gt" else found < bound
         return False
 
+    def takes_name(self, name: str) -> bool:
+        """Return whether a node of this name meets it as a requirement on fields.
+
+        `metadata.name` is the only field of nodes, `In` and `NotIn` are the only operators on it.
+        """
+        return self.key == "metadata.name" and self.operator in ("In", "NotIn") and self.takes(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -84,16 +99,17 @@ class Term:
     labels: tuple[Expression, ...] = ()
     fields: tuple[Expression, ...] = ()
 
-    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return whether the node `name` with `labels` meets it.
+    @property
+    def is_empty(self) -> bool:
+        """Whether it requires nothing."""
+        return not self.labels and not self.fields
 
-        `metadata.name` is the only field of nodes, `In` and `NotIn` are the only operators on it.
-        """
-        if not self.labels and not self.fields:
-            return False
-        named = {"metadata.name": name}
-        return all(each.matches(labels) for each in self.labels) and all(
-            each.key in named and each.operator in ("In", "NotIn") and each.matches(named) for each in self.fields
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
+        """Return whether the node `name` with `labels` meets it."""
+        return (
+            not self.is_empty
+            and all(each.takes(labels.get(each.key)) for each in self.labels)
+            and all(each.takes_name(name) for each in self.fields)
         )
 
 
@@ -114,10 +130,14 @@ class Constraints:
         """Return whether the pod may be bound to the node `name` with `labels` and `taints`."""
         return (
             all(labels.get(key) == value for key, value in self.node_selector)
-            and (self.affinity is None or any(term.matches(name, labels) for term in self.affinity))
-            and all(any(term.matches(name, labels) for term in terms) for terms in self.volumes)
+            and all(any(term.matches(name, labels) for term in terms) for terms in self.alternatives)
             and self.tolerates(taints)
         )
+
+    @property
+    def alternatives(self) -> tuple[tuple[Term, ...], ...]:
+        """Terms of its affinity and of each volume, of which one must match."""
+        return self.volumes if self.affinity is None else (self.affinity, *self.volumes)
 
     def tolerates(self, taints: Iterable[Taint]) -> bool:
         """Return whether the pod tolerates all of `taints` that repel pods."""
@@ -131,8 +151,7 @@ class Constraints:
     @property
     def terms(self) -> Iterator[Term]:
         """All terms of its affinity and of its volumes."""
-        yield from self.affinity or ()
-        for terms in self.volumes:
+        for terms in self.alternatives:
             yield from terms
 
     def _tolerates(self, taint: Taint) -> bool:

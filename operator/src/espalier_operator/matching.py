@@ -8,10 +8,10 @@ not group by group. The answers are those of `Constraints.admit`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from espalier_operator.constraints import Constraints, Expression, Taint, Term
+from espalier_operator.constraints import UNNAMED, Constraints, Expression, Taint, Term
 from espalier_operator.facts import Node
 
 K = TypeVar("K")
@@ -27,8 +27,7 @@ def mentioned_values(constraints: Iterable[Constraints]) -> dict[str, set[str] |
             _mention(values, key, (value,))
         for term in each.terms:
             for expression in term.labels:
-                compares = expression.operator in ("Gt", "Lt")
-                _mention(values, expression.key, None if compares else expression.values)
+                _mention(values, expression.key, None if expression.compares else expression.values)
     return values
 
 
@@ -52,15 +51,15 @@ class Index:
         self._by_type = _sets((node.gpu_type, (group,)) for group, node in enumerate(examples))
         self._by_name = _sets((node.host, (group,)) for group, node in enumerate(examples))
         self._by_taints = _sets((node.taints, (group,)) for group, node in enumerate(examples))
-        self._by_label: dict[str, dict[str, _Groups]] = {}
+        self._by_label: dict[str, tuple[Mapping[str, _Groups], _Groups]] = {}
         self._by_expression: dict[Expression, _Groups] = {}
 
     def admitting(self, gpu_type: str, constraints: Constraints) -> list[int]:
         """Return the groups of a type of GPU whose nodes admit a pod with `constraints`, in order."""
         found = self._by_type.get(gpu_type, _NO_GROUPS)
         for key, value in constraints.node_selector:
-            found &= self._labelled(key).get(value, _NO_GROUPS)
-        for terms in (*(() if constraints.affinity is None else (constraints.affinity,)), *constraints.volumes):
+            found &= self._labelled(key)[0].get(value, _NO_GROUPS)
+        for terms in constraints.alternatives:
             found &= _NO_GROUPS.union(*map(self._matching, terms))
         if found:
             found &= self._tolerated(constraints.tolerates)
@@ -70,41 +69,45 @@ class Index:
         return _NO_GROUPS.union(*(groups for taints, groups in self._by_taints.items() if tolerates(taints)))
 
     def _matching(self, term: Term) -> _Groups:
-        if not term.labels and not term.fields:
+        if term.is_empty:
             return _NO_GROUPS
         found = self._all
         for expression in term.labels:
             found &= self._meeting(expression)
         for expression in term.fields:
-            found &= self._named(expression)
+            found &= _taken(expression, expression.takes_name, self._by_name, self._all)
         return found
 
     def _meeting(self, expression: Expression) -> _Groups:
         known = self._by_expression.get(expression)
         if known is None:
-            labelled = self._labelled(expression.key)
-            if expression.operator in ("In", "NotIn"):
-                known = _NO_GROUPS.union(*(labelled.get(value, _NO_GROUPS) for value in expression.values))
-                known = self._all - known if expression.operator == "NotIn" else known
-            else:
-                absent = self._all.difference(*labelled.values()) if expression.matches({}) else _NO_GROUPS
-                fitting = (groups for value, groups in labelled.items() if expression.matches({expression.key: value}))
-                known = absent.union(*fitting)
+            by_value, labelled = self._labelled(expression.key)
+            known = _taken(expression, expression.takes, by_value, labelled)
+            if expression.takes(None):
+                known |= self._all - labelled
             self._by_expression[expression] = known
         return known
 
-    def _named(self, expression: Expression) -> _Groups:
-        if expression.key != "metadata.name" or expression.operator not in ("In", "NotIn"):
-            return _NO_GROUPS
-        named = _NO_GROUPS.union(*(self._by_name.get(name, _NO_GROUPS) for name in expression.values))
-        return self._all - named if expression.operator == "NotIn" else named
-
-    def _labelled(self, key: str) -> dict[str, _Groups]:
+    def _labelled(self, key: str) -> tuple[Mapping[str, _Groups], _Groups]:
+        """Return the groups that have a label, by its value and all together."""
         known = self._by_label.get(key)
         if known is None:
             pairs = ((node.labels.get(key), (group,)) for group, node in enumerate(self._examples))
-            known = self._by_label[key] = _sets((value, groups) for value, groups in pairs if value is not None)
+            by_value = _sets((value, groups) for value, groups in pairs if value is not None)
+            known = self._by_label[key] = by_value, _NO_GROUPS.union(*by_value.values())
         return known
+
+
+def _taken(
+    expression: Expression, takes: Callable[[str], bool], by_value: Mapping[str, _Groups], having: _Groups
+) -> _Groups:
+    """Return of the groups `having` a value those whose value is taken; `takes` is one of the rules of `expression`."""
+    if expression.compares:
+        return _NO_GROUPS.union(*(groups for value, groups in by_value.items() if takes(value)))
+    named = {value for value in expression.values if value in by_value}
+    if takes(UNNAMED):
+        return having.difference(*(by_value[value] for value in named if not takes(value)))
+    return _NO_GROUPS.union(*(by_value[value] for value in named if takes(value)))
 
 
 def _sets(pairs: Iterable[tuple[K, tuple[int]]]) -> dict[K, _Groups]:

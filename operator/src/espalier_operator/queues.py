@@ -146,12 +146,12 @@ class Ledger:
         limit = None if queue is None else queue.max_priority
         return claim.priority if limit is None else min(claim.priority, limit)
 
-    def hold(self, claim: Claim, gpu_type: str) -> None:
-        """Count GPUs that were granted."""
+    def hold(self, claim: Claim, gpu_type: str, *, sign: int = 1) -> None:
+        """Count GPUs that were granted; with a `sign` of -1 they are counted no more."""
         share = self._share(claim, gpu_type)
         if share is not None:
-            self._used[share.kind] += claim.gpus
-            self._held_by_cohort[share.place] += claim.gpus
+            self._used[share.kind] += sign * claim.gpus
+            self._held_by_cohort[share.place] += sign * claim.gpus
 
     def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool) -> bool:
         """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota."""

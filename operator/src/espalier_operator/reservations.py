@@ -32,15 +32,22 @@ class Holding:
         return [(node, self.each * workers) for node, workers in Counter(self.nodes).items()]
 
 
-@dataclass(slots=True)
-class _Reservation:
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What a job keeps that waits."""
+
     starts_by: float
+    """When it starts at the latest."""
+    site: Site
+    holding: Holding
+    """What it holds then."""
     kept: dict[str, Goods] = field(default_factory=dict)
     """By node: what it keeps of what is free, or can be reclaimed."""
     expected: dict[str, Goods] = field(default_factory=dict)
     """By node: what it needs of what jobs give back until it starts."""
 
     def starts_before(self, time: float) -> bool:
+        """Return whether its job starts before `time`."""
         return self.starts_by < time
 
 
@@ -95,8 +102,8 @@ class Reservations:
         The second entry is different in each.
         """
         self._added = 0
-        self._made: list[_Reservation] = []
-        self._lifted: list[_Reservation] = []
+        self._made: list[Reservation] = []
+        self._lifted: list[Reservation] = []
         self._vain: dict[tuple[Site, int], int] = {}
         """By site and GPUs of a worker: the smallest gang that could not get a reservation."""
 
@@ -140,13 +147,17 @@ class Reservations:
         self._free(self._made)
         self._made = []
 
-    def reserve(
-        self, sites: Iterable[Site], gpus: int, workers: int, now: float, seconds: float
-    ) -> tuple[float, Site] | None:
+    def cancel(self, reservation: Reservation) -> None:
+        """Take back what `reserve` has returned, unless reservations are lifted."""
+        self._free([reservation])
+        self._made.remove(reservation)
+        self._ends = [each for each in self._endings() if each[2] is not reservation.holding]
+
+    def reserve(self, sites: Iterable[Site], gpus: int, workers: int, now: float, seconds: float) -> Reservation | None:
         """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
 
-        Return by when they start, and where. None where that cannot be told: too many others wait before, or pods of
-        others would have to leave.
+        None where it cannot be told by when they start: too many others wait before, or pods of others would have to
+        leave.
         """
         if len(self._made) >= self._most:
             return None
@@ -161,7 +172,8 @@ class Reservations:
         if not starts:
             return None
         start, prospect, site = min(starts, key=lambda each: each[0])
-        made, needed, nodes = _Reservation(start), Goods(gpus, site.requests), list[str]()
+        needed, nodes = Goods(gpus, site.requests), list[str]()
+        made = Reservation(start, site, Holding(nodes, needed))
         for node in sorted(prospect.nodes):  # not the fullest first: the next plan, after starts, must choose the same
             here = min(workers, prospect.fits(node))
             if here > 0:
@@ -170,10 +182,10 @@ class Reservations:
                 made.kept[node] = needed * here - made.expected[node]
                 workers -= here
                 nodes += [node] * here
-        self._add_end(start + seconds, Holding(nodes, needed))
+        self._add_end(start + seconds, made.holding)
         self._made.append(made)
         self._keep(made)
-        return start, site
+        return made
 
     def _start(
         self, site: Site, gpus: int, workers: int, now: float, more: Mapping[str, Goods]
@@ -203,11 +215,11 @@ class Reservations:
         self._added += 1
         insort(self._ends, (time, -self._added, holding))
 
-    def _keep(self, reservation: _Reservation) -> None:
+    def _keep(self, reservation: Reservation) -> None:
         for node, goods in reservation.kept.items():
             self._capacity.withdraw(node, goods.gpus, goods.requests)
 
-    def _free(self, reservations: Iterable[_Reservation]) -> None:
+    def _free(self, reservations: Iterable[Reservation]) -> None:
         for each in reservations:
             for node, goods in each.kept.items():
                 self._capacity.expect(node, goods.gpus, goods.requests)

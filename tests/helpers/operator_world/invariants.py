@@ -144,11 +144,13 @@ def _namespaces_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts
     """What is granted fits into the ResourceQuotas beside all pods, those that are still to be made among them."""
     for limit in snapshot.namespace_limits:
         inside = {key: job for key, job in jobs.items() if key.startswith(f"{limit.namespace}/")}
-        new = sum(_base_gpus(inside[a.job]) for a in plan.actions if isinstance(a, Admit) and a.job in inside)
+        each = {key: _requested(job, limit.resource) for key, job in inside.items()}
+        new = sum(job.terms.min_replicas * each[key] for key, job in inside.items() if _is_admitted(plan, key))
         for action in plan.actions:
             if isinstance(action, GrantExtra) and action.job in inside:
-                new += (action.extra - inside[action.job].extra) * inside[action.job].terms.gpus_per_worker
-        held = sum(worker.gpus for worker in snapshot.workers if worker.job in inside)
+                new += (action.extra - inside[action.job].extra) * each[action.job]
+        held = sum(each[worker.job] for worker in snapshot.workers if worker.job in inside and worker.gpus)
+        held = max(held, limit.used)
         promised = {promise.job for promise in snapshot.promises if now < promise.expires_at}
         for key, job in inside.items():
             if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
@@ -159,8 +161,19 @@ def _namespaces_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts
             missing = max(0, job.terms.min_replicas - sum(worker.role is Role.BASE for worker in live))
             if key in promised and job.reclaim is None:
                 missing += max(0, job.extra - sum(worker.role is Role.EXTRA for worker in live))
-            held += missing * job.terms.gpus_per_worker
+            held += missing * each[key]
         _demand(new == 0 or held + new <= limit.hard, 11, f"{limit.namespace} is granted more than its ResourceQuota")
+
+
+def _is_admitted(plan: Plan, key: str) -> bool:
+    return any(isinstance(action, Admit) and action.job == key for action in plan.actions)
+
+
+def _requested(job: JobFacts, resource: str) -> int:
+    """Return what each worker of a job requests of a resource that a ResourceQuota limits."""
+    if resource == job.terms.gpu_resource:
+        return job.terms.gpus_per_worker
+    return dict(job.terms.constraints.requests).get(resource, 0)
 
 
 def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -> None:

@@ -74,12 +74,18 @@ class Client:
         self.unanswered = 0
         """How many of the next calls seem to fail, though they are done."""
         self.on_create: Callable[[Mapping[str, Any]], None] = lambda manifest: None
+        self.broken: AssertionError | None = None
+        """What `on_create` has raised first: the operator goes on with other jobs."""
 
     async def create(self, manifest: Mapping[str, Any], owner: str | None) -> Raw | None:
         """Make an object; one of `owner` that is there already is it."""
         if manifest["kind"] == "Event":
             return None  # they are for people
-        self.on_create(manifest)
+        try:
+            self.on_create(manifest)
+        except AssertionError as error:
+            self.broken = self.broken or error
+            raise
         key, objects = key_of(manifest), self._world.objects(manifest["kind"])
         if objects is None:
             await self._call(lambda: None)
@@ -140,10 +146,16 @@ class LiveOperator:
     """One life of an operator, in the event loop of `runner`."""
 
     def __init__(
-        self, world: Kubernetes, policy: Policy, settings: KubeSettings, rules: Rules, runner: asyncio.Runner
+        self,
+        world: Kubernetes,
+        policy: Policy,
+        settings: KubeSettings,
+        rules: Rules,
+        runner: asyncio.Runner,
+        kinds: Mapping[str, Resource] = KINDS,
     ) -> None:
-        """Start: list everything, remember what the statuses say."""
-        self._world, self._runner = world, runner
+        """Start: list everything, remember what the statuses say. `kinds` are those that the world has."""
+        self._world, self._runner, self._kinds = world, runner, kinds
         clock, metrics = WorldClock(world), Metrics()
         self.client = Client(world)
         self.store = Store(settings, clock.now)
@@ -155,28 +167,40 @@ class LiveOperator:
         """What is seen of the world, by kind; old until `see`."""
         self.woken = False
         """It asked for another tick at once."""
+        self._ticks, self.validates_every = 0, 1
+        """After how many ticks all its jobs are validated."""
         self.due: float | None = None
         """When it is to tick again though nothing happens."""
         self.on_plan: Callable[[Snapshot, Plan], None] = lambda snapshot, plan: None
         for kind in (resources.PRIORITY_CLASSES, resources.QUEUES):
-            self.store.replace(kind, (), 1)
-        self.see(*KINDS)
+            if kind not in kinds.values():
+                self.store.replace(kind, (), 1)
+        self.see(*kinds)
 
-    def see(self, *kinds: str) -> None:
-        """Bring the view of these kinds up to date."""
+    def see(self, *kinds: str) -> bool:
+        """Bring the view of these kinds up to date; return whether anything had changed."""
+        changed = False
         for kind in kinds:
-            self.view[kind] = dict(getattr(self._world, kind))
-            self.store.replace(KINDS[kind], self.view[kind].values(), self._world.version)
+            seen, there = self.view.get(kind), getattr(self._world, kind)
+            same = seen is not None and seen.keys() == there.keys()
+            changed |= not same or not all(map(_is_same, (seen or {}).values(), there.values()))
+            self.view[kind] = dict(there)
+            self.store.replace(self._kinds[kind], there.values(), self._world.version)
         for key in self.store.late_reports():
             self.store.read_late(key)
         if "pods" in kinds:
             self.store.doubtful.clear()
+        return changed
 
     def tick(self) -> None:
         """Look, plan, remember, write, act: once. `KilledError` where that is its end."""
         self._runner.run(self._tick())
-        for job in self.backend.jobs.values():
-            job.validate()
+        if self.client.broken is not None:
+            raise self.client.broken
+        self._ticks += 1
+        if self._ticks % self.validates_every == 0:
+            for job in self.backend.jobs.values():
+                job.validate()
 
     def close(self) -> None:
         """End at once, whatever it is doing."""
@@ -204,3 +228,8 @@ class LiveOperator:
 
     def failed(self, what: str) -> None:
         """Take note that a tick failed: only what is unknown can be the cause, and that passes."""
+
+
+def _is_same(one: Raw, other: Raw) -> bool:
+    versions = (each["metadata"]["resourceVersion"] for each in (one, other))
+    return one is other or next(versions) == next(versions)

@@ -84,7 +84,8 @@ class Process:
             job=job,
             job_uid=owner["uid"] if owner else "",
             node=node,
-            leads=worker is not None and (str(worker[0]), worker[1]) == ("base", 0),
+            # One that only claims to be a worker of the job was not made by an operator.
+            leads=worker is not None and (str(worker[0]), worker[1]) == ("base", 0) and "annotations" in metadata,
             temper=world.tempers.get(job, Temper()),
             budget=1e18,
             started_at=world.now,

@@ -38,7 +38,7 @@ LABELS = {"zone": "a", "cores": "8", "size": "large"}
     ],
 )
 def test_expressions(expression: Expression, matches: bool) -> None:
-    assert expression.matches(LABELS) is matches
+    assert expression.takes(LABELS.get(expression.key)) is matches
 
 
 @pytest.mark.parametrize(

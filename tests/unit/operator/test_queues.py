@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue, Stop
-from espalier_operator.facts import JobFacts, Node, Snapshot, Stopping, Terms
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.queues import Queue, Quota
@@ -190,3 +190,25 @@ def test_nothing_is_taken_that_was_not_borrowed_or_would_not_be_enough() -> None
     young = replace(runs(job("young", gpus=4, yields=True)), admitted_at=NOW - 59)
     planned = decide(COHORT, young, job("b0", "b"))
     assert (stopped(planned), planned.wake_at) == ([], NOW + 1)
+
+
+def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_queue_may_borrow() -> None:
+    """And gives up what it has reserved: the next plan lets others have it."""
+
+    def of(name: str, fast: int, slow: int) -> Queue:
+        quotas = (Quota(gpu_type="fast", nominal=fast), Quota(gpu_type="slow", nominal=slow))
+        return Queue(name=name, cohort="all", quotas=quotas)
+
+    holder, waits = runs(job("holder", "a", gpus=2)), job("x", "a", at=1.0, gpus=2)
+    worker = Worker(name="h", job="team/holder", role=Role.BASE, node="n", gpus=1, index=0, state=WorkerState.RUNNING)
+    workers = (worker, replace(worker, name="i", index=1))
+    nodes = (Node(name="n", gpu_type="fast", allocatable=3), Node(name="m", gpu_type="slow", allocatable=2))
+    snapshot = Snapshot(taken_at=NOW, nodes=nodes, jobs=(holder, waits), workers=workers)
+    planned = plan(replace(snapshot, queues=(of("a", 4, 0), of("b", 0, 2))), FairPolicy(), NOW)
+    assert planned.actions == (Admit(job="team/x", gpu_type="slow"),)
+    assert "team/x" not in planned.refusals
+    owner = job("y", "b", at=2.0, gpus=2)
+    snapshot = replace(snapshot, queues=(of("a", 4, 0), of("b", 0, 2)), jobs=(holder, waits, owner))
+    planned = plan(snapshot, FairPolicy(), NOW)
+    assert admitted(planned) == ["y"], "whose quota it is goes first"
+    assert planned.refusals["team/x"].starts_by is not None, "it keeps what it has reserved"

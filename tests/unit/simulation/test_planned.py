@@ -15,23 +15,11 @@ from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, Simulat
 from espalier_operator.simulation.latencies import LATENCIES
 from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Node, Rounds
+from espalier_operator.simulation.rounds import Rounds
+from small_simulations import COMMON_POLICIES, GPUS, JOBS, NODES
 
-POLICIES = (
-    "fair",
-    "fifo",
-    "las",
-    "las:thresholds=600/1200,promote=1",
-    "tiresias",
-    "gittins:quantum=60",
-    "optimus",
-    "growth",
-)
-NODES = (Node("a", 4), Node("b", 2))
-GPUS = 6
-JOBS = st.lists(
-    st.tuples(st.floats(0, 5000), st.integers(1, GPUS), st.floats(0.5, 5000)), min_size=1, max_size=12
-)  # submitted at, GPUs, duration
+POLICIES = (*COMMON_POLICIES, "growth")
+
 NONE, REALISTIC = LATENCIES["none"], LATENCIES["realistic"]
 
 
@@ -69,7 +57,13 @@ class Watched(Planned):
         return due
 
 
-@given(JOBS, st.integers(1, GPUS), st.sampled_from(POLICIES), st.sampled_from(sorted(LATENCIES)), st.booleans())
+@given(
+    JOBS,
+    st.integers(1, GPUS),
+    st.sampled_from(POLICIES),
+    st.sampled_from(sorted(LATENCIES)),
+    st.booleans(),
+)
 @settings(max_examples=150, deadline=None)
 def test_all_jobs_complete_all_their_work_and_no_gpu_is_given_twice(
     drawn: list[tuple[float, int, float]], most: int, policy: str, latency: str, preemptible: bool

@@ -15,22 +15,10 @@ from espalier_operator.policies.view import Decision, Elasticity, Share, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.rounds import Node, Rounds
+from espalier_operator.simulation.rounds import Rounds
+from small_simulations import COMMON_POLICIES, JOBS, NODES
 
-POLICIES = (
-    "fair",
-    "fifo",
-    "las",
-    "las:thresholds=600/1200,promote=1",
-    "tiresias",
-    "gittins:quantum=60",
-    "optimus",
-    "goodput",
-)
-NODES = (Node("a", 4), Node("b", 2))
-JOBS = st.lists(
-    st.tuples(st.floats(0, 5000), st.integers(1, 6), st.floats(0.5, 5000)), min_size=1, max_size=12
-)  # submitted at, GPUs, duration
+POLICIES = (*COMMON_POLICIES, "goodput")
 
 
 def jobs_of(drawn: Sequence[tuple[float, int, float]]) -> list[SimulatedJob]:

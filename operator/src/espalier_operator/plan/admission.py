@@ -21,12 +21,15 @@ class Admission:
     def __init__(self, tick: Tick) -> None:
         self._tick, self._record = tick, tick.record
         self._starting = Starting(tick)
+        self._elsewhere: dict[str, list[Site]] = {}
+        """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
         self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[Site]] = {}
 
     def admit(self) -> None:
         """Start waiting jobs in order; one that must wait is not delayed by those after it.
 
-        Those whose queue must borrow for them come after all others.
+        Those whose queue must borrow for them come after all others; so do those that wait for GPUs of their quota and
+        might borrow others.
         """
         borrowers: list[JobFacts] = []
         self._tick.preemption.exchanging = self._tick.moves.exchanging()
@@ -36,7 +39,10 @@ class Admission:
             elif not self._admit_in_turn(job, borrowing=False):
                 borrowers.append(job)
         for job in borrowers:
-            self._admit_in_turn(job, borrowing=True)
+            if job.key in self._elsewhere:
+                self._starting.start_elsewhere(job, self._elsewhere[job.key])
+            else:
+                self._admit_in_turn(job, borrowing=True)
         self._tick.stop(self._tick.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
         self._tick.reservations.end()
 
@@ -52,7 +58,10 @@ class Admission:
         ]
 
     def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
-        """Start a waiting job, or refuse it; return False where its queue must borrow for it, which is done later."""
+        """Start a waiting job, or refuse it; return False where its queue must borrow for it to start at once.
+
+        That is done later.
+        """
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
         wished, claim = self._tick.order.gpu_type(job), job.claim
         sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
@@ -82,8 +91,11 @@ class Admission:
             self._tick.ledger.wait(claim, types)
         elif not self._has_room_in_namespace(job):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
-        else:
-            self._starting.start_or_wait(job, allowed)
+        elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(sites):
+            borrowed = [site for site in self._tick.allowed(job, sites, borrowing=True) if site not in allowed]
+            if borrowed:
+                self._elsewhere[job.key] = borrowed
+                return False
         return True
 
     def _has_room_in_namespace(self, job: JobFacts) -> bool:

@@ -12,7 +12,7 @@ from espalier_operator.facts import JobFacts
 from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import ends_by
 from espalier_operator.plan.tick import Tick
-from espalier_operator.reservations import Holding
+from espalier_operator.reservations import Holding, Reservation
 from espalier_operator.sites import Site
 
 _Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
@@ -28,9 +28,14 @@ class Starting:
         """Which gangs found no GPUs, and why: nor do others like them."""
         self._tried: Counter[tuple[str, ...]] = Counter()
         """By types of GPUs: how many found none."""
+        self._reserved: dict[str, Reservation] = {}
+        """By job that waits."""
 
-    def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> None:
-        """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait."""
+    def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+        """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait.
+
+        Return whether it starts, or gets what is being given back.
+        """
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._tick.now, self._tick.rules)
         attempt = tuple(sites), gpus, workers, self._tick.reservations.kept_from(until)
@@ -38,21 +43,45 @@ class Starting:
         if reason is None and self._tried[types] >= self._tick.rules.backfill_depth:
             reason = Reason.NO_FREE_GPU
         if reason is None:
-            self._tick.reservations.lift(until)
-            started = self._start(job, sites)
-            self._tick.reservations.restore(until, started if isinstance(started, Holding) else None)
+            started = self._start_beside_others(job, sites, until)
             if not isinstance(started, Reason):
-                return
+                return True
             reason = self._vain[attempt] = started
             self._tried[types] += 1
         if self._preempt(job, sites, until, reason):
-            return
+            return True
         # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
         fitting = (site for site in sites if self._tick.capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
         if reserved is not None:
-            self._tick.hold_quota(job, reserved[1])
-        self._record.refuse(job, reason, starts_by=None if reserved is None else reserved[0])
+            self._tick.hold_quota(job, reserved.site)
+            self._reserved[job.key] = reserved
+        self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
+        return False
+
+    def start_elsewhere(self, job: JobFacts, sites: Sequence[Site]) -> None:
+        """Start a job that waits on one of `sites` if it can start there, and give up what it has reserved."""
+        reserved = self._reserved.get(job.key)
+        if reserved is not None:
+            self._tick.hold_quota(job, reserved.site, sign=-1)
+        sites = self._tick.allowed(job, sites, borrowing=True)
+        started: Holding | Reason | None = Reason.QUOTA_EXCEEDED
+        if sites and self._tick.namespaces.fits(job, job.terms.min_replicas):
+            started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))
+        if not isinstance(started, Reason):
+            if reserved is not None:
+                self._tick.reservations.cancel(reserved)
+            if started is not None:
+                self._record.refusals.pop(job.key)
+        elif reserved is not None:
+            self._tick.hold_quota(job, reserved.site)
+
+    def _start_beside_others(self, job: JobFacts, sites: Sequence[Site], until: float) -> Holding | Reason | None:
+        """Do what `_start` does with what is not kept for others while a job would run until `until`."""
+        self._tick.reservations.lift(until)
+        started = self._start(job, sites)
+        self._tick.reservations.restore(until, started if isinstance(started, Holding) else None)
+        return started
 
     def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
         """Start a job on the first of `sites` where all its workers can start now; return what they hold.

@@ -270,10 +270,13 @@ class Tick:
         claim = job.claim
         return [site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing)]
 
-    def hold_quota(self, job: JobFacts, site: Site) -> None:
-        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace."""
-        self.ledger.hold(job.claim, site.gpu_type)
-        self.namespaces.hold(job, job.terms.min_replicas)
+    def hold_quota(self, job: JobFacts, site: Site, *, sign: int = 1) -> None:
+        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace.
+
+        With a `sign` of -1 it is counted no more.
+        """
+        self.ledger.hold(job.claim, site.gpu_type, sign=sign)
+        self.namespaces.hold(job, sign * job.terms.min_replicas)
 
     def _fitting(self, sites: Iterable[Site], gpus: int, workers: int) -> list[Site]:
         return [site for site in sites if self.capacity.could_ever_hold(site, gpus, workers)]

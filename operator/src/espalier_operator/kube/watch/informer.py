@@ -16,6 +16,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_kube import resources
+from espalier_kube.errors import Status
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names
@@ -58,8 +59,8 @@ class Informer:
         self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
         self._relist = asyncio.Event()
         self._doubt = doubt
-        self._refused: set[resources.Resource] = set()
-        """Kinds that could not be listed for want of their definition or of rights."""
+        self._refused: dict[resources.Resource, Status] = {}
+        """Kinds that could not be listed for want of their definition or of rights, and the API server's answer."""
 
     async def run(self) -> None:
         """Keep the store up to date until cancelled."""
@@ -111,14 +112,16 @@ class Informer:
         except ApiRefusalError as refusal:
             if refusal.status.code not in (403, 404):
                 raise
-            self._refused.add(resource)
             plural = resource.plural
-            logger.warning(
-                "%s cannot be read and do not count; install crds/ and the chart's roles: %s", plural, refusal
-            )
+            if self._refused.get(resource) != refusal.status:
+                self._refused[resource] = refusal.status
+                logger.warning(
+                    "%s cannot be read and do not count; install crds/ and the chart's roles: %s", plural, refusal
+                )
             self._store.replace(resource, (), 0)
         else:
-            self._refused.discard(resource)
+            if self._refused.pop(resource, None) is not None:
+                logger.info("%s can be read now", resource.plural)
             items = [item for found in lists for item in found.items]
             self._store.replace(resource, items, min(found.version for found in lists))
 
@@ -166,9 +169,11 @@ class Informer:
                 backoff.succeeded()
             pause = backoff.failed(now)
             plurals = ", ".join(resource.plural for resource in watched)
-            logger.warning("the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
+            unreadable = not self._refused.keys().isdisjoint(watched)  # the list has said so, once
+            level = logging.DEBUG if unreadable else logging.WARNING
+            logger.log(level, "the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
             await asyncio.sleep(pause)
-            if not self._refused.intersection(watched):
+            if self._refused.keys().isdisjoint(watched):
                 self._relist.set()
 
     async def _require_served(self, watched: Iterable[resources.Resource]) -> None:

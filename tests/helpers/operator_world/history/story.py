@@ -1,0 +1,389 @@
+"""What happens: one history of an operator, all of it from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.topology import ZONE_LABEL
+from operator_world.history.clauses import ClauseError, Clauses
+from operator_world.history.world import KINDS, NAMESPACES, SharedCluster
+from operator_world.invariants import check
+from operator_world.kube_api import is_over, node_of
+from operator_world.kube_objects import EPOCH, GPU, Raw, template
+from operator_world.kube_operator import KilledError, LiveOperator
+from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
+from operator_world.kubernetes import TYPE_LABEL
+from operator_world.leaders import Temper
+
+SETTINGS: Final = KubeSettings(
+    start_up_allowance_seconds=20,
+    promise_seconds=15,
+    pre_running_deadline_seconds=90,
+    restart_seconds=1,
+    max_restart_seconds=8,
+    persist_seconds=30,
+    gpu_type_label=TYPE_LABEL,
+)
+NOTICES, COOLDOWNS = (3, 8), (2, 10)
+TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+TOLERATES: Final = {"key": "team", "operator": "Equal", "value": "vision"}
+QUEUE_NAMES: Final = ("default", "night", "guests")
+MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
+ROUNDS_TO_REST: Final = 100
+
+
+class Story:
+    """A cluster, an operator in it, and what happens to both."""
+
+    def __init__(self, seed: int, *, judges_plans: bool = True) -> None:
+        """Begin the history of this seed.
+
+        `judges_plans`: each plan is judged as well, by the invariants of the planner (`operator_world.invariants`).
+        """
+        self.seed, self.random, self._judges_plans = seed, Random(seed), judges_plans
+        self.lines: list[str] = []
+        """What has happened, for people."""
+        scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
+        self.world = SharedCluster(scheduler, self.random)
+        self.rules = Rules(
+            stop_grace_seconds=10,
+            startup_seconds=15,
+            evaluation_seconds=5,
+            reservations=self.random.choice((1, 2, 8)),
+            aging_seconds=self.random.choice((0.0, 60.0)),
+            fair_share_half_life_seconds=self.random.choice((0.0, 120.0)),
+        )
+        self.clauses = Clauses(self.world, self.rules, max(NOTICES) + max(COOLDOWNS))
+        self.runner = asyncio.Runner()
+        self.serial = 0
+        self.operator = self._operator()
+        self._make_cluster()
+
+    def run(self, steps: int) -> None:
+        """Let so many things happen. `ClauseError`, or another `AssertionError`, where something does not hold."""
+        try:
+            for _ in range(steps):
+                self._step()
+                self.world.pass_time(self.random.choice((0.5, 1.0, 1.0, 2.0, 4.0)))
+                self.rest()
+        finally:
+            self.operator.close()
+            self.runner.close()
+
+    def rest(self) -> None:
+        """Let operator and cluster do all that is to be done now, and judge."""
+        for _ in range(ROUNDS_TO_REST):
+            self._cluster_moves()
+            changed, calls = self.operator.see(*KINDS), self.operator.client.calls
+            due = self.operator.due is not None and self.operator.due <= self.world.now
+            if self._is_quiet and not (changed or due or self.operator.woken):
+                self.clauses.is_fresh = True
+                self.clauses.at_rest()
+                return
+            self.clauses.is_fresh = True
+            self._is_quiet = self._tick() and self.operator.client.calls == calls
+        raise ClauseError("clause 4: the operator comes to no rest")
+
+    _is_quiet = False
+
+    # ---- the operator
+
+    def _operator(self) -> LiveOperator:
+        operator = LiveOperator(self.world, FairPolicy(), SETTINGS, self.rules, self.runner, KINDS)
+        operator.on_plan, operator.client.on_create = self._planned, self._creating
+        operator.validates_every = 10
+        self._is_quiet = False
+        return operator
+
+    def _tick(self) -> bool:
+        """Let the operator work once; return whether it lives."""
+        try:
+            self.operator.tick()
+        except KilledError:
+            self._say("the operator is killed")
+            self.operator = self._operator()
+            return False
+        return True
+
+    def _planned(self, snapshot: Snapshot, plan: Plan) -> None:
+        for action in plan.actions:
+            self._say(f"  {action}")
+        self.clauses.planned(plan)
+        if self._judges_plans:
+            check(snapshot, plan, self.world.now)
+
+    def _creating(self, manifest: Mapping[str, Any]) -> None:
+        if manifest["kind"] == "Pod":
+            self.clauses.creating(manifest)
+
+    def _cluster_moves(self) -> None:
+        self.world.controllers()
+        self.world.schedule()
+        self.world.kubelets()
+
+    # ---- the beginning
+
+    def _make_cluster(self) -> None:
+        chance = self.random
+        for _ in range(chance.randint(3, 5)):
+            self._node_comes()
+        if chance.random() < 0.7:
+            cohort = {"cohort": "all"} if chance.random() < 0.7 else {}
+            for name in QUEUE_NAMES:
+                self.world.set_queue(name, self._queue(name, cohort))
+        for namespace in NAMESPACES:
+            if chance.random() < 0.3:
+                self._quota_changes(namespace)
+        for _ in range(3):
+            self._job_comes()
+
+    def _queue(self, name: str, cohort: Mapping[str, str]) -> dict[str, Any]:
+        chance = self.random
+        quotas: list[Raw] = []
+        if chance.random() < 0.9:
+            quotas.append({"nominal": chance.randint(1, 10)})
+            if chance.random() < 0.3:
+                quotas.append({"gpuType": "a100", "nominal": chance.randint(0, 6)})
+            for quota in quotas:
+                if chance.random() < 0.5:
+                    quota["borrowingLimit"] = chance.randint(0, 4)
+        found: dict[str, Any] = {**cohort, "quotas": quotas}
+        if name == "guests" and chance.random() < 0.5:
+            found |= {"maxPriority": 1, "namespaces": [*NAMESPACES[:2]]}
+        return found
+
+    # ---- what happens
+
+    def _step(self) -> None:
+        chance = self.random
+        happenings = (
+            (6, self._job_comes),
+            (6, self._nothing),
+            (3, self._stranger_comes),
+            (2, self._operator_dies),
+            (2, self._operator_is_late),
+            (1, self._calls_fail),
+            (2, self._node_changes),
+            (2, self._node_comes),
+            (2, self._pod_ends),
+            (2, self._leader_ends),
+            (2, self._person_acts),
+            (1, self._quota_changes),
+            (1, self._queue_changes),
+        )
+        weights, what = zip(*happenings, strict=True)
+        chance.choices(what, weights)[0]()
+
+    def _nothing(self) -> None:
+        """Time passes."""
+
+    def _job_comes(self) -> None:
+        chance, world = self.random, self.world
+        unfinished = sorted(key for key, job in world.jobs.items() if "completionTime" not in job.get("status", {}))
+        if len(unfinished) >= MOST_JOBS:  # somebody gives up, rather one who waits
+            waiting = [key for key in unfinished if "admittedAt" not in world.jobs[key]["status"]["scheduling"]]
+            key = chance.choice(waiting or unfinished)
+            self._say(f"delete {key}")
+            world.delete_job(key)
+        name, namespace = self._name("job"), chance.choice(NAMESPACES)
+        spec = self._spec()
+        world.tempers[f"{namespace}/{name}"] = self._temper()
+        world.submit(namespace, name, spec)
+        asked = spec["template"]["spec"]
+        self._say(
+            f"job {namespace}/{name}: {spec['minReplicas']}-{spec['maxReplicas']} x "
+            f"{asked['containers'][0]['resources']['limits']}, {spec['timeBudgetSeconds']} s, queue {spec['queue']}, "
+            f"priority {spec['priority']}, {asked.get('nodeSelector')}, {'tolerates' if 'tolerations' in asked else ''}"
+        )
+
+    def _spec(self) -> dict[str, Any]:
+        chance = self.random
+        smallest, gpus = chance.choice((1, 1, 2, 2, 3, 5)), chance.choice((1, 1, 1, 1, 2, 4))
+        limits = {GPU: gpus, **({"cpu": chance.choice((1, 2, 6, 12))} if chance.random() < 0.4 else {})}
+        where: dict[str, Any] = {}
+        if chance.random() < 0.3:
+            where["nodeSelector"] = chance.choice(({TYPE_LABEL: "a100"}, {"disk": "ssd"}, {ZONE_LABEL: "b"}))
+        if chance.random() < 0.3:
+            where["tolerations"] = [TOLERATES]
+        return {
+            "timeBudgetSeconds": chance.choice((15, 30, 60, 120)),
+            "minReplicas": smallest,
+            "maxReplicas": smallest + chance.choice((0, 1, 2, 4)),
+            "priority": chance.choice((0, 0, 0, 1, 2)),
+            "queue": "nobody" if chance.random() < 0.04 else chance.choice(QUEUE_NAMES),
+            "backoffLimit": chance.choice((0, 3, 6)),
+            "preemption": {
+                "noticeSeconds": chance.choice(NOTICES),
+                "cooldownSeconds": chance.choice(COOLDOWNS),
+                "minRuntimeSeconds": chance.choice((2, 10)),
+                "base": chance.choice(("Never", "Checkpoint")),
+            },
+            "template": template({"resources": {"limits": limits}}, **where),
+            "ttlSecondsAfterFinished": 20,
+            **({"suspend": True} if chance.random() < 0.05 else {}),
+            **({"gpuSecondsBudget": 120} if chance.random() < 0.1 else {}),
+        }
+
+    def _temper(self) -> Temper:
+        chance = self.random
+        return Temper(
+            start_up=chance.choice((1.0, 2.0, 2.0, 12.0)),
+            evaluation=chance.choice((1.0, 4.0)),
+            silent=chance.random() < 0.1,
+            lasts=chance.choice((12.0, 50.0, 1e9)),
+            deaf=chance.random() < 0.1,
+            watches=chance.random() < 0.5,
+            farewell=chance.choice((1.0, 5.0, 60.0)),
+            hangs=chance.random() < 0.1,
+        )
+
+    def _stranger_comes(self) -> None:
+        chance, world = self.random, self.world
+        if len(world.leave_at) >= MOST_STRANGERS:
+            return
+        limits = {GPU: chance.choice((0, 1, 1, 2, 4, 9)), "cpu": chance.choice((1, 4, 10))}
+        pod = template({"resources": {"limits": {name: each for name, each in limits.items() if each}}})["spec"]
+        pod["nodeSelector"] = chance.choice(({}, {}, {TYPE_LABEL: "a100"}, {"disk": "none"}))
+        if chance.random() < 0.3:
+            pod["tolerations"] = [TOLERATES]
+        namespace, name, owner = chance.choice((*NAMESPACES, "others", "others")), self._name("other"), None
+        victims = sorted(world.jobs)
+        if victims and chance.random() < 0.3:  # it claims to be a worker of a job of another namespace
+            victim = world.jobs[chance.choice(victims)]
+            namespace, name = "others", f"{victim['metadata']['name']}-base-{chance.randrange(2)}-0"
+            owner = {"apiVersion": API_VERSION, "kind": KIND, "controller": True}
+            owner |= {"name": victim["metadata"]["name"], "uid": victim["metadata"]["uid"]}
+        if f"{namespace}/{name}" not in world.pods:
+            world.add_stranger(f"{namespace}/{name}", pod, chance.choice((5.0, 20.0, 90.0)), owner)
+            self._say(f"stranger {namespace}/{name}: {limits} {pod['nodeSelector']} {'forged' if owner else ''}")
+
+    def _operator_dies(self) -> None:
+        """Before one of its next calls, or when it has none left to do; or it is away for a while."""
+        self.operator.client.calls_left = self.random.choice((0, 1, 2, 3, 5, 8, 13))
+        if self.random.random() < 0.5:
+            self.operator.see(*KINDS)
+        self.clauses.is_fresh = False
+        if self._tick():
+            self._say("the operator is ended")
+            self.operator.close()
+            self.operator = self._operator()
+        if self.random.random() < 0.3:
+            self._cluster_moves()
+            self.world.pass_time(self.random.choice((5.0, 40.0)))
+            self.operator.close()
+            self.operator = self._operator()
+
+    def _operator_is_late(self) -> None:
+        """It works on by what it saw, which is no longer so, or sees a part of what has changed."""
+        self.clauses.is_fresh = False
+        self._cluster_moves()
+        self.world.pass_time(self.random.choice((1.0, 8.0)))
+        if self.random.random() < 0.5:
+            self.operator.see(*(kind for kind in KINDS if self.random.random() < 0.5))
+        self._tick()
+
+    def _calls_fail(self) -> None:
+        client = self.operator.client
+        client.failing, client.unanswered = self.random.randint(0, 4), self.random.randint(0, 2)
+        self.clauses.is_fresh = False
+        self._tick()
+        client.failing = client.unanswered = 0
+
+    def _node_comes(self) -> None:
+        chance = self.random
+        if len(self.world.nodes) >= MOST_NODES:
+            return
+        zone = chance.choice("ab")
+        labels = {ZONE_LABEL: zone, **({"disk": "ssd"} if chance.random() < 0.5 else {})}
+        labels |= {TYPE_LABEL: "a100"} if chance.random() < 0.4 else {}
+        taints = [TAINT] if chance.random() < 0.25 else []
+        name, gpus, cpus = self._name("node"), chance.choice((1, 2, 4, 8, 8)), chance.choice((4, 16, 64))
+        self.world.add_machine(name, gpus, cpus, labels, taints)
+        self._say(f"node {name}: {gpus} GPUs, {cpus} CPUs, {labels} {'tainted' if taints else ''}")
+
+    def _node_changes(self) -> None:
+        chance, world = self.random, self.world
+        if not world.nodes:
+            return
+        name = chance.choice(sorted(world.nodes))
+        fate = chance.choice(("gone", "silent", *("heard",) * 4, "unwell", "cordoned", *("open",) * 3, "fewer", "more"))
+        self._say(f"{name} is {fate}")
+        match fate:
+            case "gone":
+                world.remove_node(name)
+            case "silent" | "heard" | "unwell":
+                world.set_ready(name, fate != "silent", well=fate != "unwell")
+            case "cordoned" | "open":
+                world.set_cordoned(name, fate == "cordoned")
+            case "fewer" | "more":
+                gpus = int(world.nodes[name]["status"]["allocatable"][GPU]) + (1 if fate == "more" else -1)
+                world.set_gpus(name, max(0, min(gpus, 8)))
+
+    def _pod_ends(self) -> None:
+        if not self.world.pods:
+            return
+        key = self.random.choice(sorted(self.world.pods))
+        how, pod = self.random.choice(("delete", "force", "evict")), self.world.pods[key]
+        self._say(f"{how} {key}")
+        node = node_of(pod)
+        if how != "evict":
+            self.world.delete_pod(key, force=how == "force")
+        elif node is not None and self.world.is_ready(node) and not is_over(pod):
+            self.world.evict(key)
+
+    def _leader_ends(self) -> None:
+        running = {each.key: each for each in self.world.processes.values() if each.code is None and each.leads}
+        if running:
+            process, code = running[self.random.choice(sorted(running))], self.random.choice((1, 1, 2, 3, 137, 143))
+            self._say(f"{process.key} ends with {code}")
+            process.crash(self.world, code)
+
+    def _person_acts(self) -> None:
+        chance, world = self.random, self.world
+        if not world.jobs:
+            return
+        key = chance.choice(sorted(world.jobs))
+        what = chance.choice(("suspend", "resume", "resume", "resume", "delete", "priority", "most"))
+        self._say(f"{what} {key}")
+        if what == "delete":
+            world.delete_job(key)
+        elif what == "priority":
+            world.change_spec(key, priority=chance.randint(0, 2))
+        elif what == "most":
+            world.change_spec(key, maxReplicas=world.jobs[key]["spec"]["minReplicas"] + chance.randint(0, 3))
+        else:
+            world.change_spec(key, suspend=what == "suspend")
+
+    def _quota_changes(self, namespace: str | None = None) -> None:
+        chance = self.random
+        namespace = namespace or chance.choice(NAMESPACES)
+        hard = {f"requests.{GPU}": chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
+        hard |= {"pods": chance.choice((2, 6, 12))} if chance.random() < 0.3 else {}
+        self._say(f"ResourceQuota of {namespace}: {hard}")
+        self.world.set_resource_quota(namespace, hard)
+
+    def _queue_changes(self) -> None:
+        if self.world.queues:
+            name = self.random.choice(sorted(self.world.queues))
+            cohort = self.world.queues[name]["spec"].get("cohort")
+            spec = self._queue(name, {"cohort": cohort} if cohort else {})
+            self._say(f"queue {name}: {spec}")
+            self.world.set_queue(name, spec)
+            self.clauses.count_again()
+
+    # ---- within
+
+    def _name(self, stem: str) -> str:
+        self.serial += 1
+        return f"{stem}{self.serial}"
+
+    def _say(self, line: str) -> None:
+        self.lines.append(f"{self.world.now - EPOCH:7.1f} {line}")

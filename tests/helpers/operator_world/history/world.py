@@ -1,0 +1,178 @@
+"""A cluster that tenants share: namespaces with ResourceQuotas, queues, nodes with taints, CPU and memory, strangers.
+
+It is `Kubernetes` with kube-scheduler's own rules (`kube_scheduler`) in place of the naive ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from espalier_api.job import API_VERSION, KIND
+from espalier_kube import resources
+from espalier_kube.errors import QUOTA_EXCEEDED, Status
+from espalier_kube.resources import Resource
+from espalier_operator.kube.client import ApiRefusalError
+from operator_world.kube_api import Objects, gpus_of, is_over, node_of
+from operator_world.kube_objects import GPU, Raw
+from operator_world.kube_operator import KINDS as SEEN
+from operator_world.kube_scheduler import KubeScheduler, requests_of
+from operator_world.kubernetes import TYPE_LABEL, Kubernetes
+
+KINDS: Final[Mapping[str, Resource]] = {
+    **SEEN,
+    "queues": resources.QUEUES,
+    "resource_quotas": resources.RESOURCE_QUOTAS,
+}
+NAMESPACES: Final = ("vision", "speech", "robots")
+
+
+class SharedCluster(Kubernetes):
+    """All objects of several tenants."""
+
+    def __init__(self, scheduler: KubeScheduler, random: Random) -> None:
+        """Begin empty."""
+        super().__init__()
+        self._scheduler, self._random = scheduler, random
+        self.queues = Objects(self._versions)
+        self.resource_quotas = Objects(self._versions)
+        self.leave_at: dict[str, float] = {}
+        """When pods of others go, by key."""
+        self.over_quota: list[str] = []
+        """Pods that a ResourceQuota has refused, by key."""
+
+    def add_machine(self, name: str, gpus: int, cpus: int, labels: Mapping[str, str], taints: Sequence[Raw]) -> None:
+        """Add a node, ready at once."""
+        self.add_node(name, gpus)
+        node = self.nodes[name]
+        amounts = {"cpu": str(cpus), "memory": "64Gi", "pods": "40", GPU: str(gpus)}
+        self.nodes[name] = {
+            **node,
+            "metadata": {**node["metadata"], "labels": dict(labels)},
+            "spec": {"taints": list(taints)} if taints else {},
+            "status": {**node["status"], "allocatable": amounts},
+        }
+
+    def set_cordoned(self, name: str, cordoned: bool) -> None:
+        """Let a node take new pods, or none."""
+        spec = {key: value for key, value in self.nodes[name]["spec"].items() if key != "unschedulable"}
+        self.nodes[name] = {**self.nodes[name], "spec": {**spec, "unschedulable": True} if cordoned else spec}
+
+    def set_gpus(self, name: str, gpus: int) -> None:
+        """Let a node have so many healthy GPUs; pods that hold others run on."""
+        node = self.nodes[name]
+        amounts = {**node["status"]["allocatable"], GPU: str(gpus)}
+        self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
+
+    def submit(self, namespace: str, name: str, spec: Mapping[str, Any]) -> None:
+        """Make a job."""
+        metadata = {"name": name, "namespace": namespace, **self._birth(), "generation": 1}
+        job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
+        self.jobs[f"{namespace}/{name}"] = job
+
+    def set_queue(self, name: str, spec: Mapping[str, Any]) -> None:
+        """Make a queue, or give it another specification."""
+        known = self.queues.get(name)
+        birth = {"name": name, **self._birth()} if known is None else known["metadata"]
+        metadata = {**birth, "generation": birth.get("generation", 0) + 1}
+        self.queues[name] = {"apiVersion": API_VERSION, "kind": "Queue", "metadata": metadata, "spec": dict(spec)}
+
+    def set_resource_quota(self, namespace: str, hard: Mapping[str, int]) -> None:
+        """Make the ResourceQuota of a namespace, or change it; without any limit, delete it."""
+        key = f"{namespace}/team"
+        if not hard:
+            self.resource_quotas.pop(key, None)
+            return
+        written = {name: str(value) for name, value in hard.items()}
+        known = self.resource_quotas.get(key, {"metadata": {"name": "team", "namespace": namespace, **self._birth()}})
+        self.resource_quotas[key] = {**known, "spec": {"hard": written}, "status": {"hard": written, "used": {}}}
+        self._count_quotas()
+
+    def add_stranger(self, key: str, pod: Mapping[str, Any], lasts: float, owner: Raw | None = None) -> None:
+        """Add somebody else's pod that goes after `lasts` seconds; `owner` is whose it claims to be."""
+        namespace, _, name = key.partition("/")
+        references = {} if owner is None else {"ownerReferences": [owner]}
+        metadata = {"namespace": namespace, "name": name, **references}
+        try:
+            self.create({"kind": "Pod", "metadata": metadata, "spec": dict(pod)})
+        except ApiRefusalError:
+            return  # its own quota
+        self.leave_at[key] = self.now + lasts
+
+    # ---- what the API server and the controllers do
+
+    def create(self, manifest: Mapping[str, Any]) -> None:
+        """Make an object, unless a ResourceQuota has no room for it."""
+        metadata = manifest["metadata"]
+        key = f"{metadata['namespace']}/{metadata['name']}"
+        if manifest["kind"] == "Pod" and key not in self.pods:
+            quota = self.resource_quotas.get(f"{metadata['namespace']}/team")
+            for name, hard in ({} if quota is None else quota["spec"]["hard"]).items():
+                wants = self._counted(dict(manifest), name)
+                used = self._used(metadata["namespace"], name)
+                if wants and used + wants > int(hard):
+                    self.over_quota.append(key)
+                    message = (
+                        f'pods "{metadata["name"]}" is forbidden: {QUOTA_EXCEEDED}: team, {name}: {used} of {hard}'
+                    )
+                    raise ApiRefusalError(f"create {key}", Status(403, "Forbidden", message))
+        super().create(manifest)
+        self._count_quotas()
+
+    def schedule(self) -> None:
+        """Let kube-scheduler bind what waits."""
+        self._scheduler.bind(self.nodes, self.pods, self._time())
+
+    def controllers(self) -> None:
+        """Let pods of others go whose time has come; count quotas; and all else."""
+        for key, at in list(self.leave_at.items()):
+            if self.now >= at:
+                del self.leave_at[key]
+                if key in self.pods:
+                    self.delete_pod(key)
+        super().controllers()
+        self._count_quotas()
+
+    # ---- reading
+
+    def type_of(self, node: str) -> str:
+        """Return the type of a node's GPUs."""
+        return str(self.nodes[node]["metadata"]["labels"].get(TYPE_LABEL, ""))
+
+    def room_in(self, namespace: str, resource: str) -> int | None:
+        """Return what a ResourceQuota leaves of a resource (as it names it); None: it is not limited."""
+        quota = self.resource_quotas.get(f"{namespace}/team")
+        if quota is None or resource not in quota["spec"]["hard"]:
+            return None
+        return int(quota["spec"]["hard"][resource]) - self._used(namespace, resource)
+
+    def held(self) -> dict[str, Counter[str]]:
+        """Return by node what the pods on it hold."""
+        found: dict[str, Counter[str]] = {name: Counter() for name in self.nodes}
+        for pod in self.pods.values():
+            if node_of(pod) in found and not is_over(pod):
+                found[node_of(pod) or ""].update(requests_of(pod))
+        return found
+
+    # ---- within
+
+    def _used(self, namespace: str, resource: str) -> int:
+        prefix = f"{namespace}/"
+        return sum(
+            self._counted(pod, resource)
+            for key, pod in self.pods.items()
+            if key.startswith(prefix) and not is_over(pod)
+        )
+
+    @staticmethod
+    def _counted(pod: Raw, resource: str) -> int:
+        return 1 if resource == "pods" else gpus_of(pod)
+
+    def _count_quotas(self) -> None:
+        for key, quota in self.resource_quotas.items():
+            namespace = key.partition("/")[0]
+            used = {name: str(self._used(namespace, name)) for name in quota["spec"]["hard"]}
+            if used != quota["status"]["used"]:
+                self.resource_quotas[key] = {**quota, "status": {**quota["status"], "used": used}}

@@ -310,7 +310,10 @@ class Clauses:
         return None
 
     def _is_after_another(self, job: Seen, others: list[Seen], allowed: set[str]) -> bool:
-        """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed."""
+        """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
+
+        Or one that waits for a quota that both need.
+        """
         order = {share.job: place for place, share in enumerate(self.plan.shares)}
         borrows = not any(self._allows(job, kind, borrows=False) for kind in allowed)
         given = any(self._leaving().values())
@@ -320,7 +323,9 @@ class Clauses:
                 continue
             if not borrows and order.get(other.key, 0) > order.get(job.key, 0):
                 continue
-            if given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK:
+            closed = refusal.reason is Reason.QUOTA_EXCEEDED and self._shares_quota(job, other)
+            closed |= refusal.reason is Reason.RESOURCE_QUOTA_EXCEEDED and other.namespace == job.namespace
+            if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
                 return True
         return False
 
@@ -403,24 +408,32 @@ class Clauses:
                 yield pod
 
     def _owed(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
-        """Yield what each worker requests that is owed GPUs and has none, and each pod of others that waits."""
+        """Yield what each worker requests that is owed GPUs and has none, and each pod of others that waits
+        for what some node has.
+        """
         for pod in self._world.pods.values():
-            if not node_of(pod) and not is_over(pod) and requests_of(pod)[GPU]:
+            if not node_of(pod) and not is_over(pod) and requests_of(pod)[GPU] and self._fits_somewhere(pod):
                 yield requests_of(pod)
         for wants, count in self._missing(jobs):
             for _ in range(count):
                 yield wants
 
+    def _fits_somewhere(self, pod: Raw) -> bool:
+        """Return whether a node would take a pod if it were empty."""
+        return any(
+            obstacle(pod, node) is None and _times(allocatable_of(node), requests_of(pod)) > 0
+            for node in self._world.nodes.values()
+        )
+
     def _missing(self, jobs: list[Seen]) -> Iterator[tuple[Counter[str], int]]:
         """Yield what workers request that are granted and not made, and how many are."""
-        live: dict[str, Counter[str]] = defaultdict(Counter)
+        live: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for pod in self._world.pods.values():
             if not is_over(pod) and "deletionTimestamp" not in pod["metadata"]:
-                live[owner_of(pod) or ""][("-extra-" in pod["metadata"]["name"] and "extra") or "base"] += 1
+                live[_owner(pod)]["extra" if "-extra-" in pod["metadata"]["name"] else "base"] += 1
         for job in jobs:
             if job.holds:
-                own = live[job.raw["metadata"]["uid"]]
-                extra = job.status.scheduling.extra
+                own, extra = live[_identity(job.raw)], job.status.scheduling.extra
                 yield job.wants, max(0, job.base - own["base"]) + max(0, extra - own["extra"])
 
     def _types(self) -> set[str]:

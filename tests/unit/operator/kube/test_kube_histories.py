@@ -15,7 +15,6 @@ import pytest
 import sweeps
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Refusal
-from espalier_operator.capacity import Capacity
 from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
 from espalier_operator.kube.state import workers
@@ -109,11 +108,6 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
         return None if found is None else replace(found, constraints=ANYWHERE, gpu_type=None)
 
     monkeypatch.setattr(store, "foreign_worker", wrong)
-    breaks(3)
-
-
-def test_a_head_that_can_never_fit_breaks_clause_3_if_it_keeps_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Capacity, "could_hold_without_jobs", lambda *_: True)
     breaks(3)
 
 

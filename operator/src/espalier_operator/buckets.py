@@ -13,6 +13,9 @@ Room = Callable[[str, Amounts], int]
 """Returns how many workers with these requests a node has room for, apart from GPUs."""
 
 
+_STALE: Final = 64
+"""So many places of nodes that left a bucket keeps at least before it drops them."""
+
 _FEW_GROUPS: Final = 16
 """A site of so few groups is searched group by group."""
 
@@ -54,6 +57,14 @@ class Bucket:
     def remove(self, node: str) -> None:
         """Take `node` out."""
         del self._places[node]
+        if len(self._nodes) > 2 * len(self._places) + _STALE:
+            self._drop_those_that_left()
+
+    def _drop_those_that_left(self) -> None:
+        places = list(self._places.values())  # in order: a node that comes again comes last
+        self._nodes = list(self._places)
+        self._places = {node: place for place, node in enumerate(self._nodes)}
+        self._starts = {key: bisect_left(places, start) for key, start in self._starts.items()}
 
     def first(self, requests: Amounts, room: Room, least: int = 1) -> tuple[str, int] | None:
         """Return the first node with room for `least` workers, and for how many; None if there is none.
@@ -173,6 +184,20 @@ class Shelves(dict[int, Shelf]):
             return (self[group][key] for group in self._having[key] if group in site.members)
 
         return _chosen(sorted(self._free(gpus)), buckets, gpus, requests, room, workers)
+
+    def count(self, site: Site, gpus: int, enough: int) -> int:
+        """Return how many workers of `gpus` (> 0) fit by their GPUs alone; counting ends at `enough`."""
+        workers = 0
+        if len(site.groups) <= _FEW_GROUPS:
+            free = ((key, bucket) for shelf in self.on(site) for key, bucket in shelf.items() if key[0] >= gpus)
+        else:
+            keys = ((key, self._having[key]) for key in self._free(gpus))
+            free = ((key, self[group][key]) for key, having in keys for group in having if group in site.members)
+        for key, bucket in free:
+            workers += key[0] // gpus * len(bucket)
+            if workers >= enough:
+                break
+        return workers
 
     def has(self, site: Site, gpus: int) -> bool:
         """Return whether a node of `site` has `gpus`."""

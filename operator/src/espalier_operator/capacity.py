@@ -168,6 +168,8 @@ class Capacity:
 
         The gang gets few racks (`topology.Split`), of these the fewest nodes, and of these the fullest.
         """
+        if self._offers.count(site, gpus, workers) < workers:
+            return False
         if self._racks is None:
             return self._fill(self._offers, site, gpus, workers)
         most = largest(self._offers.on(site), gpus, site.requests, self._room_now)
@@ -184,6 +186,10 @@ class Capacity:
         for rack, part in split.several(workers):
             self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
         return True
+
+    def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""
+        return self._offers.count(site, gpus, workers) >= workers
 
     def set_aside(self, site: Site, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""

@@ -43,11 +43,8 @@ class Pool:
         return False
 
     def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
-        """Return whether `take_gang` would hand out."""
-        mark = self._capacity.mark()
-        has = self.take_gang(site, gpus, workers)
-        self._capacity.undo(mark)
-        return has
+        """Return whether `take_gang` would hand out, on a site for workers that need nothing but GPUs."""
+        return gpus == 0 or self._capacity.has_gang(site, gpus, workers)
 
     def obtain(self, sites: Sequence[Site], gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""

@@ -149,8 +149,10 @@ class ReclaimQueue:
         taken = self._taken.get(loan.job.key)
         if taken is None or loan.worker.index < taken.extra:
             return loan
-        rest = islice(self._loans.of(loan.job.key), loan.place + 1, None)
-        return next((other for other in rest if other.worker.index < taken.extra), None)
+        loans = self._loans.of(loan.job.key)
+        if loans[-1].worker.index >= taken.extra:
+            return None  # of all
+        return next(other for other in islice(loans, loan.place + 1, None) if other.worker.index < taken.extra)
 
     def _swap_one(self, capacity: Capacity, loan: Loan, site: Site, gpus: int) -> bool:
         """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
@@ -274,7 +276,7 @@ class ReclaimQueue:
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
         few jobs as possible. What the job is asked for already is left out.
         """
-        seen: set[str] = set()
+        seen, taken = set[str](), self._taken
         for first in line:
             key = first.job.key
             if may_take is not None and not may_take(first.job, first.worker.index):
@@ -282,12 +284,15 @@ class ReclaimQueue:
             if key in seen:
                 continue
             seen.add(key)
-            if not self._is_out(first):
-                yield first
-            for loan in islice(self._loans.of(key), first.place + 1, None):
-                if may_take is not None and not may_take(loan.job, loan.worker.index):
+            loans, asked = self._loans.of(key), taken.get(key)
+            if asked is not None and loans[-1].worker.index >= asked.extra:
+                continue  # of all
+            for place in range(first.place, len(loans)):
+                loan = loans[place]
+                if may_take is not None and place > first.place and not may_take(loan.job, loan.worker.index):
                     break
-                if not self._is_out(loan):
+                asked = taken.get(key)
+                if asked is None or loan.worker.index < asked.extra:
                     yield loan
 
     def _is_out(self, loan: Loan) -> bool:

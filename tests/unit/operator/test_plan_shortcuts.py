@@ -46,6 +46,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(ReclaimQueue, "_swap_one", lambda *_: False)
     patch.setattr(loans, "_MERGED", 10**6)
+    patch.setattr(buckets, "_STALE", 10**6)
     patch.setattr(Shelves, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)
     patch.setattr(topology.Split, "_room_of", counted_again)
@@ -62,6 +63,7 @@ def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None
     assert plan(snapshot, policy, NOW) == wanted
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "_FEW_GROUPS", 0)
+        patch.setattr(buckets, "_STALE", 0)
         assert plan(snapshot, policy, NOW) == wanted
 
 

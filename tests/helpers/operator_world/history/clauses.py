@@ -357,7 +357,11 @@ class Clauses:
         idle: dict[str, float] = {}
         given = any(self._leaving().values())
         for job in jobs:
-            if not self._may_be_lent(job) or given or not self._fits_namespace(job, 1, jobs):
+            if (
+                not self._may_be_lent(job)
+                or given
+                or not self._fits_namespace(job, 1 + self._kept_beside(job, jobs), jobs)
+            ):
                 continue
             self.checked["might be lent"] += 1
             if self._fits(job, job.status.scheduling.gpu_type or "", owed) >= 1:
@@ -365,6 +369,12 @@ class Clauses:
                 waited = self._world.now - idle[job.key]
                 _demand(waited <= self._patience, 3, f"{job.key} is lent nothing for {waited:g} s, and a GPU is free")
         self._idle_since = idle
+
+    def _kept_beside(self, job: Seen, jobs: list[Seen]) -> int:
+        """Return for how many workers of a job its namespace keeps a quota for those that were told when they start."""
+        told = {refusal.job for refusal in self.plan.refusals.values() if refusal.starts_by is not None}
+        kept = sum(each.gpus for each in jobs if each.key in told and each.namespace == job.namespace)
+        return max(-(-kept // job.wants[GPU]), kept)
 
     def _may_be_lent(self, job: Seen) -> bool:
         kept, now = job.status.scheduling, self._world.now

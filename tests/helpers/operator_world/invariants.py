@@ -134,7 +134,7 @@ def _makes_room(plan: Plan, job: JobFacts, jobs: Mapping[str, JobFacts], types: 
 
 def _waits_for(holder: JobFacts, plan: Plan, jobs: Mapping[str, JobFacts]) -> list[str]:
     """Return the jobs that got nothing in this plan and could use the GPUs of `holder`."""
-    reasons = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
+    reasons = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
     refused = [jobs[refusal.job] for refusal in plan.refusals.values() if refusal.reason in reasons]
     waiting = [job for job in refused if job.admitted_at is None]
     return [job.key for job in waiting if job.terms.gpu_type in (None, holder.gpu_type)]

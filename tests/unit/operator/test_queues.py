@@ -190,6 +190,9 @@ def test_nothing_is_taken_that_was_not_borrowed_or_would_not_be_enough() -> None
     young = replace(runs(job("young", gpus=4, yields=True)), admitted_at=NOW - 59)
     planned = decide(COHORT, young, job("b0", "b"))
     assert (stopped(planned), planned.wake_at) == ([], NOW + 1)
+    assert refused(planned)["b0"] is Reason.MIN_RUNTIME, "who borrowed has just started"
+    firm = replace(young, terms=replace(young.terms, base_preemptible=False))
+    assert refused(decide(COHORT, firm, job("b0", "b")))["b0"] is Reason.QUOTA_EXCEEDED
 
 
 def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_queue_may_borrow() -> None:

@@ -171,6 +171,7 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.NO_FREE_GPU: _scarcity,
     Reason.TOO_LARGE: _scarcity,
     Reason.QUOTA_EXCEEDED: _scarcity,
+    Reason.MIN_RUNTIME: _scarcity,
     Reason.GPU_LOST: _scarcity,
     Reason.COOLDOWN: _cooldown,
     Reason.EXTRA_WORKERS_LOST: _extra_lost,

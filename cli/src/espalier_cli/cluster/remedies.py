@@ -32,6 +32,10 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.QUOTA_EXCEEDED: Remedy(
         "A job of queue {queue} or of its cohort that ends, or a larger quota.", ("kubectl get queue {queue}", _TOP)
     ),
+    Reason.MIN_RUNTIME: Remedy(
+        "The end of preemption.minRuntimeSeconds of the jobs that borrowed; then they save a checkpoint and stop.",
+        ("kubectl get queue {queue}", _TOP),
+    ),
     Reason.RESOURCE_QUOTA_EXCEEDED: Remedy(
         "A pod of the namespace that ends, a larger ResourceQuota, or workers that request less.",
         ("kubectl get resourcequota -n {namespace}", _EDIT),

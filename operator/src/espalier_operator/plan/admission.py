@@ -86,8 +86,7 @@ class Admission:
             if not borrowing and self._tick.allowed(job, sites, borrowing=True):
                 self._tick.ledger.defer(claim, types)
                 return False
-            self._record.refuse(job, Reason.QUOTA_EXCEEDED)
-            self._reclaim_quota(job, types)
+            self._record.refuse(job, self._reclaim_quota(job, types))
             self._tick.ledger.wait(claim, types)
         elif not self._has_room_in_namespace(job):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
@@ -115,11 +114,12 @@ class Admission:
             self._tick.namespaces.wait(job)
         return False
 
-    def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> None:
-        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type.
+    def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
+        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.
 
         Where it is that of other queues they have borrowed it; where it is its own the policy must preempt.
         """
+        reason = Reason.QUOTA_EXCEEDED
         for gpu_type in gpu_types:
             exceeds = self._tick.ledger.exceeds(job.claim, gpu_type) if self._tick.order.preempts else None
             if exceeds is not None:
@@ -128,21 +128,28 @@ class Admission:
                     continue
                 self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
                 self._tick.ledger.promise(job.claim, gpu_type)
-                return
+                return Reason.QUOTA_EXCEEDED
             lacks = self._tick.ledger.lacks(job.claim, gpu_type)
             if lacks is None:
                 continue
-            stopped = self._borrowers(job, gpu_type, lacks)
-            if lacks > sum(holder.claim.gpus for holder in stopped):
+            stopped, later = self._borrowers(job, gpu_type, lacks)
+            given = sum(holder.claim.gpus for holder in stopped)
+            if lacks > given:
+                reason = Reason.MIN_RUNTIME if lacks <= given + later else reason
                 continue
             self._tick.stop(stopped, Reason.QUOTA_RECLAIMED)
             self._tick.ledger.promise(job.claim, gpu_type)
-            return
+            return Reason.QUOTA_EXCEEDED
+        return reason
 
-    def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> list[JobFacts]:
-        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first."""
+    def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> tuple[list[JobFacts], int]:
+        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first.
+
+        And how many GPUs others would, which have not run for as long as their terms ask.
+        """
         found: list[JobFacts] = []
         given: Counter[str] = Counter()
+        later = 0
         for holder in self._tick.preemptible:
             if lacks <= sum(given.values()):
                 break
@@ -153,10 +160,11 @@ class Admission:
             spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
             if self._tick.now < spared_until:
                 self._record.wake(spared_until)
+                later += min(borrowed, holder.claim.gpus)
                 continue
             found.append(holder)
             given[holder.terms.queue] += holder.claim.gpus
-        return found
+        return found, later
 
     def _wished_sites(
         self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None

@@ -36,7 +36,8 @@ from operator_world.kube_objects import GPU, Raw
 from operator_world.kube_scheduler import allocatable_of, obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
 
-_BUSY = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.RESOURCE_QUOTA_EXCEEDED)
+_QUOTA = (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
+_BUSY = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.RESOURCE_QUOTA_EXCEEDED, *_QUOTA)
 _SLACK = 1e-6
 _Holder = tuple[str, str, str | None]
 """`queue` or `cohort`, its name, and for which type of GPU its quota is."""
@@ -289,7 +290,10 @@ class Clauses:
         others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
         allowed = {kind for kind in sites if self._allows(job, kind)}
         alike = [each for each in others if self._shares_quota(job, each)]
-        if reason is Reason.QUOTA_EXCEEDED:
+        if reason is Reason.MIN_RUNTIME:
+            young = any(self._has_just_borrowed(job, each) for each in jobs)
+            _demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
+        if reason in _QUOTA:
             return _demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
         if not allowed:
             return _demand(False, 4, f"{job.key} has no quota and says {reason}")
@@ -323,7 +327,7 @@ class Clauses:
                 continue
             if not borrows and order.get(other.key, 0) > order.get(job.key, 0):
                 continue
-            closed = refusal.reason is Reason.QUOTA_EXCEEDED and self._shares_quota(job, other)
+            closed = refusal.reason in _QUOTA and self._shares_quota(job, other)
             closed |= refusal.reason is Reason.RESOURCE_QUOTA_EXCEEDED and other.namespace == job.namespace
             if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
                 return True
@@ -340,6 +344,13 @@ class Clauses:
             return False
         cohort = mine["spec"].get("cohort")
         return mine is theirs or (cohort is not None and cohort == theirs["spec"].get("cohort"))
+
+    def _has_just_borrowed(self, job: Seen, holder: Seen) -> bool:
+        """Return whether a job of the same cohort allows to be stopped, but has not run for long enough."""
+        at, terms = holder.status.scheduling.admitted_at, holder.spec["preemption"]
+        if not holder.holds or at is None or terms["base"] != "Checkpoint" or not self._shares_quota(job, holder):
+            return False
+        return self._world.now < at.timestamp() + terms["minRuntimeSeconds"]
 
     def _fits_namespace(self, job: Seen, workers: int, jobs: list[Seen]) -> bool:
         for resource, each in (("pods", 1), (f"requests.{GPU}", job.wants[GPU])):

@@ -88,7 +88,7 @@ def statuses(
         elif not job.terms.suspend:
             pending[name] += 1
             refusal = plan.refusals.get(job.key)
-            exhausted[name] += refusal is not None and refusal.reason is Reason.QUOTA_EXCEEDED
+            exhausted[name] += refusal is not None and refusal.reason in (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
     usage: dict[str, list[QuotaUsage]] = defaultdict(list)
     for name, gpu_type, nominal, used in Ledger(snapshot.queues, snapshot.held_claims()).usage():
         borrowed = max(0, used - nominal)

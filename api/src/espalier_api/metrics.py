@@ -300,7 +300,7 @@ FAMILIES: Final = (
         (
             _G,
             "espalier_scheduling_policy_ignored_wishes",
-            "Parts of the policy's last decision that cannot be carried out, such as unknown nodes; the log names them.",
+            "Parts of the policy's last decision that cannot be applied, such as unknown nodes; the log names them.",
             (),
             (),
         ),

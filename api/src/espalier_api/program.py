@@ -102,7 +102,7 @@ class LogProgress(Strict):
     """A regular expression (RE2) that is searched in each line. Its named groups are the values:
     `step (?P<step>\\d+)/(?P<steps>\\d+).*loss (?P<loss>[0-9.e+-]+)`."""
     json_lines: _Sources | None = Field(default=None, alias="json")
-    """For lines that are JSON objects: by name of a value, the key that holds it."""
+    """For lines that are JSON objects: the key of each value."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -119,7 +119,7 @@ class MetricsProgress(Strict):
     path: str = Field(default="/metrics", pattern=r"^/[!-~]*$", max_length=256)
     """Path of the endpoint."""
     series: Annotated[_Sources, AfterValidator(_series)]
-    """By name of a value, the series that holds it, with labels if they are needed: `loss{split="validation"}`."""
+    """The series of each value, with labels if they are needed: `loss{split="validation"}`."""
 
 
 class ProgressSpec(Strict):
@@ -132,7 +132,7 @@ class ProgressSpec(Strict):
     log: LogProgress | None = None
     metrics: MetricsProgress | None = None
     steps: int | None = Field(default=None, ge=1, le=10**15)
-    """Steps in all, if the program does not say it. The fraction that is done follows from it."""
+    """The total number of steps, if the program does not report it. It gives the fraction that is done."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

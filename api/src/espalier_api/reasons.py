@@ -83,7 +83,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.EXTRA_WORKERS_LOST: "its extra workers ended or were evicted; each time in a row it waits twice as long",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
-    Reason.ADAPTATION_OFF: "its adaptation.mode is Off and it has no training.elasticBatch, so extra GPUs would be idle",
+    Reason.ADAPTATION_OFF: "its adaptation.mode is Off and it has no training.elasticBatch: extra GPUs would be idle",
     Reason.RECLAIM_PENDING: "it is giving GPUs back",
     Reason.GPUS_GRANTED: "its base GPUs were granted",
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",

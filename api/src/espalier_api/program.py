@@ -12,7 +12,7 @@ from espalier_api.base import Strict
 from espalier_api.report import MAX_NAME
 
 KNOWN_VALUES: Final = ("step", "steps", "epoch", "epochs", "fraction", "percent")
-"""Names of values with a meaning of their own; every other name is a figure."""
+"""Names of values with a special meaning; every other name is a figure."""
 MAX_VALUES: Final = 16
 """Maximum number of values that are read of a program."""
 MAX_PATTERN: Final = 512
@@ -46,7 +46,7 @@ def compile_pattern(text: str) -> Any:
         ) from error
     names = _GROUP.findall(text)
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each a name of its own")
+        raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each another name")
     if not compiled.groupindex:
         raise ValueError(f"is {_shown(text)}, without a named group; name what is to be read, as in (?P<step>[0-9]+)")
     if len(compiled.groupindex) > MAX_VALUES:

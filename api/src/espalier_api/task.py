@@ -107,7 +107,7 @@ def accuracy_of(score: Score | None) -> float | None:
 
 
 def other_than_accuracy(score: Score | None) -> Score | None:
-    """Return a score that has no field of its own in reports and events: any but an accuracy."""
+    """Return a score that has no separate field in reports and events: any but an accuracy."""
     return None if score is None or score.measure == ACCURACY.name else score
 
 

@@ -122,7 +122,7 @@ class LocalJob:
         self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
         """Of a program."""
         self._untold = False
-        """Whether a value was read that no event has told yet."""
+        """Whether a value was read that no event has reported yet."""
         self._told_at = -math.inf
         self.workers = Workers(directory, self.warn, stop_wall_seconds, start)
         self.history = History(directory, lambda event: on_event(self.name, event))
@@ -154,7 +154,7 @@ class LocalJob:
         ended = kept.state.outcome
         if ended is not None and ended.failed:
             self.warn(
-                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it goes on from its checkpoint"
+                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it continues from its checkpoint"
             )
         self.state = resumed(kept.state, self.terms)
         self.allocation = Allocation(generation=self.state.grant.generation)

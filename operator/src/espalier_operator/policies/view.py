@@ -62,7 +62,7 @@ class Outlook(Protocol):
         """Return the seconds of one optimizer step with `workers` workers."""
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return its progress a second, in any unit, with so many workers on so many nodes and the best batch size."""
+        """Return its progress per second, in any unit, with these workers and nodes and the best batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ class _Past:
         return used if self.ended_at is not None or self.is_gone or budget > MAX_SECONDS else max(used, budget)
 
     def give(self, gpus: int, at: float) -> None:
-        """Let it hold so many GPUs from now on."""
+        """Let it hold this number of GPUs from now on."""
         if self.gpus and at > self.since:
             self.held.append((self.since, at, self.gpus))
         self.gpus, self.since = gpus, at

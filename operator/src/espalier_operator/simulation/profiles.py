@@ -73,7 +73,7 @@ class Application:
         self._interpolations: dict[tuple[int, int, int], float] = {}
 
     def progress_after(self, epochs: int) -> float:
-        """Return the progress, in steps of the initial batch size, at which so many epochs are complete."""
+        """Return the progress, in steps of the initial batch size, at which this many epochs are complete."""
         return self._progress[epochs]
 
     def iterations(self, batch: int, epochs: int) -> float:

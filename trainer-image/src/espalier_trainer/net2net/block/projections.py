@@ -207,7 +207,7 @@ class _Walk:
         if operation.operator in _PRODUCTS:
             direct = [self._zero(one, seen) for one in reads if self._is_weight(one)]
             others = [self._zero(one, seen) for one in reads if not self._is_weight(one)]
-            # A bias beside the weight is no factor: `F.linear(x, weight, bias)`.
+            # A bias next to the weight is no factor: `F.linear(x, weight, bias)`.
             together = [_joined(direct)] if operation.operator in ("Linear", *LAYERS) and len(direct) > 1 else direct
             return [choice for found in (*together, *others) for choice in found][:_CHOICES]
         return self._first(reads, seen)

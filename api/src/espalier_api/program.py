@@ -30,7 +30,7 @@ _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 def compile_pattern(text: str) -> Any:
     """Return the compiled line pattern (`re2`, whose time is linear in the length of the line).
 
-    Raise `ValueError` if it is no regular expression of RE2, or has no named group.
+    Raise `ValueError` if it is not a regular expression of RE2, or has no named group.
     """
     options = re2.Options()
     options.log_errors = False

@@ -180,7 +180,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             # A pattern that cannot be compiled is an error of the rule, which refuses the job and says why.
             "rule": "!has(self.pattern) || ''.matches(self.pattern) in [true, false]",
-            "message": "is no regular expression of RE2; correct it",
+            "message": "is not a regular expression of RE2; correct it",
             "fieldPath": ".pattern",
         },
     ),

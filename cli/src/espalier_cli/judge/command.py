@@ -26,7 +26,7 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in operation_names():
-            raise click.BadParameter(f"{name!r} is no growth operation; known: {', '.join(operation_names())}")
+            raise click.BadParameter(f"{name!r} is not a growth operation; known: {', '.join(operation_names())}")
     return names
 
 

@@ -304,7 +304,7 @@ class LocalJob:
         code = self.process.poll() if self.process is not None else None
         damaged = self.history.follow()
         if damaged:
-            self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are no events")
+            self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are not events")
         self._read_report(now)
         self._read_progress(ended=code is not None)
         if code is not None and self._incarnation is not None:

@@ -151,7 +151,7 @@ def generator_of(text: str) -> Poisson:
     """Return the generator of `generate:NAME[:key=value,...]`. Raises `TraceError`."""
     name, _, settings = text.removeprefix(PREFIX).partition(":")
     if name not in GENERATORS:
-        raise TraceError(f"{text}: {name!r} is no generator; known: {', '.join(GENERATORS)}")
+        raise TraceError(f"{text}: {name!r} is not a generator; known: {', '.join(GENERATORS)}")
     try:
         generator: Poisson = made(GENERATORS[name], settings, text, f"generator {name}")
     except ValueError as error:

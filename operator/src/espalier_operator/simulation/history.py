@@ -179,9 +179,9 @@ def _line(folder: Path, place: str, line: str) -> tuple[float, Snapshot | None, 
         if not all(isinstance(action["job"], str) and isinstance(action["action"], str) for action in actions):
             raise ValueError("actions: each must name a job and an action")
     except KeyError as error:
-        raise TraceError(f"{place}: {error.args[0]}: is missing; it is no line of an audit log") from error
+        raise TraceError(f"{place}: {error.args[0]}: is missing; it is not a line of an audit log") from error
     except (ValueError, TypeError) as error:
-        raise TraceError(f"{place}: is no line of an audit log: {error}; remove it if it was cut off") from error
+        raise TraceError(f"{place}: is not a line of an audit log: {error}; remove it if it was cut off") from error
     file = folder / Path(name).name
     if not file.exists():
         return at, None, actions

@@ -48,7 +48,9 @@ class Application:
                 for row in rows(path, ("progress", "iteration", "metric", "grad_sqr", "grad_var"))
             ]
         if not self._epochs or not all(self._epochs.values()):
-            raise TraceError(f"{folder}: holds no validation-BATCH.csv with epochs: it is no profile of an application")
+            raise TraceError(
+                f"{folder}: holds no validation-BATCH.csv with epochs: it is not the profile of an application"
+            )
         self._batches = sorted(self._epochs)
         self._placements: dict[tuple[int, ...], list[tuple[int, Times]]] = defaultdict(list)
         for row in rows(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):

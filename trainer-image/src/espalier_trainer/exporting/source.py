@@ -93,7 +93,9 @@ def read_run(folder: Path, *, average: bool = False) -> Trained:
     a script with its own loop has given to `join`. Raises `ExportError` where there is none.
     """
     if not folder.is_dir():
-        raise ExportError(f"{folder}: is no folder; give that of a run (runs/NAME), of its checkpoints, or an export")
+        raise ExportError(
+            f"{folder}: is not a folder; give that of a run (runs/NAME), of its checkpoints, or an export"
+        )
     run, checkpoints = folder, folder / CHECKPOINT_FOLDER
     if (folder / MANIFEST).is_file():
         run, checkpoints = folder.parent.parent, folder.parent

@@ -52,7 +52,7 @@ def export(run: Path, output: Path, entrypoint: str | None = None, *, average: b
             )
         config = config.model_copy(update={"model": ModelSpec(entrypoint=entrypoint)})
     if output.exists() and not (is_export(output) or (output.is_dir() and not any(output.iterdir()))):
-        raise ExportError(f"{output}: is there and is no export; give --output another folder")
+        raise ExportError(f"{output}: exists and is not an export; give --output another folder")
     model: nn.Module | None = None
     if config.model is not None:
         model = build(config, trained.weights, trained.path)

@@ -37,7 +37,7 @@ class Address:
         """Read `host:port`; `ValueError` with the remedy where it is none."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
-            raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 0.0.0.0:8080")
+            raise ValueError(f"{text!r} is not an address; write HOST:PORT, as in 0.0.0.0:8080")
         return cls(host.strip("[]"), int(port))
 
     @property

@@ -65,7 +65,7 @@ class Pulse:
 async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
     """Serve `/healthz`, `/readyz` and `/metrics` on `public`, `/snapshot` on `private`.
 
-    `OSError` where an address cannot be had.
+    `OSError` if it cannot listen on an address.
     """
     runners: list[web.AppRunner] = []
     everybody = {

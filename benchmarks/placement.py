@@ -35,6 +35,7 @@ MEMORIES: Final = (float("inf"), 40_000.0)
 """Seconds after which 1/e is left of what was measured."""
 OPTIMISMS: Final = (0.0, 0.2)
 """Standard deviations by which what is not known is taken for better than expected."""
+JUDGED: Final = ("online", "learnt prior")
 FAMILY: Final = Family()
 
 
@@ -81,18 +82,20 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
+def saving(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
+    found = paired([100 * (1 - one / other) for one, other in zip(ours, theirs, strict=True)])
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+
+
 def table(found: dict[str, list[float]], title: str, *, markdown: bool) -> str:
-    """Return mean completion times, and what the learnt prior saves."""
-    ours = found["learnt prior"]
+    """Return mean completion times, and what the models save."""
     rows = []
     for name, theirs in found.items():
-        saved = (
-            ""
-            if name == "learnt prior"
-            else str(paired([100 * (1 - one / other) for one, other in zip(ours, theirs, strict=True)]))
-        )
-        rows.append((name, f"{statistics.fmean(theirs):,.0f}", f"{statistics.median(theirs):,.0f}", saved))
-    return rendered(title, ("placed by", "mean, s", "median, s", "saved, %"), rows, markdown=markdown)
+        saved = ["" if name == ours else saving(found[ours], theirs) for ours in JUDGED]
+        rows.append((name, f"{statistics.fmean(theirs):,.0f}", f"{statistics.median(theirs):,.0f}", *saved))
+    head = ("placed by", "mean, s", "median, s", *(f"saved by {name}, %" for name in JUDGED))
+    return rendered(title, head, rows, markdown=markdown)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

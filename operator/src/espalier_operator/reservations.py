@@ -156,7 +156,7 @@ class Reservations:
     def reserve(self, sites: Iterable[Site], gpus: int, workers: int, now: float, seconds: float) -> Reservation | None:
         """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
 
-        None where it cannot be told by when they start: too many others wait before, or pods of others would have to
+        None where it is not known by when they start: too many others wait before, or pods of others would have to
         leave.
         """
         if len(self._made) >= self._most:

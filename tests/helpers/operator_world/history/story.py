@@ -83,7 +83,8 @@ class Story:
         for _ in range(ROUNDS_TO_REST):
             self._cluster_moves()
             changed, calls = self.operator.see(*KINDS), self.operator.client.calls
-            due = self.operator.due is not None and self.operator.due <= self.world.now
+            dues = (self.operator.due, self.clauses.plan.wake_at)
+            due = any(at is not None and at <= self.world.now for at in dues)
             if self._is_quiet and not (changed or due or self.operator.woken):
                 self.clauses.is_fresh = True
                 self.clauses.at_rest()

@@ -153,13 +153,17 @@ class Ledger:
             self._used[share.kind] += sign * claim.gpus
             self._held_by_cohort[share.place] += sign * claim.gpus
 
-    def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool) -> bool:
-        """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota."""
+    def allows(self, claim: Claim, gpu_type: str, *, borrowing: bool, is_first: bool = False) -> bool:
+        """Return whether the queue may hold the GPUs in addition; without `borrowing` within its nominal quota.
+
+        `is_first`: no job of the queue goes before this one.
+        """
         queue = self._queues.get(claim.queue)
         if queue is None or not queue.quotas:
             return True
         share = self._share(claim, gpu_type)
-        if share is None or share.kind in self._closed or (share.kind in self._deferred and not borrowing):
+        is_closed = share is not None and share.kind in self._closed and not is_first
+        if share is None or is_closed or (share.kind in self._deferred and not borrowing):
             return False
         used = self._used[share.kind] + claim.gpus
         may_borrow = borrowing and share.place not in self._owed and share.may_borrow(used)

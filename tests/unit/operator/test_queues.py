@@ -215,3 +215,12 @@ def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_q
     planned = plan(snapshot, FairPolicy(), NOW)
     assert admitted(planned) == ["y"], "whose quota it is goes first"
     assert planned.refusals["team/x"].starts_by is not None, "it keeps what it has reserved"
+
+    other = replace(runs(job("other", "b")), gpu_type="slow")
+    later = job("z", "a", at=3.0, gpus=3, gpu_type="slow")
+    workers = (*workers, replace(worker, name="o", job="team/other", node="m"))
+    nodes = (nodes[0], replace(nodes[1], allocatable=4))
+    snapshot = replace(snapshot, queues=(of("a", 4, 1), of("b", 0, 2)), nodes=nodes, workers=workers)
+    planned = plan(replace(snapshot, jobs=(holder, other, waits, later)), FairPolicy(), NOW)
+    assert refused(planned)["z"] is Reason.QUOTA_EXCEEDED
+    assert admitted(planned) == ["x"], "also where a job after it waits for the same quota"

@@ -64,7 +64,8 @@ class Starting:
         reserved = self._reserved.get(job.key)
         if reserved is not None:
             self._tick.hold_quota(job, reserved.site, sign=-1)
-        sites = self._tick.allowed(job, sites, borrowing=True)
+        # Those that wait for the same quota by now come after it.
+        sites = self._tick.allowed(job, sites, borrowing=True, is_first=True)
         started: Holding | Reason | None = Reason.QUOTA_EXCEEDED
         if sites and self._tick.namespaces.fits(job, job.terms.min_replicas):
             started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))

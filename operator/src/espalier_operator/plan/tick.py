@@ -270,12 +270,14 @@ class Tick:
             self.record.act(Stop(job=job.key, reason=reason, deadline=self.now + grace))
             self.record.wake(self.now + grace)
 
-    def allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool) -> list[Site]:
+    def allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool, is_first: bool = False) -> list[Site]:
         """Return those of `sites` on whose GPUs the job's queue may run it."""
         if not self.ledger.limits:
             return [*sites]
         claim = job.claim
-        return [site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing)]
+        return [
+            site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing, is_first=is_first)
+        ]
 
     def hold_quota(self, job: JobFacts, site: Site, *, sign: int = 1) -> None:
         """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace.

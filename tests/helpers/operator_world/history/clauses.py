@@ -20,18 +20,18 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
-from espalier_api.status import ConditionType, JobPhase, JobStatus
+from espalier_api.status import JobPhase, JobStatus
 from espalier_operator.actions import Admit, GrantExtra, Plan
 from espalier_operator.facts import Rules
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
+from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster
-from operator_world.kube_api import is_over, node_of, owner_of
+from operator_world.kube_api import is_over, node_of
 from operator_world.kube_objects import GPU, Raw
 from operator_world.kube_scheduler import allocatable_of, obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
@@ -45,62 +45,6 @@ _Holder = tuple[str, str, str | None]
 
 class ClauseError(AssertionError):
     """A clause is broken; the message begins with its number."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A job of the world, read."""
-
-    key: str
-    raw: Raw
-    status: JobStatus
-
-    @property
-    def spec(self) -> Mapping[str, Any]:
-        """What its author wrote."""
-        found: Mapping[str, Any] = self.raw["spec"]
-        return found
-
-    @property
-    def wants(self) -> Counter[str]:
-        """What each of its workers requests."""
-        return requests_of(self.spec["template"])
-
-    @property
-    def base(self) -> int:
-        """Its base workers."""
-        return int(self.spec["minReplicas"])
-
-    @property
-    def gpus(self) -> int:
-        """Of its base workers."""
-        return self.base * self.wants[GPU]
-
-    @property
-    def namespace(self) -> str:
-        """Its namespace."""
-        return self.key.partition("/")[0]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self.status.completion_time is not None
-
-    @property
-    def holds(self) -> bool:
-        """Whether base GPUs are its own."""
-        return self.status.scheduling.admitted_at is not None and not self.is_over
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for them."""
-        return self.status.scheduling.admitted_at is None and not self.is_over
-
-    @property
-    def reason(self) -> Reason:
-        """Why it waits."""
-        found = next(each for each in self.status.conditions if each.type is ConditionType.ADMITTED)
-        return found.reason
 
 
 class Clauses:
@@ -176,9 +120,9 @@ class Clauses:
     def _leaving(self) -> Counter[str]:
         """Return by node the GPUs that are being given back."""
         found: Counter[str] = Counter()
-        jobs = {_identity(job.raw): job for job in self._jobs()}
+        jobs = {identity(job.raw): job for job in self._jobs()}
         for pod in self._world.pods.values():
-            node, owner = node_of(pod), jobs.get(_owner(pod))
+            node, owner = node_of(pod), jobs.get(claimant(pod))
             if node is None or is_over(pod):
                 continue
             kept = None if owner is None else owner.status.scheduling
@@ -422,10 +366,10 @@ class Clauses:
 
     def _pending(self) -> Iterator[Raw]:
         """Yield the pods of workers that are not bound."""
-        owners = set(map(_identity, self._world.jobs.values()))
+        owners = set(map(identity, self._world.jobs.values()))
         for pod in self._world.pods.values():
             deleted = "deletionTimestamp" in pod["metadata"]
-            if not node_of(pod) and not is_over(pod) and not deleted and _owner(pod) in owners:
+            if not node_of(pod) and not is_over(pod) and not deleted and claimant(pod) in owners:
                 yield pod
 
     def _owed(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
@@ -442,7 +386,7 @@ class Clauses:
     def _fits_somewhere(self, pod: Raw) -> bool:
         """Return whether a node would take a pod if it were empty."""
         return any(
-            obstacle(pod, node) is None and _times(allocatable_of(node), requests_of(pod)) > 0
+            obstacle(pod, node) is None and times(allocatable_of(node), requests_of(pod)) > 0
             for node in self._world.nodes.values()
         )
 
@@ -451,10 +395,10 @@ class Clauses:
         live: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for pod in self._world.pods.values():
             if not is_over(pod) and "deletionTimestamp" not in pod["metadata"]:
-                live[_owner(pod)]["extra" if "-extra-" in pod["metadata"]["name"] else "base"] += 1
+                live[claimant(pod)]["extra" if "-extra-" in pod["metadata"]["name"] else "base"] += 1
         for job in jobs:
             if job.holds:
-                own, extra = live[_identity(job.raw)], job.status.scheduling.extra
+                own, extra = live[identity(job.raw)], job.status.scheduling.extra
                 yield job.wants, max(0, job.base - own["base"]) + max(0, extra - own["extra"])
 
     def _types(self) -> set[str]:
@@ -472,7 +416,7 @@ class Clauses:
         """Return how many workers of a job the nodes of a type would take if they were empty."""
         wants = {GPU: job.wants[GPU]} if bare else job.wants
         nodes = self._nodes(job, gpu_type, bare=bare)
-        return sum(_times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
+        return sum(times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
 
     def _fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]]) -> int:
         """Return how many workers of a job fit now, whatever nodes those take that are owed something."""
@@ -480,21 +424,8 @@ class Clauses:
         room = 0
         for name in self._nodes(job, gpu_type):
             whole = allocatable_of(self._world.nodes[name])
-            room += _times({each: whole[each] - held[name][each] for each in whole}, wants)
+            room += times({each: whole[each] - held[name][each] for each in whole}, wants)
         return room - sum(max(-(-each[name] // wants[name]) for name in wants) for each in owed)
-
-
-def _identity(job: Raw) -> tuple[str, str]:
-    return job["metadata"]["namespace"], job["metadata"]["uid"]
-
-
-def _owner(pod: Raw) -> tuple[str, str]:
-    """Return the job that a pod is of: one of another namespace is not."""
-    return pod["metadata"]["namespace"], owner_of(pod) or ""
-
-
-def _times(left: Mapping[str, int], wants: Mapping[str, int]) -> int:
-    return max(0, min((left.get(name, 0) // needed for name, needed in wants.items() if needed), default=0))
 
 
 def _demand(holds: bool, number: int, message: str) -> None:

@@ -14,14 +14,14 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.topology import ZONE_LABEL
 from operator_world.history.clauses import ClauseError, Clauses
+from operator_world.history.draws import COOLDOWNS, NOTICES, QUEUE_NAMES, TOLERATES, queue_of, spec_of, temper_of
 from operator_world.history.world import KINDS, NAMESPACES, SharedCluster
 from operator_world.invariants import check
 from operator_world.kube_api import is_over, node_of
-from operator_world.kube_objects import EPOCH, GPU, Raw, template
+from operator_world.kube_objects import EPOCH, GPU, template
 from operator_world.kube_operator import KilledError, LiveOperator
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.kubernetes import TYPE_LABEL
-from operator_world.leaders import Temper
 
 SETTINGS: Final = KubeSettings(
     start_up_allowance_seconds=20,
@@ -32,10 +32,7 @@ SETTINGS: Final = KubeSettings(
     persist_seconds=30,
     gpu_type_label=TYPE_LABEL,
 )
-NOTICES, COOLDOWNS = (3, 8), (2, 10)
 TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
-TOLERATES: Final = {"key": "team", "operator": "Equal", "value": "vision"}
-QUEUE_NAMES: Final = ("default", "night", "guests")
 MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
 ROUNDS_TO_REST: Final = 100
 
@@ -139,27 +136,12 @@ class Story:
         if chance.random() < 0.7:
             cohort = {"cohort": "all"} if chance.random() < 0.7 else {}
             for name in QUEUE_NAMES:
-                self.world.set_queue(name, self._queue(name, cohort))
+                self.world.set_queue(name, queue_of(self.random, name, cohort))
         for namespace in NAMESPACES:
             if chance.random() < 0.3:
                 self._quota_changes(namespace)
         for _ in range(3):
             self._job_comes()
-
-    def _queue(self, name: str, cohort: Mapping[str, str]) -> dict[str, Any]:
-        chance = self.random
-        quotas: list[Raw] = []
-        if chance.random() < 0.9:
-            quotas.append({"nominal": chance.randint(1, 10)})
-            if chance.random() < 0.3:
-                quotas.append({"gpuType": "a100", "nominal": chance.randint(0, 6)})
-            for quota in quotas:
-                if chance.random() < 0.5:
-                    quota["borrowingLimit"] = chance.randint(0, 4)
-        found: dict[str, Any] = {**cohort, "quotas": quotas}
-        if name == "guests" and chance.random() < 0.5:
-            found |= {"maxPriority": 1, "namespaces": [*NAMESPACES[:2]]}
-        return found
 
     # ---- what happens
 
@@ -195,55 +177,14 @@ class Story:
             self._say(f"delete {key}")
             world.delete_job(key)
         name, namespace = self._name("job"), chance.choice(NAMESPACES)
-        spec = self._spec()
-        world.tempers[f"{namespace}/{name}"] = self._temper()
+        spec = spec_of(chance)
+        world.tempers[f"{namespace}/{name}"] = temper_of(chance)
         world.submit(namespace, name, spec)
         asked = spec["template"]["spec"]
         self._say(
             f"job {namespace}/{name}: {spec['minReplicas']}-{spec['maxReplicas']} x "
             f"{asked['containers'][0]['resources']['limits']}, {spec['timeBudgetSeconds']} s, queue {spec['queue']}, "
             f"priority {spec['priority']}, {asked.get('nodeSelector')}, {'tolerates' if 'tolerations' in asked else ''}"
-        )
-
-    def _spec(self) -> dict[str, Any]:
-        chance = self.random
-        smallest, gpus = chance.choice((1, 1, 2, 2, 3, 5)), chance.choice((1, 1, 1, 1, 2, 4))
-        limits = {GPU: gpus, **({"cpu": chance.choice((1, 2, 6, 12))} if chance.random() < 0.4 else {})}
-        where: dict[str, Any] = {}
-        if chance.random() < 0.3:
-            where["nodeSelector"] = chance.choice(({TYPE_LABEL: "a100"}, {"disk": "ssd"}, {ZONE_LABEL: "b"}))
-        if chance.random() < 0.3:
-            where["tolerations"] = [TOLERATES]
-        return {
-            "timeBudgetSeconds": chance.choice((15, 30, 60, 120)),
-            "minReplicas": smallest,
-            "maxReplicas": smallest + chance.choice((0, 1, 2, 4)),
-            "priority": chance.choice((0, 0, 0, 1, 2)),
-            "queue": "nobody" if chance.random() < 0.04 else chance.choice(QUEUE_NAMES),
-            "backoffLimit": chance.choice((0, 3, 6)),
-            "preemption": {
-                "noticeSeconds": chance.choice(NOTICES),
-                "cooldownSeconds": chance.choice(COOLDOWNS),
-                "minRuntimeSeconds": chance.choice((2, 10)),
-                "base": chance.choice(("Never", "Checkpoint")),
-            },
-            "template": template({"resources": {"limits": limits}}, **where),
-            "ttlSecondsAfterFinished": 20,
-            **({"suspend": True} if chance.random() < 0.05 else {}),
-            **({"gpuSecondsBudget": 120} if chance.random() < 0.1 else {}),
-        }
-
-    def _temper(self) -> Temper:
-        chance = self.random
-        return Temper(
-            start_up=chance.choice((1.0, 2.0, 2.0, 12.0)),
-            evaluation=chance.choice((1.0, 4.0)),
-            silent=chance.random() < 0.1,
-            lasts=chance.choice((12.0, 50.0, 1e9)),
-            deaf=chance.random() < 0.1,
-            watches=chance.random() < 0.5,
-            farewell=chance.choice((1.0, 5.0, 60.0)),
-            hangs=chance.random() < 0.1,
         )
 
     def _stranger_comes(self) -> None:
@@ -375,7 +316,7 @@ class Story:
         if self.world.queues:
             name = self.random.choice(sorted(self.world.queues))
             cohort = self.world.queues[name]["spec"].get("cohort")
-            spec = self._queue(name, {"cohort": cohort} if cohort else {})
+            spec = queue_of(self.random, name, {"cohort": cohort} if cohort else {})
             self._say(f"queue {name}: {spec}")
             self.world.set_queue(name, spec)
             self.clauses.count_again()

@@ -1,0 +1,76 @@
+"""What jobs, leaders and queues of a history are like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final
+
+from espalier_operator.topology import ZONE_LABEL
+from operator_world.history.world import NAMESPACES
+from operator_world.kube_objects import GPU, Raw, template
+from operator_world.kubernetes import TYPE_LABEL
+from operator_world.leaders import Temper
+
+NOTICES, COOLDOWNS = (3, 8), (2, 10)
+TOLERATES: Final = {"key": "team", "operator": "Equal", "value": "vision"}
+QUEUE_NAMES: Final = ("default", "night", "guests")
+
+
+def spec_of(chance: Random) -> dict[str, Any]:
+    """Return what a job asks for."""
+    smallest, gpus = chance.choice((1, 1, 2, 2, 3, 5)), chance.choice((1, 1, 1, 1, 2, 4))
+    limits = {GPU: gpus, **({"cpu": chance.choice((1, 2, 6, 12))} if chance.random() < 0.4 else {})}
+    where: dict[str, Any] = {}
+    if chance.random() < 0.3:
+        where["nodeSelector"] = chance.choice(({TYPE_LABEL: "a100"}, {"disk": "ssd"}, {ZONE_LABEL: "b"}))
+    if chance.random() < 0.3:
+        where["tolerations"] = [TOLERATES]
+    return {
+        "timeBudgetSeconds": chance.choice((15, 30, 60, 120)),
+        "minReplicas": smallest,
+        "maxReplicas": smallest + chance.choice((0, 1, 2, 4)),
+        "priority": chance.choice((0, 0, 0, 1, 2)),
+        "queue": "nobody" if chance.random() < 0.04 else chance.choice(QUEUE_NAMES),
+        "backoffLimit": chance.choice((0, 3, 6)),
+        "preemption": {
+            "noticeSeconds": chance.choice(NOTICES),
+            "cooldownSeconds": chance.choice(COOLDOWNS),
+            "minRuntimeSeconds": chance.choice((2, 10)),
+            "base": chance.choice(("Never", "Checkpoint")),
+        },
+        "template": template({"resources": {"limits": limits}}, **where),
+        "ttlSecondsAfterFinished": 20,
+        **({"suspend": True} if chance.random() < 0.05 else {}),
+        **({"gpuSecondsBudget": 120} if chance.random() < 0.1 else {}),
+    }
+
+
+def temper_of(chance: Random) -> Temper:
+    """Return how the leaders of a job behave."""
+    return Temper(
+        start_up=chance.choice((1.0, 2.0, 2.0, 12.0)),
+        evaluation=chance.choice((1.0, 4.0)),
+        silent=chance.random() < 0.1,
+        lasts=chance.choice((12.0, 50.0, 1e9)),
+        deaf=chance.random() < 0.1,
+        watches=chance.random() < 0.5,
+        farewell=chance.choice((1.0, 5.0, 60.0)),
+        hangs=chance.random() < 0.1,
+    )
+
+
+def queue_of(chance: Random, name: str, cohort: Mapping[str, str]) -> dict[str, Any]:
+    """Return the specification of a queue; `cohort` is its entry, if it has one."""
+    quotas: list[Raw] = []
+    if chance.random() < 0.9:
+        quotas.append({"nominal": chance.randint(1, 10)})
+        if chance.random() < 0.3:
+            quotas.append({"gpuType": "a100", "nominal": chance.randint(0, 6)})
+        for quota in quotas:
+            if chance.random() < 0.5:
+                quota["borrowingLimit"] = chance.randint(0, 4)
+    found: dict[str, Any] = {**cohort, "quotas": quotas}
+    if name == "guests" and chance.random() < 0.5:
+        found |= {"maxPriority": 1, "namespaces": [*NAMESPACES[:2]]}
+    return found

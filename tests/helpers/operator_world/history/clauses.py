@@ -25,7 +25,17 @@ from typing import Any
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.status import JobPhase, JobStatus
-from espalier_operator.actions import Admit, GrantExtra, Plan
+from espalier_operator.actions import (
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
 from espalier_operator.facts import Rules
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
@@ -38,6 +48,7 @@ from operator_world.kubernetes import TYPE_LABEL
 
 _QUOTA = (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
 _BUSY = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.RESOURCE_QUOTA_EXCEEDED, *_QUOTA)
+_GIVE_BACK = (NoticeReclaim, ReleaseExtra, Stop, Requeue, Finish, Fail)
 _SLACK = 1e-6
 _Holder = tuple[str, str, str | None]
 """`queue` or `cohort`, its name, and for which type of GPU its quota is."""
@@ -84,6 +95,8 @@ class Clauses:
         node = pinned_to(pod) if manifest["kind"] == "Pod" else None
         if not self.is_fresh or node is None or f"{metadata['namespace']}/{metadata['name']}" in self._world.pods:
             return
+        if any(isinstance(each, _GIVE_BACK) for each in self.plan.actions):
+            return  # it may get what others are about to give back: `_pins_have_room` judges that at rest
         self.checked["created for a node"] += 1
         free = self._world.free(node) if node in self._world.nodes else 0
         waiting = sum(requests_of(each)[GPU] for each in self._pending() if pinned_to(each) == node)

@@ -209,7 +209,9 @@ def _quotas_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts]) -
     for refusal in plan.refusals.values():
         job = jobs[refusal.job]
         if refusal.reason is Reason.QUOTA_EXCEEDED:
-            others = [each for each in plan.refusals.values() if each.reason is Reason.QUOTA_EXCEEDED]
+            # One that was told by when it starts keeps its quota.
+            kept = [each for each in plan.refusals.values() if each.starts_by is not None]
+            others = [*kept, *(each for each in plan.refusals.values() if each.reason is Reason.QUOTA_EXCEEDED)]
             alone = len(others) == 1 and queues[job.terms.queue].cohort is None
             free = [
                 quota

@@ -588,6 +588,9 @@ class Run:
             clock=self.services.clock,
         )
         if trial is None:
+            if asked.decision.action.grows and not team.extra_members:
+                late = f"no extra worker was ready within {rules.START_SHARE:.0%} of the budget"
+                self.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
             return False
         try:
             team.send_apart({worker: order.model_dump_json() for worker, order in trial.orders.items()}, self._capture)

@@ -31,4 +31,3 @@ def test_extra_workers_of_the_example_try_what_the_agent_advises(
     assert decided.arms[1].action == "Nothing"
     assert all(arm.loss is not None and 0 < arm.loss < 3 and arm.steps > 0 for arm in decided.arms)
     assert decided.result in ("Grown", "Declined")
-    assert (output / "training.png").exists()

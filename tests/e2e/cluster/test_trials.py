@@ -1,4 +1,4 @@
-"""Growth that is tried on an extra worker, a pod of its own, before it is carried out."""
+"""Growth that is tried on extra workers, pods of their own, before it is carried out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kube import Nodes, Space, digits, run, wait_for
 ESPALIER = Path(sys.executable).with_name("espalier")
 
 
-def test_an_extra_worker_tries_a_growth_and_trains_with_the_base_again(space: Space, nodes: Nodes) -> None:
-    nodes.set_gpus(2)
-    # A tenth of the budget is how long advice waits for the worker, which imports torch, and how long it tries each.
+def test_extra_workers_try_a_growth_and_train_with_the_base_again(space: Space, nodes: Nodes) -> None:
+    nodes.set_gpus(3)
+    # A tenth of the budget is how long advice waits for the workers, which import torch, and how long they try.
     adaptation = {"mode": "Auto", "decisionTimeoutSeconds": 5, "maxAdaptations": 1, "trials": "Confirm"}
-    space.apply(digits("tries", budget=240, adaptation=adaptation, training={"elasticBatch": "keepGlobal"}))
-    space.wait_extra("tries", 1, 90)
+    training = {"elasticBatch": "keepGlobal"}
+    space.apply(digits("tries", budget=360, maxReplicas=3, adaptation=adaptation, training=training))
+    space.wait_extra("tries", 2, 90)
     (decided,) = wait_for("it has decided", lambda: space.report("tries").get("adaptations"), 150)
     grown, nothing = decided["arms"]
     assert grown["action"].startswith("Deepen(")
@@ -28,8 +29,8 @@ def test_an_extra_worker_tries_a_growth_and_trains_with_the_base_again(space: Sp
         assert decided["depthAfter"] == decided["depthBefore"] + 1
     else:
         assert (decided["result"], decided["reason"]) == ("Declined", "TrialNotBetter")
-    # The base went on alone for two slices, and the worker is with it again.
-    wait_for("both train together", lambda: space.training("tries") == 2, 30)
+    # The base went on alone meanwhile, and the workers are with it again.
+    wait_for("all train together", lambda: space.training("tries") == 3, 30)
     space.trains_on("tries")
 
     entry = wait_for("the status has it", lambda: space.status("tries").get("adaptations"))[0]
@@ -37,5 +38,5 @@ def test_an_extra_worker_tries_a_growth_and_trains_with_the_base_again(space: Sp
     told = run(str(ESPALIER), "explain", "tries", "--namespace", space.name)
     assert "validation loss when tried" in " ".join(told.split())
     status = space.status("tries")
-    assert status["scheduling"]["extra"] == 1
+    assert status["scheduling"]["extra"] == 2
     assert (status["restarts"], status["preemptions"]) == (0, 0)

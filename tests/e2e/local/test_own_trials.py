@@ -18,11 +18,11 @@ def test_extra_workers_of_the_example_try_what_the_agent_advises(
     job, output = tmp_path / "job.yaml", tmp_path / "out"
     # A tenth of the budget is how long advice waits for workers, which import torch, and how long each tries.
     text = EXAMPLE.read_text().replace("trials: Race", "trials: Confirm")
-    job.write_text(text.replace("timeBudgetSeconds: 120", "timeBudgetSeconds: 240"))
+    job.write_text(text.replace("timeBudgetSeconds: 120", "timeBudgetSeconds: 400"))
     running = espalier("run", job, "--gpus", "3", "--output", output)
-    (began,) = eventually(lambda: events_of(output, "TrialsStarted"), 90, "a trial")
+    (began,) = eventually(lambda: events_of(output, "TrialsStarted"), 120, "a trial")
     assert began["workers"] == 2
-    eventually(lambda: events_of(output, "AdaptationFinished"), 90, "the decision")
+    eventually(lambda: events_of(output, "AdaptationFinished"), 120, "the decision")
     running.process.send_signal(signal.SIGINT)
     running.finish()
     (decided,) = read_document(output / "report.json", Report).adaptations

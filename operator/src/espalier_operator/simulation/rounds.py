@@ -35,7 +35,7 @@ def base_workers(job: SimulatedJob, policy: Policy) -> int:
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
-    """Raise `TraceError` for a job that never fits on so many GPUs."""
+    """Raise `TraceError` for a job that needs more GPUs than there are."""
     for job in jobs:
         if base_workers(job, policy) > gpus:
             where = f"{job.origin}: " if job.origin else ""

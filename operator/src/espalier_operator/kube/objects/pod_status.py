@@ -42,7 +42,7 @@ _OWN_USAGE: Final = (
     "Pod ephemeral local storage usage exceeds ",
     "exceeded its local ephemeral storage limit ",
 )
-"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its own template. Other
+"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its template. Other
 evictions are for want of resources of the node ("The node was low on resource: ...")."""
 _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
 """`reason` of a container that went with its node or its runtime; its exit code means nothing."""

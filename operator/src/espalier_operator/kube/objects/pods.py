@@ -64,9 +64,9 @@ class Pod:
     grace_seconds: float
     """That grace period."""
     overran: bool
-    """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
+    """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
-    """It was evicted, preempted, or lost with its node, and not for a limit of its own."""
+    """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None

@@ -22,6 +22,7 @@ SAMPLES = {
     "loops of other libraries": 1,
     "models of the zoo": 1,
     "models that nobody named": 3,
+    "descriptions that grow by a block": 3,
     "stops of a trial": 1,
     "optimizers and schedules that resume": 3,
     "stops of a run": 3,

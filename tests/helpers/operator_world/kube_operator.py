@@ -186,8 +186,8 @@ class LiveOperator:
             changed |= not same or not all(map(_is_same, (seen or {}).values(), there.values()))
             self.view[kind] = dict(there)
             self.store.replace(self._kinds[kind], there.values(), self._world.version)
-        for key in self.store.late_reports():
-            self.store.read_late(key)
+        for key in self.store.reports.late():
+            self.store.reports.read_late(key)
         if "pods" in kinds:
             self.store.doubtful.clear()
         return changed

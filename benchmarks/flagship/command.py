@@ -63,7 +63,7 @@ def carry_out(subject: Subject, options: argparse.Namespace, quick: Quick, decid
     with tempfile.TemporaryDirectory(prefix=f"espalier-{subject.name}-") as temporary:
         trunks = Path(temporary) if options.runs is None else options.runs.with_suffix(".trunks")
         if not options.only_report:
-            make(results, Bench(subject, moments, trunks).run, budgets, seeds, done, arms)
+            make(results, Bench(subject, moments, trunks).run, budgets, seeds, done, arms, subject.first_rate)
     for line in lines(subject, results, budgets, whole=not options.quick):
         print(line)
     print(f"\n{environment('torch')}; {command()}")

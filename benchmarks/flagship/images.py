@@ -65,6 +65,7 @@ def cifar(path: str | None) -> Subject:
         measure="error",
         short="error",
         kept={Arm.ANEW: ("stem.", "between.", "head.")},
+        first_rate=0.008,
         figure=lambda accuracy: 1 - accuracy,
         load=load,
     )

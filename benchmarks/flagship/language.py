@@ -26,5 +26,6 @@ def gpt() -> Subject:
             Arm.ANEW: ("embedding.", "places", "norm.", "head."),
             Arm.EMBEDDINGS: ("embedding.", "places"),
         },
+        first_rate=0.004,
         epoch={"windows": EPOCH_WINDOWS},
     )

@@ -16,7 +16,6 @@ from flagship.subject import Subject
 
 LADDER: Final = (0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
 """Learning rates that are tried."""
-FIRST_RATE: Final = 0.004
 TRIED_SEED: Final = 100
 """The seed of the runs by which learning rates are chosen; no result counts it."""
 
@@ -88,7 +87,7 @@ class Results:
         best = min(tried, key=lambda rate: tried[rate], default=None)
         return best if best is not None and _next_rate(tried, best) is None else None
 
-    def due(self, budget: float, arm: Arm, begin: float = FIRST_RATE) -> Cell | None:
+    def due(self, budget: float, arm: Arm, begin: float) -> Cell | None:
         """Return the next try of a fixed net's learning rate, beginning at `begin`; None when the best is known."""
         if self._rate is not None:
             return None
@@ -162,17 +161,18 @@ def make(
     budgets: Sequence[float],
     seeds: int,
     done: Callable[[Run], None],
-    arms: Sequence[Arm] = tuple(Arm),
+    arms: Sequence[Arm],
+    first_rate: float,
 ) -> None:
-    """Make all runs of these arms that are missing."""
-    begin = dict.fromkeys(FIXED, FIRST_RATE)
+    """Make all runs of these arms that are missing. The first learning rate that is tried is `first_rate`."""
+    begin = dict.fromkeys(FIXED, first_rate)
     for budget, arm, moment, seed in wanted(budgets, results.head.moments, seeds):
         if arm not in arms:
             continue
         for fixed in FIXED if arm in FIXED else (Arm.ONE,):
             while (cell := results.due(budget, fixed, begin[fixed])) is not None:
                 _made(results, run, cell, done)
-            begin[fixed] = results.rate(budget, fixed) or FIRST_RATE
+            begin[fixed] = results.rate(budget, fixed) or first_rate
         rate = results.rate(budget, arm)
         if rate is None:
             raise RuntimeError(f"the learning rate of {arm} at {budget:g} s was not chosen")

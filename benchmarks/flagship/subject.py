@@ -31,6 +31,8 @@ class Subject:
     """The same in a word."""
     kept: Mapping[Arm, tuple[str, ...]]
     """The controls, each with what the names of the parameters begin with that it keeps of the small net."""
+    first_rate: float
+    """The first learning rate that is tried."""
     epoch: Mapping[str, Any] = field(default_factory=dict)
     """Options of the data set in the runs: growth comes at the ends of epochs, so these are short."""
     figure: Callable[[float], float] = lambda score: score

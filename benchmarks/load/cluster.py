@@ -17,6 +17,7 @@ import aiohttp
 from load import objects
 from load.api import Access, Api, connect, for_all
 from load.case import Case, Layout
+from load.cores import also_on
 from load.probe import Audit, Probe, audit_flags
 from load.processes import Process, binder_command, kwok_command, operator_command, running
 from load.world import World
@@ -69,7 +70,8 @@ async def cluster_of(case: Case, layout: Layout, tools: Tools, directory: Path, 
     `directory` (empty) takes data and logs. Nodes and other people's pods are there before the operator starts.
     """
     async with AsyncExitStack() as stack:
-        server = stack.enter_context(ApiServer(tools.binaries, directory, _server_flags(directory)))
+        with also_on(case.operator_cores):  # the control plane is no load: it has all cores, as in a cluster
+            server = stack.enter_context(ApiServer(tools.binaries, directory, _server_flags(directory)))
         operator_config = _install(server, directory)
         others = [*layout.foreign, *layout.idle]
         say(f"the API server is up; making {case.nodes} nodes and {len(others)} pods of others")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -647,3 +648,19 @@ def test_an_overrun_wakes_the_loop_in_time():
 def test_a_leader_that_announced_its_last_evaluation_is_waited_for():
     one = trains("one", high=1, evaluating=True, used_seconds=510.0)
     assert decide([node("n", 1)], [one], workers_of(one, "n")).actions == ()
+
+
+def test_a_plan_leaves_nothing_to_the_garbage_collector():
+    # The operator collects rarely: with 1,000 jobs, cycles of objects took 700 MB until it did.
+    jobs = [trains(f"run-{number}", extra=1, high=2) for number in range(3)] + [job("wait", low=2, priority=1)]
+    nodes = [node(f"n{number}", 2) for number in range(3)]
+    workers = [worker for number, one in enumerate(jobs[:3]) for worker in workers_of(one, f"n{number}")]
+    gc.collect()
+    gc.disable()
+    try:
+        planned = decide(nodes, jobs, workers)
+        left = gc.collect()
+    finally:
+        gc.enable()
+    assert planned.actions
+    assert left == 0

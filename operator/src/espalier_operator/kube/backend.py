@@ -30,7 +30,7 @@ from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.due import Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
@@ -69,6 +69,7 @@ class KubeBackend:
         self._uids: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self.queue = WorkQueue(self._flush)
+        self._pace = FigurePace(settings.persist_seconds)
         self.snapshot: Snapshot | None = None
         """The last that was planned by."""
         self.shares: Sequence[Share] = ()
@@ -122,7 +123,7 @@ class KubeBackend:
             return
         if job is None:
             try:
-                job = ManagedJob(seen, self._store, self._settings, now)
+                job = ManagedJob(seen, self._store, self._settings, now, self._pace)
             except ValueError as error:
                 if self._unreadable.get(uid) != str(error):
                     self._unreadable[uid] = str(error)
@@ -178,6 +179,7 @@ class KubeBackend:
         if self._queue_statuses is not None:
             self._queue_statuses.take(snapshot, plan)
         now = self._clock.now()
+        self._pace.share(sum(job.state.active for job in self.jobs.values()))
         for uid, job in self.jobs.items():
             refusal = plan.refusals.get(job.key)
             job.refuse(None if refusal is None else refusal.reason)

@@ -102,7 +102,8 @@ class KubeSettings:
     max_restart_seconds: float = Timing().max_restart
     """Maximum delay before the restart of a failed leader."""
     persist_seconds: float = 8.0
-    """Interval at which the figures of a running job are written to its status if nothing else changes."""
+    """Interval at which the figures of a running job are written to its status if nothing else changes; longer where
+    very many jobs run (`FigurePace`)."""
     resync_seconds: float = 300.0
     """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
     seconds to answer, and other clients wait for it."""

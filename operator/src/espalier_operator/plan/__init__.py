@@ -57,4 +57,6 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     claims.place()
     Admission(tick).admit()
     Lending(tick).lend()
-    return tick.result()
+    planned = tick.result()
+    tick.forget()
+    return planned

@@ -17,7 +17,7 @@ from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.due import FIGURES_A_SECOND, Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (
@@ -37,7 +37,7 @@ SETTINGS = KubeSettings(persist_seconds=8.0)
 class Desk:
     """One job that is managed, and what the API server says of it."""
 
-    def __init__(self, **spec: Any) -> None:
+    def __init__(self, pace: FigurePace | None = None, **spec: Any) -> None:
         self.store = Store(SETTINGS)
         self._versions = itertools.count(1)
         self.now = EPOCH
@@ -47,7 +47,7 @@ class Desk:
         assert seen is not None
         assert isinstance(seen.parsed, KubeJob)
         self.job = seen.parsed
-        self.managed = ManagedJob(seen, self.store, SETTINGS, self.now)
+        self.managed = ManagedJob(seen, self.store, SETTINGS, self.now, pace)
 
     def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
         version = str(next(self._versions))
@@ -170,6 +170,22 @@ def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
     desk.managed.refuse(Reason.COOLDOWN)
     assert desk.managed.due is Due.CHANGES
     assert desk.flush()
+
+
+def test_the_figures_of_a_thousand_jobs_are_written_more_rarely_than_those_of_a_few() -> None:
+    pace = FigurePace(8.0)
+    pace.share(100)
+    assert pace.seconds == 8.0
+    pace.share(1000)
+    assert pace.seconds == 1000 / FIGURES_A_SECOND
+
+    desk = Desk(pace)
+    desk.train()
+    assert desk.flush()
+    desk.look(3.0)
+    assert not desk.flush()
+    assert desk.managed.due_at is not None
+    assert EPOCH + 40 <= desk.managed.due_at <= EPOCH + 42
 
 
 def test_the_count_of_a_leader_that_reports_after_its_job_waits_again_is_written() -> None:

@@ -32,7 +32,7 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.reports import news_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, News, expires_at, solid, together
+from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid, together
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of
 from espalier_operator.kube.state.workers import (
@@ -51,9 +51,12 @@ logger = logging.getLogger(__name__)
 class ManagedJob:
     """One job. Times are epoch seconds."""
 
-    def __init__(self, seen: JobObject, store: Store, settings: KubeSettings, now: float) -> None:
+    def __init__(
+        self, seen: JobObject, store: Store, settings: KubeSettings, now: float, pace: FigurePace | None = None
+    ) -> None:
         """Take up what the job's status says. `ValueError` where it cannot be read."""
         self._store, self._settings, self._timing = store, settings, settings.timing
+        self._pace = pace or FigurePace(settings.persist_seconds)
         self.written: JobStatus | None = parse_status({"status": seen.status})
         """The status as it was last written, or found."""
         self.sent = self.written
@@ -316,7 +319,7 @@ class ManagedJob:
         """Return whether `status` must be written now; a change of figures alone can wait."""
         if self.written is None or due is Due.REWRITE or solid(status) != solid(self.written):
             return True
-        return now >= self.written_at + self._settings.persist_seconds and status != self.written
+        return now >= self.written_at + self._pace.seconds and status != self.written
 
     def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
         """Record the status that was written, and the API server's answer."""
@@ -332,7 +335,7 @@ class ManagedJob:
         later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
         if status != self.written or self.state.active:
             since = now if status == self.written else self.written_at
-            later[Due.FIGURES] = together(since, self._settings.persist_seconds)
+            later[Due.FIGURES] = together(since, self._pace.seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
 
     def source(self) -> ProgressSource | None:

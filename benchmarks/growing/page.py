@@ -12,17 +12,17 @@ from growing.measured import Row
 _HEAD = """<!-- Written by `make bench-growth-zoo`. Do not edit. -->
 # Models that grow
 
-{count} models of other people, built from their configurations with random weights, small where their constructors
-allow it, with {versions}.
+{count} models of other libraries, built from their configurations with random weights, in small versions where
+possible, with {versions}.
 
 - **Layers**: places where a layer can be added (`deepen`). **Blocks**: runs of residual blocks that can be continued
-  exactly (`add_block`); **scaled**: further runs that only `insertion: Scaled` doubles, which is not exact. **Groups**:
-  channels that can be widened (`widen`).
-- **Eval** and **train**: a layer at every place and a block at every run are added at once, and one group drawn at
-  random is widened. The greatest difference of the first output, relative to its greatest entry, without dropout, in
-  float64 unless the line says otherwise. In train mode, nothing stands where the model draws at random.
+  exactly (`add_block`). **Scaled**: further runs that only `insertion: Scaled` can double, which is not exact.
+  **Groups**: channels that can be widened (`widen`).
+- **Eval** and **train**: the largest difference of the first output, relative to its largest entry, after a layer at
+  every place, a block at every run and a wider random group are added at once; without dropout, in float64 unless the
+  line names another type. **Train** is empty if the model uses random numbers.
 - **Causality**: outputs that did not depend on parts of the input (masks, causal padding, other examples) still do not,
-  with random values in all weights, new ones too.
+  with random values in all weights, including new ones.
 
 {summary}
 """
@@ -37,7 +37,7 @@ def page(rows: Sequence[Row]) -> str:
     refused = [row for row in rows if row.refused]
     if refused:
         lines = "\n".join(f"- {row.model} ({row.library}): {row.refused}" for row in refused)
-        parts.append(f"## No place\n\nThe first reason that `espalier points` gives:\n\n{lines}\n")
+        parts.append(f"## Models without a place\n\nThe first reason that `espalier points` gives:\n\n{lines}\n")
     return "\n".join(parts)
 
 
@@ -59,7 +59,7 @@ def _summary(rows: Sequence[Row]) -> str:
     return (
         f"Of {len(rows)} models, {counts['layers']} have places for layers, {counts['blocks']} runs of blocks, "
         f"{counts['groups']} groups of channels; {sum(bool(row.refused) for row in rows)} have none of them. "
-        f"The greatest difference of the {len(exact)} that run in float64 is {worst:.0e}. "
+        f"The largest difference of the {len(exact)} that run in float64 is {worst:.0e}. "
         f"Causality is kept by {sum(bool(row.kept) for row in kept)} of the {len(kept)} in which it can be measured."
     )
 

@@ -122,7 +122,7 @@ BAD: tuple[tuple[str, Any, str, str], ...] = (
     ("spec.template.spec.volumes", 5, "spec.template.spec.volumes", 'must be of type array: "integer"'),
     ("spec.template.spec", ..., "spec.template.spec", "Required value"),
     ("spec.template.metadata.labels", ["a"], "spec.template.metadata.labels", 'must be of type object: "array"'),
-    ("spec.program", {}, "spec.maxReplicas", "must equal minReplicas, as nobody can tell a program of extra workers"),
+    ("spec.program", {}, "spec.maxReplicas", "must equal minReplicas, as a program cannot use extra workers"),
     ("spec.program", {"progress": {}}, "spec.program.progress", "needs exactly one of log and metrics"),
     ("spec.program.progress.log", {}, "spec.program.progress.log", "needs exactly one of pattern and json"),
     (
@@ -238,7 +238,7 @@ IMAGE = "spec.template.spec.containers.0.image"
             "is fixed once the job has trained, as its checkpoints hold this model; apply it under another name",
         ),
         (SUSPENDED, "spec.training.dataset", {"name": "mnist"}, "spec.training.dataset", "is fixed once the job has"),
-        (SUSPENDED, "spec.checkpoint.path", "/b", "spec.checkpoint.path", "as its checkpoints lie there"),
+        (SUSPENDED, "spec.checkpoint.path", "/b", "spec.checkpoint.path", "as its checkpoints are there"),
         (TRAINED, "spec.checkpoint.intervalSeconds", 2, "", ""),
     ],
 )

@@ -71,13 +71,13 @@ class Trials(StrEnum):
     """The advice decides. In a file for Kubernetes, write it in quotes, because YAML reads a bare `Off` as false."""
     CONFIRM = "Confirm"
     """Extra workers train a copy of the model that has grown as advised, and one that has not, for a tenth of the
-    remaining budget each; the model grows if that, and what the policy expects, speaks for it. Where nothing is
-    advised, the growth is tried that the policy thinks best. Meanwhile the base trains on."""
+    remaining budget each. The model grows if this result, together with the policy's expectation, favours it. If the
+    advice is not to grow, they try the growth that the policy ranks highest. Meanwhile the base continues to train."""
     RACE = "Race"
-    """Each extra worker trains a copy for six tenths of the remaining budget, grown by another one of the best actions
-    or not at all, and training continues with the best copy. After a fifth, four growths go on, after two fifths two;
-    the other workers train with the base again. One extra worker races the best growth against a base of one worker;
-    against a larger one it tries as `Confirm` does."""
+    """Each extra worker trains a copy for six tenths of the remaining budget, each grown by another one of the best
+    actions, or not grown. Training continues with the best copy. After a fifth, four growths remain, after two fifths
+    two; the other workers train with the base again. A single extra worker races the best growth against a base of one
+    worker; with a larger base, it works as `Confirm`."""
 
 
 class AgentRef(Strict):

@@ -134,7 +134,7 @@ class Channels(Record):
             for axis in weight.axes:
                 if axis.group not in ids or axis.dim >= len(weight.shape):
                     raise ValueError(
-                        f"a weight of {weight.layers[0]!r} has no dimension {axis.dim}, or {axis.group!r} is no group"
+                        f"a weight of {weight.layers[0]!r} has no dimension {axis.dim}, or no group is {axis.group!r}"
                     )
 
     def group(self, group_id: str) -> ChannelGroup | None:

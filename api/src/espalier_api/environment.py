@@ -74,7 +74,7 @@ RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
 into. Used by jobs with `spec.training.elasticBatch`."""
 LOG_TO: Final = "ESPALIER_LOG_TO"
-"""`tensorboard` or `wandb`: where the leader also writes its figures, beside the checkpoints; nowhere if absent."""
+"""`tensorboard` or `wandb`: where the leader also writes its figures, next to the checkpoints; nowhere if absent."""
 TRACES_ENDPOINT: Final = "ESPALIER_TRACES_ENDPOINT"
 """URL to which the leader exports spans of signals by OTLP over HTTP; nothing is exported if absent. Needs the extra
 `otel` of the trainer's package, and an operator that exports traces."""

@@ -114,7 +114,7 @@ class WorkersChanged(Event):
 
 
 class BatchSizeChanged(Event):
-    """A job with `batch: Goodput` goes on with another batch size."""
+    """A job with `batch: Goodput` continues with another batch size."""
 
     type: Literal["BatchSizeChanged"] = "BatchSizeChanged"
     before: int

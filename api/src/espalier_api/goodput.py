@@ -8,7 +8,7 @@ gradients (`measurements.GradientNoise`) and m = S × m₀:
     goodput       = gain(S) / seconds of a step of m            progress a second, in steps of m₀
 
 `gain` is AdaScale's (Johnson et al. 2020, arXiv:2007.05105): a step of m with the learning rate multiplied by it is
-worth so many steps of m₀. A batch size is a whole multiple of m₀ here, so all sizes cut an epoch into the same batches.
+worth this many steps of m₀. Here, a batch size is a multiple of m₀, so all sizes cut an epoch into the same batches.
 """
 
 from __future__ import annotations

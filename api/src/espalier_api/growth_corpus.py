@@ -117,7 +117,7 @@ def read_corpus(path: Path) -> GrowthCorpus:
         whole = text.decode()
     except (lzma.LZMAError, UnicodeDecodeError) as error:
         raise DocumentError(
-            f"{path}: is no corpus ({error}); make it with `espalier agent collect --corpus`"
+            f"{path}: is not a corpus ({error}); make it with `espalier agent collect --corpus`"
         ) from error
     if not opened.eof:
         raise DocumentError(f"{path}: is damaged, or larger than {MAX_BYTES / 2**20:g} MiB, which is more than is read")

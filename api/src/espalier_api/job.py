@@ -179,8 +179,8 @@ class JobSpec(Strict):
     template: PodTemplate | None = None
     """A pod template. Default: the ready trainer image with one GPU."""
     program: ProgramSpec | None = None
-    """Set it, if only to `{}`, for a command that does not use Espalier's library. It needs a template, and as many
-    replicas at most as at least; `training` and `adaptation` do not apply."""
+    """Set it, at least to `{}`, for a command that does not use Espalier's library. It needs a template, and
+    maxReplicas equal to minReplicas; `training` and `adaptation` do not apply."""
 
     @field_validator("max_replicas")
     @classmethod
@@ -215,8 +215,8 @@ class JobSpec(Strict):
             raise ValueError("has a program and no template with its command or image; add spec.template")
         if self.max_replicas != self.min_replicas:
             raise ValueError(
-                f"has a program, maxReplicas {self.max_replicas} and minReplicas {self.min_replicas}; nobody can tell "
-                "a program of extra workers, so let both be equal"
+                f"has a program, maxReplicas {self.max_replicas} and minReplicas {self.min_replicas}; they must "
+                "be equal, because a program cannot use extra workers"
             )
         if self.training != TrainingSpec():
             raise ValueError("has a program and training, which is for Espalier's trainer; remove one of them")

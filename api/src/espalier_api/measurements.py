@@ -126,7 +126,7 @@ def has_new_configuration(before: Measurements, after: Measurements) -> bool:
 def merged(before: Measurements, after: Measurements) -> Measurements:
     """Return what is known of a job after a report with `after`: of each configuration the newest figures.
 
-    A leader that starts anew has measured nothing yet, and knows of earlier leaders what its checkpoint says.
+    A leader that starts has measured nothing yet, and knows of earlier leaders what its checkpoint says.
     """
     measured = {configuration_of(speed) for speed in after.speeds}
     earlier = (speed for speed in before.speeds if configuration_of(speed) not in measured)

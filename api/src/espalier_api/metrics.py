@@ -62,20 +62,20 @@ LABELS: Final = {
     "job_name": "the job's name (`job` is Prometheus' own label)",
     "queue": "`spec.queue` of the job",
     "phase": "`status.phase` of the job",
-    "reason": "a reason of the API; see the reference of reasons",
-    "result": "`Complete` or `Failed` of jobs; "
-    "of adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`",
+    "reason": "one of the reasons of the API (reasons.md)",
+    "result": "for jobs `Complete` or `Failed`; "
+    "for adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`",
     "gpu_type": "value of the node label that distinguishes GPU types",
     "state": "use of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",
     "role": "`base` for the workers that a job requested, `extra` for workers on lent GPUs",
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` if the GPUs disappeared first",
     "stage": "the part of the process that is timed",
     "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `other`; "
-    "of the scheduler the planner's, such as `Admit`",
+    "for the scheduler, an action of the planner, such as `Admit`",
     "source": "who decided: `agent`, `fallback`, or `reclaim` (the rule of `onReclaim`)",
     "choice": "a possible decision: `Nothing`, `Deepen` with the growth point, or `Widen` with the group",
     "chosen": "`yes` for the choice that was made, `no` for the others",
-    "measure": "what the job's task is judged by: `accuracy`, `r2`, or `bits_per_character`, of which less is better",
+    "measure": "measure of the job's task: `accuracy`, `r2`, or `bits_per_character` (lower is better)",
     "metric": "name of the figure in the trainer's report, such as `validation_accuracy`",
     "verb": "verb of the request, as in RBAC",
     "resource": "resource of the API server, plural",
@@ -86,7 +86,7 @@ LABELS: Final = {
     "route": "path of the HTTP API",
     "record": "what is stored: `decision`, `outcome` or `shadow`",
     "agreed": "`yes` if the shadow policy gives the same answer, else `no`",
-    "part": "part of a share: `share`, or `spare` for what it may have beyond while nobody needs it",
+    "part": "part of a share: `share`, or `spare` for what the job may have in addition while nobody needs it",
     "split": "part of the data: `train`, `validation`",
 }
 """The meaning of each label."""
@@ -146,7 +146,7 @@ FAMILIES: Final = (
         (
             _G,
             "espalier_job_done_ratio",
-            "Part of its work that a program has done, as it says; no series if it does not say.",
+            "Part of its work that a program has done, as it reports; no series if it does not report this.",
             JOB,
             (),
         ),
@@ -168,7 +168,7 @@ FAMILIES: Final = (
         (
             _G,
             "espalier_job_share_workers",
-            "Workers that the scheduling policy gives the job, and those more that it may have while they are spare.",
+            "Workers that the scheduling policy gives the job, and more that it may have while they are spare.",
             (*JOB, "part", "gpu_type"),
             (),
         ),
@@ -189,8 +189,8 @@ FAMILIES: Final = (
         (
             _G,
             "espalier_job_expected_gain",
-            "Final accuracy that growing once more would gain, as the job's agent expects it; no series while it is"
-            " not known.",
+            "Gain in final accuracy that the job's agent expects from growing once more; no series while it is not"
+            " known.",
             JOB,
             (),
         ),
@@ -215,7 +215,7 @@ FAMILIES: Final = (
         (_H, "espalier_start_seconds", "Time from a job's first GPUs to the start of training.", ("queue",), _WAITS),
         (_G, "espalier_gpus", "GPUs of all nodes.", ("gpu_type", "state"), ()),
         (_G, "espalier_queue_gpus", "Base GPUs that jobs of the queue hold.", ("queue", "gpu_type"), ()),
-        (_G, "espalier_queue_nominal_gpus", "Base GPUs that they may hold in any case.", ("queue", "gpu_type"), ()),
+        (_G, "espalier_queue_nominal_gpus", "Base GPUs of the queue's nominal quota.", ("queue", "gpu_type"), ()),
         (_G, "espalier_gpus_waited_for", "GPUs requested by jobs in the queue.", ("queue",), ()),
         (_C, "espalier_gpus_lent_total", "GPUs that were lent.", _OWNER, ()),
         (
@@ -247,7 +247,7 @@ FAMILIES: Final = (
         (
             _C,
             "espalier_trials_total",
-            "Consultations whose growth was tried on extra workers first, by what came of it.",
+            "Consultations whose growth was tried on extra workers first, by result.",
             (*_OWNER, "result"),
             (),
         ),
@@ -256,8 +256,8 @@ FAMILIES: Final = (
         (
             _H,
             "espalier_adaptation_accuracy_change_ratio",
-            "Validation accuracy after the epoch that followed a growth, minus the accuracy before it; of other tasks "
-            "the quality between 0 and 1 that agents learn from.",
+            "Validation accuracy after the epoch that followed a growth, minus the accuracy before it; for other "
+            "tasks, the change of the quality between 0 and 1 that agents learn from.",
             (),
             _CHANGES,
         ),
@@ -300,7 +300,7 @@ FAMILIES: Final = (
         (
             _G,
             "espalier_scheduling_policy_ignored_wishes",
-            "Parts of the policy's last decision that cannot be, such as unknown nodes; the log names them.",
+            "Parts of the policy's last decision that cannot be applied, such as unknown nodes; the log names them.",
             (),
             (),
         ),
@@ -341,8 +341,8 @@ FAMILIES: Final = (
             (),
         ),
         (_C, "espalier_agent_shadow_total", "Consultations that a shadow policy also answered.", ("agreed",), ()),
-        (_C, "espalier_agent_policy_switches_total", "Policies that replaced another.", (), ()),
-        (_C, "espalier_agent_policy_refusals_total", "New policies that could not be used.", (), ()),
+        (_C, "espalier_agent_policy_switches_total", "How often a policy replaced another.", (), ()),
+        (_C, "espalier_agent_policy_refusals_total", "How often a new policy could not be used.", (), ()),
         (_C, "espalier_agent_requests_total", "HTTP requests answered.", ("route", "code"), ()),
         (
             _G,

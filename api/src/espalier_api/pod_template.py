@@ -77,7 +77,7 @@ class PodResourceClaim(Strict):
     name: str
     """Name of the claim in the pod."""
     resource_claim_template_name: str | None = None
-    """ResourceClaimTemplate of which each worker gets a claim of its own. Devices of the classes that the operator
+    """ResourceClaimTemplate from which each worker gets a separate claim. Devices of the classes that the operator
     counts as GPUs (`--other-gpu-resources`) are the GPUs of a worker."""
 
 

@@ -12,7 +12,7 @@ from espalier_api.base import Strict
 from espalier_api.report import MAX_NAME
 
 KNOWN_VALUES: Final = ("step", "steps", "epoch", "epochs", "fraction", "percent")
-"""Names of values with a meaning of their own; every other name is a figure."""
+"""Names of values with a special meaning; every other name is a figure."""
 MAX_VALUES: Final = 16
 """Maximum number of values that are read of a program."""
 MAX_PATTERN: Final = 512
@@ -30,7 +30,7 @@ _LABEL: Final = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="([^"\\\n]*)"')
 def compile_pattern(text: str) -> Any:
     """Return the compiled line pattern (`re2`, whose time is linear in the length of the line).
 
-    Raise `ValueError` if it is no regular expression of RE2, or has no named group.
+    Raise `ValueError` if it is not a regular expression of RE2, or has no named group.
     """
     options = re2.Options()
     options.log_errors = False
@@ -46,7 +46,7 @@ def compile_pattern(text: str) -> Any:
         ) from error
     names = _GROUP.findall(text)
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each a name of its own")
+        raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each another name")
     if not compiled.groupindex:
         raise ValueError(f"is {_shown(text)}, without a named group; name what is to be read, as in (?P<step>[0-9]+)")
     if len(compiled.groupindex) > MAX_VALUES:
@@ -102,7 +102,7 @@ class LogProgress(Strict):
     """A regular expression (RE2) that is searched in each line. Its named groups are the values:
     `step (?P<step>\\d+)/(?P<steps>\\d+).*loss (?P<loss>[0-9.e+-]+)`."""
     json_lines: _Sources | None = Field(default=None, alias="json")
-    """For lines that are JSON objects: by name of a value, the key that holds it."""
+    """For lines that are JSON objects: the key of each value."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -119,7 +119,7 @@ class MetricsProgress(Strict):
     path: str = Field(default="/metrics", pattern=r"^/[!-~]*$", max_length=256)
     """Path of the endpoint."""
     series: Annotated[_Sources, AfterValidator(_series)]
-    """By name of a value, the series that holds it, with labels if they are needed: `loss{split="validation"}`."""
+    """The series of each value, with labels if they are needed: `loss{split="validation"}`."""
 
 
 class ProgressSpec(Strict):
@@ -132,7 +132,7 @@ class ProgressSpec(Strict):
     log: LogProgress | None = None
     metrics: MetricsProgress | None = None
     steps: int | None = Field(default=None, ge=1, le=10**15)
-    """Steps in all, if the program does not say it. The fraction that is done follows from it."""
+    """The total number of steps, if the program does not report it. It gives the fraction that is done."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -102,7 +102,7 @@ class Arm(Record):
     seconds: float = Field(default=0.0, ge=0)
     """Wall time of the trial, its evaluation included."""
     annealed: bool = False
-    """Whether its learning rate fell to 0 within the trial. That of an arm of a race goes on as the job would."""
+    """Whether its learning rate fell to 0 within the trial. That of an arm of a race continues as the job would."""
     slices: tuple[Slice, ...] = ()
     """What it had come to at the ends of its slices, the last one where `loss` is."""
     message: str = ""

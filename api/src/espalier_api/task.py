@@ -23,10 +23,10 @@ class Task(StrEnum):
     CLASSIFICATION = "Classification"
     """One of several classes. Loss: cross entropy. Measure: accuracy."""
     REGRESSION = "Regression"
-    """One number or several. Loss: mean squared error. Measure: R², with the root mean squared error beside it."""
+    """One number or several. Loss: mean squared error. Measure: R²; also reported: the root mean squared error."""
     LANGUAGE_MODEL = "LanguageModel"
-    """The next token of a text. Loss: cross entropy of a token. Measure: bits per character (lower is better), with
-    the perplexity of a token beside it."""
+    """The next token of a text. Loss: cross entropy of a token. Measure: bits per character (lower is better); also
+    reported: the perplexity of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def accuracy_of(score: Score | None) -> float | None:
 
 
 def other_than_accuracy(score: Score | None) -> Score | None:
-    """Return a score that has no field of its own in reports and events: any but an accuracy."""
+    """Return a score that has no separate field in reports and events: any but an accuracy."""
     return None if score is None or score.measure == ACCURACY.name else score
 
 

@@ -36,9 +36,9 @@ class BatchSizing(StrEnum):
     """What decides on the batch size."""
 
     FIXED = "Fixed"
-    """The author: it is `batchSize`."""
+    """It is always `batchSize`."""
     GOODPUT = "Goodput"
-    """The trainer: `batchSize` or a multiple of it, whatever makes the most progress a second by measured speeds and
+    """The trainer chooses the multiple of `batchSize` that makes the most progress per second, by measured speeds and
     gradient noise (Pollux, OSDI 2021). The learning rate follows it (AdaScale)."""
 
 
@@ -148,23 +148,23 @@ class TrainingSpec(Strict):
     batch_size: int = Field(default=64, ge=1, le=1_000_000)
     """Samples per step, of all workers together; with `elasticBatch: scaleLinear`, of each worker."""
     batch: BatchSizing = BatchSizing.FIXED
-    """`Goodput`: the trainer chooses the batch size, `batchSize` times a whole number, up to `maxBatchSize`. With
-    `elasticBatch`, it must be `keepGlobal`: the chosen batch is that of all workers together."""
+    """Whether the trainer may choose a batch size up to `maxBatchSize`. `Goodput` cannot be combined with
+    `elasticBatch: scaleLinear`, because the chosen batch is that of all workers together."""
     max_batch_size: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """With `batch: Goodput`, which needs it: the largest batch of all workers together that the author trusts."""
+    """The largest batch of all workers together. Required with `batch: Goodput`."""
     max_batch_size_per_worker: int | None = Field(default=None, ge=1, le=1_000_000)
-    """With `batch: Goodput`: examples that one worker computes at once. Of more, it accumulates the gradients in
-    several passes. If absent, its memory is the limit: a size at which it runs out is not tried again."""
+    """With `batch: Goodput`: the most examples that a worker computes at once. It computes larger parts in several
+    passes. If absent, its memory is the limit: a size at which it runs out of memory is not tried again."""
     accumulation: int = Field(default=1, ge=1, le=100_000)
-    """Parts in which each worker computes its share of a batch, one after the other; their gradients add up. The steps
-    stay the same, and need less memory. With `batch: Goodput`, set `maxBatchSizePerWorker` instead."""
+    """The number of parts in which each worker computes its share of a batch; the gradients of the parts are added. The
+    steps stay the same and need less memory. With `batch: Goodput`, set `maxBatchSizePerWorker` instead."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of blocks (members of a `ModuleList`) for the backward pass and compute the rest again: less
     memory, steps about a third longer. Blocks with batch norms are left as they are."""
     precision: Precision = Precision.FLOAT32
     weight_averaging: float = Field(default=0.0, ge=0, lt=1)
-    """Decay per step of an exponential moving average of the weights, 0.999 say, which is evaluated in place of the
-    weights. 0: none."""
+    """Decay per step of an exponential moving average of the weights, such as 0.999. The average is evaluated instead
+    of the weights. 0: none."""
     elastic_batch: ElasticBatch | None = None
     """`keepGlobal` or `scaleLinear`: all workers train together, and join and leave a running job. If absent, extra
     workers hold their GPUs and do not train."""

@@ -18,7 +18,7 @@ SHARES: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.1, Trials.RACE: 0.6}
 """The slice of an arm as a share of the remaining budget.
 
 Validation loss after a tenth, the rate falling to 0 within it, tells a good growth from a bad one; an arm of a race
-goes on as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
+continues as the job would, so that the winner's run can be kept, and errs less the longer it trains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`espalier validate --deep`: try a job's code and data in a process of its own, with a time limit."""
+"""`espalier validate --deep`: try a job's code and data in a separate process, with a time limit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_CHECKED: Final = (
     "volumes"
 )
 OWN_COMMAND: Final = (
-    "not checked: the job runs a command of its own, which was not started; try it alone with few examples, and the "
+    "not checked: the job runs its own command, which was not started; try it alone with few examples, and the "
     "imports and the data with it"
 )
 _COMMAND: Final = (sys.executable, "-m", "espalier_trainer.checking")
@@ -51,7 +51,7 @@ def check_deep(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job.to_json()), encoding="utf-8")
-        # A session of its own: workers of a DataLoader end with it.
+        # A separate session: workers of a DataLoader end with it.
         child = subprocess.Popen([*command, str(path)], stdout=subprocess.PIPE, text=True, start_new_session=True)
         late = threading.Event()
 

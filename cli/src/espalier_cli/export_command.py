@@ -18,7 +18,7 @@ from espalier_cli.errors import InputError
 @click.option(
     "--model",
     metavar="PACKAGE.MODULE:FUNCTION",
-    help="Returns the starting model; only for a script with a training loop of its own.",
+    help="Returns the starting model; only for a script with its own training loop.",
 )
 @click.option(
     "--average",
@@ -28,8 +28,8 @@ from espalier_cli.errors import InputError
 def export(run: Path, output: Path | None, model: str | None, average: bool) -> None:
     """Write the trained model of RUN as a folder: weights (safetensors), how to build it, a model card.
 
-    RUN is the folder of a run, of its checkpoints, or one checkpoint. The run may be going on: its newest checkpoint is
-    exported. stdout gets the lines of Python that load the model.
+    RUN is the folder of a run, of its checkpoints, or of one checkpoint. The newest checkpoint is exported, also while
+    the run continues. The output is the Python code that loads the model.
     """
     from espalier_trainer.errors import ExportError
     from espalier_trainer.exporting.writing import export as write

@@ -14,7 +14,7 @@ from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
 
 EXIT_CODES = """\
-Exit codes: 0 it worked, 1 a job failed or something broke, 2 what was given cannot be used,
+Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be used,
 130 interrupted (the run can be resumed)."""
 
 

@@ -2,7 +2,7 @@
 
 Where growths were tried, the loss of each arm stands at the end of the trial, which is shaded.
 
-The marks' labels stand in a strip of their own above the curves; growths too close for a label each share one.
+The marks' labels are in a separate strip above the curves; growths too close for a label each share one.
 """
 
 from __future__ import annotations

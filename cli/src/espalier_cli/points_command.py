@@ -39,7 +39,7 @@ def points(model_path: str, options: str, example_path: str | None, pairs: int, 
     """List where a model can grow, what that adds, and for every other place why not and what would help.
 
     Modules are imported from the current folder, too. The steps that are measured are forward and backward passes of
-    the example in the model's mode, where the function put the model.
+    the example, on the device and in the mode of the returned model.
     """
     from torch import Tensor, nn
 

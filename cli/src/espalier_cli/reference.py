@@ -1,4 +1,4 @@
-"""The reference of all commands, made of their own help.
+"""The reference of all commands, from their help.
 
 `python -m espalier_cli.reference` prints it, with the path of a page it renews what is between the page's marks.
 """

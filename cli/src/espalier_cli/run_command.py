@@ -162,7 +162,7 @@ def _submission(text: str, jobs: tuple[AdaptiveTrainingJob, ...]) -> tuple[str, 
     name, separator, when = text.partition(":")
     if not separator or name not in {job.metadata.name for job in jobs}:
         known = ", ".join(job.metadata.name for job in jobs)
-        raise TimelineError(f"{text!r} is no submission; write JOB:WHEN, where JOB is one of: {known}")
+        raise TimelineError(f"{text!r} is not a submission; write JOB:WHEN, where JOB is one of: {known}")
     return name, parse_moment(when, jobs[0].spec.time_budget_seconds)
 
 

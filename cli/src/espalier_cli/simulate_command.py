@@ -53,15 +53,15 @@ PICTURES = (".png", ".svg")
     multiple=True,
     default=("fair",),
     show_default=True,
-    help="Scheduling policy, with its settings; again for each to compare.",
+    help="Scheduling policy, with its settings. Repeatable.",
 )
 @click.option(
     "--driver",
     type=click.Choice([ROUNDS, PLAN]),
     default=ROUNDS,
     show_default=True,
-    help="rounds: the policy decides each minute, and it happens at once. plan: the operator's planner and state "
-    "machine of jobs do.",
+    help="rounds: the policy decides each minute, and its decisions take effect at once. plan: the operator's planner "
+    "and its state machine of jobs carry them out.",
 )
 @click.option(
     "--latency",
@@ -107,7 +107,7 @@ def simulate(
     Formats: pollux (name,time,application,num_replicas,batch_size, with --profiles), csv
     (timestamp,duration,num_gpus, as Philly and Helios were published), gavel (jobs on V100, P100 and K80 GPUs, with
     --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder of the operator's
-    audit log: what happened, beside the same jobs under each policy). Times are seconds.
+    audit log: what happened, compared with the same jobs under each policy). Times are seconds.
     """
     if picture is not None and picture.suffix not in PICTURES:
         raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")

@@ -67,7 +67,7 @@ class Source:
     latency: str | None = None
     base_preemption: str | None = None
     notes: list[str] = field(default_factory=list)
-    """What whoever reads the results should know of the traces."""
+    """What readers of the results should know about the traces."""
     _known: dict[str, Profiles] = field(default_factory=dict)
     _histories: dict[str, History] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class Source:
         return READERS[self.form](Path(trace), self._known.get("profiles"), policy.elasticity)
 
     def _tell(self, note: str) -> None:
-        if note not in self.notes:  # a trace is read anew for each run
+        if note not in self.notes:  # a trace is read again for each run
             self.notes.append(note)
 
     def _prepared_by_type(self, trace: str, policy: Policy, seed: int) -> Simulation:

@@ -26,7 +26,7 @@ def parse_moment(text: str, budget_seconds: float) -> float:
         return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     if _SECONDS.match(text):
         return float(text)
-    raise TimelineError(f"{text!r} is no moment; write 20s, 1m30s, 500ms or 30% (of the time budget)")
+    raise TimelineError(f"{text!r} is not a moment; write 20s, 1m30s, 500ms or 30% (of the time budget)")
 
 
 def parse_arrival(text: str, budget_seconds: float) -> GpuChange:
@@ -60,7 +60,9 @@ def require_in_time(changes: Sequence[GpuChange], budgets: Sequence[float], subm
 def _change(text: str, budget_seconds: float) -> tuple[float, int]:
     moment, separator, count = text.partition(":")
     if not separator or not re.fullmatch(r"\d+", count, re.ASCII) or int(count) < 1:
-        raise TimelineError(f"{text!r} is no change of GPUs; write MOMENT:COUNT, as 20s:1 (one GPU after 20 seconds)")
+        raise TimelineError(
+            f"{text!r} is not a change of GPUs; write MOMENT:COUNT, as 20s:1 (one GPU after 20 seconds)"
+        )
     if (percent := _PERCENT.match(moment)) and float(percent[1]) > 100:
         raise TimelineError(f"{text!r} is after the end of the time budget; write at most 100%")
     return parse_moment(moment, budget_seconds), int(count)

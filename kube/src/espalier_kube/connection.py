@@ -71,5 +71,7 @@ def api_of_context(kubeconfig: Path | None, context: str | None) -> tuple[ApiCli
         chosen = current["context"] if context is None else known[context]
     except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise NoAccessError(f"{files}: is no usable kubeconfig: {reason}", "`kubectl config view` shows it") from error
+        raise NoAccessError(
+            f"{files}: is not a usable kubeconfig: {reason}", "`kubectl config view` shows it"
+        ) from error
     return api, chosen.get("namespace") or "default"

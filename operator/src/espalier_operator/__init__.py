@@ -1,1 +1,1 @@
-"""The scheduler: who gets which GPUs, for how long; on Kubernetes, over local processes, in virtual time."""
+"""The scheduler: which job gets which GPUs, for how long; on Kubernetes, over local processes, in virtual time."""

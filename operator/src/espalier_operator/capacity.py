@@ -349,7 +349,7 @@ class Capacity:
         self._journal.append(_Change(node, gpus, requests, now, later, placed))
 
     def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
-        """Add what so many workers hold to what `node` has now and later."""
+        """Add what this number of workers holds to what `node` has now and later."""
         self._leave(node)
         self._now[node] += now * gpus
         self._later[node] += later * gpus

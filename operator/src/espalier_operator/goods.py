@@ -32,7 +32,7 @@ class Goods:
         return self._with(other, lambda own, others: own - others)
 
     def __mul__(self, times: int) -> Goods:
-        """Return it so many times."""
+        """Return a multiple of it."""
         return Goods(self.gpus * times, tuple((name, amount * times) for name, amount in self.requests))
 
     def of_which(self, other: Goods) -> Goods:

@@ -80,7 +80,7 @@ class NamespaceLedger:
                 account.leaving = leaves[namespace][resource]
 
     def fits(self, job: JobFacts, workers: int) -> bool:
-        """Return whether the ResourceQuotas have room for so many more workers of a job now."""
+        """Return whether the ResourceQuotas have room for this many more workers of a job now."""
         if not self._accounts:
             return True
         demand = _demand(job)
@@ -95,7 +95,7 @@ class NamespaceLedger:
         return bool(self._closed) and _namespace(job) in self._closed
 
     def lacks(self, job: JobFacts, workers: int) -> dict[str, int]:
-        """Return by resource how much others must give back for so many workers, less what is being given back."""
+        """Return by resource how much others must give back for the workers, less what is being given back."""
         demand, found = _demand(job), dict[str, int]()
         for account in self._accounts.get(_namespace(job), ()):
             resource = account.limit.resource
@@ -105,13 +105,13 @@ class NamespaceLedger:
         return found
 
     def could_ever_fit(self, job: JobFacts, workers: int) -> bool:
-        """Return whether so many workers would fit if nobody else were in the namespace."""
+        """Return whether the workers would fit if the namespace were otherwise empty."""
         demand = _demand(job)
         accounts = self._accounts.get(_namespace(job), ())
         return all(workers * demand[account.limit.resource] <= account.limit.hard for account in accounts)
 
     def hold(self, job: JobFacts, workers: int) -> None:
-        """Count so many more workers of a job."""
+        """Count this many more workers of a job."""
         accounts = self._accounts.get(_namespace(job)) if self._accounts else None
         if accounts:
             demand = _demand(job)

@@ -48,7 +48,7 @@ class MeasuredOutlook:
         return self.seconds(nodes, workers)
 
     def seconds(self, nodes: int, workers: int) -> float:
-        """Return the same for workers on so many nodes."""
+        """Return the same for workers on this number of nodes."""
         base = self.job.terms.min_replicas
         model = fitted(self.job.speeds)
         if model is None:

@@ -47,7 +47,7 @@ class PolicyMemory:
         if found is not None:
             self.memory, self.is_resumed = found, bool(found)
         else:
-            logger.warning("policy %s begins anew: what is kept is not what it remembered", policy)
+            logger.warning("policy %s starts with an empty memory: what was stored is not its memory", policy)
 
     def keep(self, memory: Mapping[str, Any]) -> None:
         """Keep what a decision asked to keep."""

@@ -24,7 +24,7 @@ SHARES_KEPT: Final = 200
 _LEAST: Final = 1e-3
 """Who used less, and holds nothing, is forgotten."""
 _DIGITS: Final = 2
-"""Decimals of a GPU by which shares are told apart: of those that are nearly equal the older job goes first."""
+"""Decimals of a GPU by which shares are distinguished: of those that are nearly equal the older job goes first."""
 
 
 @dataclass(frozen=True, slots=True)

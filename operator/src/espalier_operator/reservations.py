@@ -145,7 +145,7 @@ class Reservations:
     ) -> tuple[float, Site] | None:
         """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
 
-        Return by when they start, and where. None where that cannot be told: too many others wait before, or pods of
+        Return by when they start, and where. None where that is not known: too many others wait before, or pods of
         others would have to leave.
         """
         if len(self._made) >= self._most:

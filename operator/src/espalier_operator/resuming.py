@@ -21,6 +21,8 @@ def plan_resumed(snapshot: Snapshot, policy: Policy, now: float) -> tuple[Snapsh
         # What is in it may be anything. It must not keep a scheduler from starting.
         if not snapshot.policy_memory:
             raise
-        logger.warning("policy %s begins anew: it cannot decide by what it remembers", policy.name, exc_info=True)
+        logger.warning(
+            "policy %s starts with an empty memory: it cannot use what it remembered", policy.name, exc_info=True
+        )
     anew = replace(snapshot, policy_memory={})
     return anew, plan(anew, policy, now)

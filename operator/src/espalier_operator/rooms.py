@@ -66,7 +66,7 @@ class Rooms:
         return node not in self._ample and self._left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
-        """Add `requests` so many times to what is left now and later."""
+        """Add a multiple of `requests` to what is left now and later."""
         left = self._left_on(node)
         if left is not None:
             _add(left[0], requests, now)

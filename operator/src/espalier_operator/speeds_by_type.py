@@ -23,7 +23,7 @@ from espalier_operator.queues import Ledger
 _SWEEPS: Final = 50
 """Of the fit; each brings rows and columns closer to what was measured."""
 _RIDGE: Final = 1e-3
-"""Weight of an average type beside what was measured, so that types without a common job have one scale."""
+"""Weight of an average type compared with what was measured, so that types without a common job have one scale."""
 
 
 class MeasuredSpeeds:
@@ -37,7 +37,7 @@ class MeasuredSpeeds:
         self._admitted: dict[tuple[str, Constraints], bool] = {}
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
-        """Return its steps a second with its base workers; 0 on types that it may not use, and beside another job."""
+        """Return its steps a second with its base workers; 0 on types that it may not use, and with another job."""
         facts = self._jobs[job]
         if beside is not None or not self._may_run(facts, gpu_type):
             return 0.0

@@ -192,7 +192,7 @@ def test_a_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--arrive", "soon:1"), "'soon' is no moment; write 20s"),
+        (("--arrive", "soon:1"), "'soon' is not a moment; write 20s"),
         (("--gpus", "1", "--depart", "1s:2"), "2 GPUs go at 1 s where fewer are left"),
         (("--time-budget", "-1"), "spec.timeBudgetSeconds: is -1"),
         (("--submit", "other:1s"), "where JOB is one of: job"),

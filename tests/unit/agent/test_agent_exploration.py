@@ -199,7 +199,7 @@ def test_an_update_that_breaks_off_leaves_the_file_as_it_was(
         ("UPDATE shadows SET policy_name = x'ff'", "shadow of decision a cannot be read"),
         ("UPDATE shadows SET probabilities = 'none'", "shadow of decision a cannot be read"),
         ("UPDATE shadows SET probabilities = '[2,0,0,0]'", r"shadow of decision a cannot be read \(probabilities \[2"),
-        ("UPDATE outcomes SET time = x'00'", r"outcome a: time b'\\x00' is no text"),
+        ("UPDATE outcomes SET time = x'00'", r"outcome a: time b'\\x00' is not text"),
         ("UPDATE outcomes SET final_accuracy = 1.2", r"final_accuracy 1\.2 is not between 0 and 1"),
         ("UPDATE outcomes SET final_accuracy = 'good'", "final_accuracy 'good' is not between 0 and 1"),
     ],

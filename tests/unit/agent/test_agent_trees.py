@@ -153,7 +153,7 @@ def test_a_corpus_is_written_alike_and_damage_is_told(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="damaged"):
         read_corpus(file)
     file.write_bytes(b"no corpus")
-    with pytest.raises(DocumentError, match="is no corpus"):
+    with pytest.raises(DocumentError, match="is not a corpus"):
         read_corpus(file)
     with pytest.raises(DocumentError, match="cannot be read"):
         read_corpus(tmp_path / "nowhere")

@@ -72,7 +72,7 @@ def test_what_is_refused_is_named_with_a_remedy(progress: Any, field: str, words
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"maxReplicas": 2}, "maxReplicas 2 and minReplicas 1; nobody can tell a program of extra workers"),
+        ({"maxReplicas": 2}, "maxReplicas 2 and minReplicas 1; they must be equal"),
         ({"training": {"seed": 3}}, "training, which is for Espalier's trainer; remove one of them"),
         ({"adaptation": {"maxAdaptations": 1}}, "adaptation, which needs Espalier's trainer; remove one of them"),
         ({"template": None}, "add spec.template"),

@@ -88,7 +88,7 @@ def test_an_unknown_context_and_those_that_are_known(tmp_path: Path) -> None:
 def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    with pytest.raises(InputError, match="no usable kubeconfig") as caught:
+    with pytest.raises(InputError, match="not a usable kubeconfig") as caught:
         connect(path, None)
     assert "\n" not in caught.value.message
     assert caught.value.exit_code == 2

@@ -317,7 +317,7 @@ def test_wall_time_is_kept_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (["--start-at", "soon"], 1, "'soon' is no moment; write 20s"),
+        (["--start-at", "soon"], 1, "'soon' is not a moment; write 20s"),
         (["--start-at", "100%"], 1, "--start-at: 0.15 s is not before the end of the budget of 0.15 s"),
         (["--step-cost", "2"], 1, "--step-cost '2': 1 numbers; write 4 numbers of ms"),
         (["--time-budget", "-1"], 1, "--time-budget: is -1.0; input should be greater than 0"),

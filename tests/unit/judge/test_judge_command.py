@@ -114,5 +114,5 @@ def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
 def test_what_does_not_go_together() -> None:
     assert judge()[0] == judge("--models", str(MODELS), "--model", "digits")[0] == 2
     assert "--dataset and --budget" in judge("--model", "digits")[2]
-    assert "no growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
-    assert "no share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]
+    assert "is not a growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
+    assert "is not a share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]

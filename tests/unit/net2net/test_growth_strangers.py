@@ -235,10 +235,10 @@ class Stacked(Unit):
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (None, "is no sum of what it was given"),
+        (None, "is not a sum of what it was given"),
         (("down.weight", "down.bias"), ""),
         (("up.weight",), "it still changes what it is given"),
-        (("out.weight",), "'out.weight', which is no parameter of it"),
+        (("out.weight",), "'out.weight', which is not one of its parameters"),
     ],
 )
 def test_a_block_may_name_what_closes_it(names: tuple[str, ...] | None, reason: str) -> None:

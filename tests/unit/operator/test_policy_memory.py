@@ -84,7 +84,7 @@ def test_only_the_same_policy_continues(caplog: pytest.LogCaptureFixture) -> Non
     assert PolicyMemory("las", None).memory == PolicyMemory("las", "").memory == {}
     assert not caplog.records
     assert PolicyMemory("las:promote=2", first.to_text()).memory == {}
-    assert "policy las:promote=2 begins anew" in caplog.text
+    assert "policy las:promote=2 starts with an empty memory" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_memory_that_a_policy_cannot_use_is_forgotten(caplog: pytest.LogCaptureF
     backend = _Backend(cluster)
     asyncio.run(Loop(backend, configured("las"), ScaledClock(), memory=memory).tick())
     assert cluster.jobs["ns/one"].admitted_at is not None
-    assert "begins anew: it cannot decide by what it remembers" in caplog.text
+    assert "starts with an empty memory: it cannot use what it remembered" in caplog.text
     assert memory.memory["queues"][0] == ["ns/one"]
 
 

@@ -63,7 +63,7 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
         (b"timestamp,duration,num_gpus\n0,9,1\n2017-10-09,9,1\n", "t.csv:3: timestamp: is '2017-10-09', 1.50751e+09 s"),
         (b"submit_time,duration,gpu_num\n0,9,some\n", "t.csv:2: gpu_num: is 'some'; it must be a number"),
         (b"timestamp,duration,num_gpus\n\n0,9,99\n", "t.csv:3: num_gpus: job job-3: needs 99 GPUs; the cluster has 8"),
-        (b"\xff\xfet\0", "t.csv: cannot be read: it is no text in UTF-8"),
+        (b"\xff\xfet\0", "t.csv: cannot be read: it is not UTF-8 text"),
         (gzip.compress(b"timestamp", mtime=0)[:-5], "t.csv: cannot be read: Compressed file ended"),
         (b"\x1f\x8bnonsense", "t.csv: cannot be read: "),
         (b'timestamp,duration,num_gpus\n0,9,"' + b"9" * 200_000 + b'"\n', "t.csv:2: cannot be read: field larger than"),

@@ -76,7 +76,7 @@ def test_jobs_on_types_of_gpu_are_kinds_that_were_measured(gavel: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("generate:pareto", "'pareto' is no generator; known: poisson, diurnal"),
+        ("generate:pareto", "'pareto' is not a generator; known: poisson, diurnal"),
         ("generate:poisson:jobs=0", "jobs: 0 is not between 1 and 1,000,000"),
         ("generate:poisson:load=0", "load: 0 is not above 0"),
         ("generate:poisson:load=nan", "load: nan is not above 0"),

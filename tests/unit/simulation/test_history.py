@@ -145,10 +145,13 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "decisions.jsonl:1: is no line of an audit log"),
-        ("[1]", "decisions.jsonl:1: is no line of an audit log"),
+        ("{", "decisions.jsonl:1: is not a line of an audit log"),
+        ("[1]", "decisions.jsonl:1: is not a line of an audit log"),
         ('{"at": 1, "actions": []}', "decisions.jsonl:1: snapshot: is missing"),
-        ('{"at": "noon", "snapshot": "a", "actions": []}', "decisions.jsonl:1: is no line of an audit log: could not"),
+        (
+            '{"at": "noon", "snapshot": "a", "actions": []}',
+            "decisions.jsonl:1: is not a line of an audit log: could not",
+        ),
         ('{"at": 1, "snapshot": "a", "actions": [{"job": 3}]}', "decisions.jsonl:1: "),
         ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
         ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),

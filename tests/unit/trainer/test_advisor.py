@@ -55,9 +55,9 @@ def test_answer_is_taken_with_its_decision_id_and_policy(agent_server, advice_bo
         (lambda advice: (500, b"Internal error"), Reason.AGENT_UNAVAILABLE, "status 500: 'Internal error'"),
         (lambda advice: (204, b""), Reason.AGENT_UNAVAILABLE, "status 204"),
         (lambda advice: (302, b""), Reason.AGENT_UNAVAILABLE, "status 302"),
-        (lambda advice: (200, b"\xff\x00garbage"), Reason.AGENT_UNAVAILABLE, "no advice"),
-        (lambda advice: (200, b"[1, 2]"), Reason.AGENT_UNAVAILABLE, "no advice"),
-        (lambda advice: (200, advice("p1")[:40]), Reason.AGENT_UNAVAILABLE, "no advice"),
+        (lambda advice: (200, b"\xff\x00garbage"), Reason.AGENT_UNAVAILABLE, "is not advice"),
+        (lambda advice: (200, b"[1, 2]"), Reason.AGENT_UNAVAILABLE, "is not advice"),
+        (lambda advice: (200, advice("p1")[:40]), Reason.AGENT_UNAVAILABLE, "is not advice"),
         (lambda advice: (200, b'{"decisionId": "d", "action": {"kind": "Widen"}}'), Reason.AGENT_UNAVAILABLE, "action"),
         (
             lambda advice: (200, advice("p1", "d" * 201)),

@@ -186,5 +186,5 @@ def test_chance_goes_on_from_what_was_brought(make_checkpoint: Callable[..., Che
 @pytest.mark.parametrize("dtype", ["__name__", "manual_seed", "nothing"])
 def test_a_type_that_is_none_is_refused(make_checkpoint: Callable[..., Checkpoint], dtype: str) -> None:
     entry = Entry(name="w", training=False, dtype=dtype, shape=(2,))
-    with pytest.raises(ValueError, match="is no type of tensors"):
+    with pytest.raises(ValueError, match="is not a type of tensors"):
         _ = Head(state=make_checkpoint().state, entries=(entry,)).entries[0].bytes

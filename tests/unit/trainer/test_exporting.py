@@ -252,7 +252,7 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
 
 
 def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any], tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"nowhere: is no folder; give that of a run"):
+    with pytest.raises(ExportError, match=r"nowhere: is not a folder; give that of a run"):
         espalier_trainer.load(tmp_path / "nowhere")
     with pytest.raises(
         ExportError, match=r"holds no checkpoint and no export; a job writes its first checkpoint after"
@@ -262,7 +262,7 @@ def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any]
     with pytest.raises(ExportError, match="holds several jobs; give the folder of one of them: run"):
         espalier_trainer.load(tmp_path)
     out = export_of(tmp_path)
-    with pytest.raises(ExportError, match="run: is there and is no export; give --output another folder"):
+    with pytest.raises(ExportError, match="run: exists and is not an export; give --output another folder"):
         export(tmp_path / "run", tmp_path / "run")
     with pytest.raises(ExportError, match="--model: .* was trained by the ready trainer"):
         export(tmp_path / "run", out, "a:b")

@@ -243,7 +243,7 @@ def scheduled(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -
         (twice, "backward() was called twice for one batch; add the losses and call it once, or give join a list"),
         (
             never,
-            "before backward(loss) was called for this one; call it once for each batch, in place of loss.backward()",
+            "before backward(loss) was called for this one; call it once for each batch, instead of loss.backward()",
         ),
         (added_up, "for gradient accumulation, call it for each batch, or where loop.should_step says so"),
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),

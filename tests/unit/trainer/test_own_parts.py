@@ -283,7 +283,7 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
     for given, said in (
         (
             Lookahead(inner),
-            r"Lookahead wraps another optimizer and has a state of its own.*the optimizer in its `.base`",
+            r"Lookahead wraps another optimizer and has its own state.*the optimizer in its `.base`",
         ),
         ([inner, other], "the parameter '0.weight' is in two optimizers; give each parameter to one"),
         ([], "the list of optimizers is empty"),

@@ -99,10 +99,13 @@ def test_bytes_and_byte_pairs_count_characters(tmp_path):
     ("options", "message"),
     [
         ({"context": 0}, "training.dataset.options.context: is 0; must be at least 1"),
-        ({"contexts": 8}, "training.dataset.options.contexts: is no option of a text; allowed: context, tokenizer,"),
+        (
+            {"contexts": 8},
+            "training.dataset.options.contexts: is not an option of a text; allowed: context, tokenizer,",
+        ),
         ({"context": 999999}, "training.dataset.options.context: is 999999, and a split of the text has"),
         ({"tokenizer": "words"}, "training.dataset.options.tokenizer: is 'words'; allowed: characters, bytes, bpe, or"),
-        ({"tokenizer": "nowhere.json"}, "training.dataset.options.tokenizer: nowhere.json is no file; name a"),
+        ({"tokenizer": "nowhere.json"}, "training.dataset.options.tokenizer: nowhere.json is not a file; name a"),
         ({"tokenizer": "bpe", "vocabulary": 99}, "training.dataset.options.vocabulary: is 99; bpe begins with the 256"),
     ],
 )

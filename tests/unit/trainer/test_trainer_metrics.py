@@ -79,7 +79,7 @@ def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -
         assert samples["espalier_trainer_step_seconds_count",] == 1
         assert not [name for (name, *_) in samples if name.endswith("_created")], "these are in no catalogue"
         with served(metrics, port):
-            assert f"no metrics: port {port} cannot be had" in caplog.text
+            assert f"no metrics: cannot listen on port {port}" in caplog.text
     with socket.socket() as again:
         again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("0.0.0.0", port))

@@ -197,7 +197,7 @@ class HTTPAdvisor:
         try:
             return AdviceResponse.model_validate_json(answer)
         except ValidationError as error:
-            raise self._away(f"answered with something that is no advice ({first_fault(error)})") from error
+            raise self._away(f"answered with something that is not advice ({first_fault(error)})") from error
 
 
 def _knows_none(response: AdviceResponse, allowed: tuple[Action, ...]) -> bool:

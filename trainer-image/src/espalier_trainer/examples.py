@@ -20,7 +20,7 @@ class ExampleShape(Record):
     @classmethod
     def _known(cls, value: str) -> str:
         if not isinstance(getattr(torch, value, None), torch.dtype):
-            raise ValueError(f"is {value!r}, which is no type of tensors")
+            raise ValueError(f"is {value!r}, which is not a type of tensors")
         return value
 
     @classmethod

@@ -191,7 +191,7 @@ class Journal:
         score = None if test is None or not math.isfinite(test.score.value) else test.score
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= test.named("test")
-        # A loop of the user's has no evaluation of its own, but may have reported figures.
+        # A user's own loop has no evaluation by the trainer, but may have reported figures.
         told = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
         self.ending = ending
         self.reporter.record(

@@ -73,7 +73,7 @@ def served(metrics: Metrics, port: int) -> Iterator[None]:
     try:
         server, thread = start_http_server(port, registry=metrics.exposed)
     except OSError as error:
-        logger.warning("no metrics: port %d cannot be had (%s)", port, error.strerror)
+        logger.warning("no metrics: cannot listen on port %d (%s)", port, error.strerror)
         yield
         return
     try:

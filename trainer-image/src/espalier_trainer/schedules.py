@@ -67,7 +67,7 @@ class Schedule(Protocol):
         return {}
 
     def load_state(self, state: State) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         return
 
 

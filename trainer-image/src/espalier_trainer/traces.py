@@ -76,7 +76,7 @@ class SignalSpans:
 def exporter_to(endpoint: str, common: Mapping[str, Value]) -> tuple[Emit | None, Callable[[], None]]:
     """Return what exports spans by OTLP over HTTP to `endpoint`, and what ends that; without the SDK, nothing.
 
-    A trace is not worth a training: what is missing is told in the log. Each span has the attributes `common`.
+    A trace is not worth a training: what is missing is logged. Each span has the attributes `common`.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -130,7 +130,7 @@ def decisions(*sources: Path) -> Iterator[HistoryDecision]:
     for file in files:
         for decision_id, job, time, accuracy in _rows(file, _OUTCOMES):
             if not isinstance(time, str):
-                raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is no text; move the file away")
+                raise DamagedError(f"{file}: outcome {decision_id}: time {time!r} is not text; move the file away")
             # The same job's end may have been reported to two replicas: the later report holds, as within one file.
             if time >= latest.get((decision_id, job), ""):
                 latest[decision_id, job] = time
@@ -250,7 +250,7 @@ def _decision(
     if not 0 < behaviour <= 1:
         raise ValueError(f"behaviour_probability {behaviour} is not above 0 and at most 1")
     if not (math.isfinite(left) and math.isfinite(budget) and left >= 0 and budget > 0):
-        raise ValueError(f"time_left_seconds {left} and time_budget_seconds {budget} are no times")
+        raise ValueError(f"time_left_seconds {left} and time_budget_seconds {budget} are not times")
     return HistoryDecision(
         decision_id=decision_id,
         time=datetime.fromisoformat(time),

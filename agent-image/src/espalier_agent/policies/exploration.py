@@ -40,7 +40,7 @@ def explored(greedy: Decision, exploration: Exploration, decision_id: str) -> De
     actions = [entry.action for entry in greedy.probabilities]
     digest = hashlib.sha256(f"{exploration.seed}/{decision_id}".encode()).digest()
     tries = int.from_bytes(digest[:8]) < exploration.share * 2**64
-    # The high half of a product: 2^64 is no multiple of the number of actions, but near enough to one.
+    # The high half of a product: 2^64 is not a multiple of the number of actions, but near enough to one.
     action = actions[(int.from_bytes(digest[8:16]) * len(actions)) >> 64] if tries else greedy.preferred
     probability = exploration.share / len(actions)
     if action == greedy.preferred:

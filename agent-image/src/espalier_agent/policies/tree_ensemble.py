@@ -32,7 +32,7 @@ SCALE: Final = 0.03
 SHARPNESS: Final = 6.0
 """Of the probabilities; it changes no decision."""
 QUANTILES: Final = (0.1, 0.9)
-"""The interval that is told."""
+"""The interval that is reported."""
 _LIMIT: Final = 0.999
 
 

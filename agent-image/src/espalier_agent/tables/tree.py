@@ -172,10 +172,10 @@ def carried_out(table: str, architecture: Architecture, action: Action) -> Archi
     try:
         return action.carried_out(architecture)
     except GrowthError as error:
-        raise TableError(f"table {table}: its architecture cannot be grown as its actions say ({error})") from error
+        raise TableError(f"table {table}: its architecture cannot grow by its actions ({error})") from error
     except ValidationError as error:
         raise TableError(
-            f"table {table}: its architecture cannot grow at {action.target!r} ({first_fault(error)}); mend the "
+            f"table {table}: its architecture cannot grow at {action.target!r} ({first_fault(error)}); fix the "
             "growth point's insertion and block"
         ) from error
 

@@ -101,7 +101,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         },
         _fixed_once_trained("spec.training.model", "as its checkpoints hold this model"),
         _fixed_once_trained("spec.training.dataset", "as its results are of this dataset"),
-        _fixed_once_trained("spec.checkpoint.path", "as its checkpoints lie there"),
+        _fixed_once_trained("spec.checkpoint.path", "as its checkpoints are there"),
     ),
     QUEUE_KIND: (
         {
@@ -136,7 +136,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         },
         {
             "rule": "!has(self.program) || self.maxReplicas == self.minReplicas",
-            "message": "must equal minReplicas, as nobody can tell a program of extra workers",
+            "message": "must equal minReplicas, as a program cannot use extra workers",
             "fieldPath": ".maxReplicas",
         },
         {
@@ -155,8 +155,8 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
             "(has(self.training) && has(self.training.elasticBatch))",
-            "message": "is missing, so extra workers take no part and adaptation.trials has none to try with; set "
-            "it to keepGlobal, or adaptation.trials to Off",
+            "message": "is missing, but adaptation.trials needs extra workers that train; set it to keepGlobal, or "
+            "adaptation.trials to Off",
             "fieldPath": ".training.elasticBatch",
         },
         {
@@ -180,7 +180,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         {
             # A pattern that cannot be compiled is an error of the rule, which refuses the job and says why.
             "rule": "!has(self.pattern) || ''.matches(self.pattern) in [true, false]",
-            "message": "is no regular expression of RE2; correct it",
+            "message": "is not a regular expression of RE2; correct it",
             "fieldPath": ".pattern",
         },
     ),

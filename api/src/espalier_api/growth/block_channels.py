@@ -2,7 +2,7 @@
 
 A group that has channels outside the copied blocks, too (those of the residual stream, of a memory that they read),
 also has those of the copies. A group within one block has no counterpart: like layers that growth inserts, copies bring
-no groups of their own.
+no separate groups.
 """
 
 from __future__ import annotations

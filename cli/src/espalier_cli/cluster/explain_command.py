@@ -33,7 +33,7 @@ from espalier_operator.kube.inspection import KubeSettings
 @output_option("text", "json", "yaml")
 @cluster_options
 @settings_options
-@policy_option("Scheduling policy to explain by.  [default: the operator's]", None)
+@policy_option("Scheduling policy for the explanation.  [default: the operator's]", None)
 def explain(job: str, namespace: str | None, form: str, cluster: Cluster, settings: KubeSettings) -> None:
     """Explain the state of JOB, its reasons, and what would change it.
 

@@ -14,7 +14,7 @@ from espalier_cli.cluster.client import connect
 from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
 
 EXIT_CODES = """\
-Exit codes: 0 it worked, 1 the cluster did not answer or refused, 2 what was given cannot be used."""
+Exit codes: 0 success, 1 the cluster did not answer or refused, 2 an input cannot be used."""
 
 Command = Callable[..., Any]
 _DEFAULTS = {field.name: field.default for field in fields(KubeSettings)}

@@ -37,8 +37,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         ("kubectl get resourcequota -n {namespace}", _EDIT),
     ),
     Reason.QUEUE_NOT_FOUND: Remedy(
-        "Set spec.queue to a queue that the namespace may use, or let an administrator make queue {queue} or add the "
-        "namespace to its spec.namespaces.",
+        "Set spec.queue to a queue that the namespace may use, or ask an administrator to create queue {queue} or to "
+        "add the namespace to its spec.namespaces.",
         ("kubectl get queues", _EDIT),
     ),
     Reason.PRIORITY_TOO_HIGH: Remedy(
@@ -57,10 +57,10 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.TOO_LITTLE_BUDGET_LEFT: Remedy(
         "No action is needed: it trains with its base GPUs to the end of its budget."
     ),
-    Reason.COOLDOWN: Remedy("Wait; a smaller spec.preemption.cooldownSeconds in the next job makes the time shorter."),
+    Reason.COOLDOWN: Remedy("Wait. A smaller spec.preemption.cooldownSeconds shortens the time for the next job."),
     Reason.EXTRA_WORKERS_LOST: Remedy(
-        "A node that stays, or extra workers that last: events of their pods say how they ended (memory, ephemeral "
-        "storage, an exit code).",
+        "Find out why they ended: the events of their pods show the cause (a lost node, memory, ephemeral storage, an "
+        "exit code).",
         ("kubectl get events -n {namespace}", _TOP),
     ),
     Reason.AT_MAX_REPLICAS: Remedy("Only a larger spec.maxReplicas."),
@@ -145,8 +145,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.PREEMPTED: Remedy("No action is needed: it is restarted from its checkpoint.", (_DESCRIBE,)),
     Reason.NODE_LOST: Remedy(
-        "No action is needed: it is restarted on another node, from its checkpoint, once its pod no longer tolerates "
-        "that its node does not report (tolerationSeconds for node.kubernetes.io/unreachable).",
+        "No action is needed: it is restarted on another node, from its checkpoint, after the tolerationSeconds of its "
+        "pod for node.kubernetes.io/unreachable.",
         ("kubectl get nodes",),
     ),
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: Remedy(
@@ -169,12 +169,12 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.CHECKPOINT_NOT_WRITTEN: Remedy(
         "Free space on the volume of spec.checkpoint.path, or enlarge it; then create the job again with the same "
-        "name: it goes on from the last checkpoint that was written.",
+        "name: it continues from the last checkpoint that was written.",
         (_LOGS,),
     ),
     Reason.INVALID_SPEC: Remedy(
         "Correct what the message names: fields of the job, or the code at the place that it gives. A job that has "
-        "failed is created again with the same name; it goes on from its last checkpoint.",
+        "failed is created again with the same name; it continues from its last checkpoint.",
         (_EDIT, _LOGS),
     ),
     Reason.SUSPENDED: Remedy(

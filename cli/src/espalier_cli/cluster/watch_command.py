@@ -21,8 +21,8 @@ from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Fail
 from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
 
 _EXIT_CODES = """\
-Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 what was given cannot be
-used, 130 interrupted (the job continues)."""
+Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 an input cannot be used,
+130 interrupted (the job continues)."""
 _REDRAW_SECONDS = 0.25
 _CLOSE_SECONDS = 2.0
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="For a corpus: growths tried of each model.",
+    help="For a corpus: number of growths to try for each model.",
 )
 @click.option("--start-at", metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
 @click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="Decisions per sequence.")
@@ -105,7 +105,7 @@ def collect(
     restart: bool,
     output: Path,
 ) -> None:
-    """Collect outcomes: of every sequence of decisions for the model of JOB, or of many models (--corpus).
+    """Collect the outcomes of all sequences of decisions for the model of JOB, or of growths of many models (--corpus).
 
     With JOB: train its model under every sequence of decisions, and write the outcome table.
 

@@ -65,7 +65,7 @@ class Case:
     validation: Split
     test: Split
     steps: int
-    """The budget: so many steps of the starting model."""
+    """The budget, in steps of the starting model."""
     batch_size: int
     optimizer: OptimizerSpec
 

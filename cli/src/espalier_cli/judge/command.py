@@ -26,13 +26,13 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in operation_names():
-            raise click.BadParameter(f"{name!r} is no growth operation; known: {', '.join(operation_names())}")
+            raise click.BadParameter(f"{name!r} is not a growth operation; known: {', '.join(operation_names())}")
     return names
 
 
 @click.command()
 @click.option(
-    "--models", "file", type=click.Path(path_type=Path), help="File of Python with a function `cases()`; see the book."
+    "--models", "file", type=click.Path(path_type=Path), help="Python file with a function `cases()`; see the docs."
 )
 @click.option("--model", metavar="NAME|PACKAGE.MODULE:FUNCTION", help="One model instead, as `training.model`.")
 @click.option("--options", default="{}", metavar="JSON", help="Arguments of that function.")
@@ -83,10 +83,10 @@ def judge(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Train a model with and without each growth, and say whether growing pays and whether the advice is good.
+    """Train a model with and without each growth, and report whether growing pays and whether the advice is good.
 
-    Trains under virtual time: doing nothing, each growth, and what the advice leads to, alone and with trials on extra
-    GPUs (`Confirm` and `Race`). Regret is test accuracy below the best arm.
+    The arms train under virtual time: no growth, each growth, and growth as advised, alone and with trials on extra
+    GPUs (`Confirm` and `Race`). Regret is the test accuracy below that of the best arm.
     """
     from espalier_agent.policies.files import PolicyError
     from espalier_cli.judge.case import CaseError

@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass
 class Course:
-    """A training that stands somewhere in its budget. `advance` changes it; whoever needs it twice copies it."""
+    """A training that stands somewhere in its budget. `advance` changes it; copy it to use it twice."""
 
     case: Case
     seed: int
@@ -104,7 +104,7 @@ class Course:
         return float(self.case.steps)
 
     def copied(self) -> Course:
-        """Return a course that goes on from here by itself."""
+        """Return a course that continues from here independently."""
         module, optimizer = copy.deepcopy((self.network.module, self.network.optimizer))
         network = replace(self.network, module=module, optimizer=optimizer)
         return replace(self, network=network)

@@ -1,4 +1,4 @@
-"""The arms of one case and seed: the base is trained once, and every arm goes on from its copy."""
+"""The arms of one case and seed: the base is trained once, and every arm continues from its copy."""
 
 from __future__ import annotations
 

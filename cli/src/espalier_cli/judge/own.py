@@ -105,7 +105,7 @@ def steps_of(budget: str, case: Case) -> int:
     try:
         seconds = parse_moment(budget, 0.0)
     except TimelineError as error:
-        raise CaseError(f"--budget: {budget!r} is no budget; write 500 (steps), or 20s or 5m (a time)") from error
+        raise CaseError(f"--budget: {budget!r} is not a budget; write 500 (steps), or 20s or 5m (a time)") from error
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

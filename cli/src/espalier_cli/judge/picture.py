@@ -20,7 +20,7 @@ _COLOURS: Final = {"first": BROWN, "advice": GREEN, "confirm": BLUE}
 
 
 def draw(verdict: Verdict, path: Path) -> None:
-    """Draw to `path` (PNG): each arm's accuracy beside that of doing nothing, and the mean regrets."""
+    """Draw to `path` (PNG): each arm's accuracy next to that of doing nothing, and the mean regrets."""
     ordered = sorted(verdict.decisions, key=_spread, reverse=True)[:SHOWN]
     figure = Figure(figsize=(9, 3.2 + 0.22 * len(ordered)), layout="constrained")
     gains, regrets = figure.subplots(2, 1, height_ratios=[1 + 0.22 * len(ordered), 1.6])

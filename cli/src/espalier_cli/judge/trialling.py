@@ -87,7 +87,7 @@ def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
 
 
 def race_winner(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
-    """Return what wins a race with so many extra GPUs."""
+    """Return what wins a race with `gpus` extra GPUs."""
     won = best(raced(said, moment, gpus), Trials.RACE, said.gains)
     return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
 

@@ -22,7 +22,7 @@ class End:
     external: bool
     """It was ended from outside: its pod was deleted or evicted, or the scheduler asked its process to end."""
     overran: bool = False
-    """It was ended because it exceeded a limit of its own template. It does not count as ended from outside."""
+    """It was ended because it exceeded a limit of its template. It does not count as ended from outside."""
     message: str = ""
 
 

@@ -101,13 +101,13 @@ class JobState:
         return self.ended is not None or self.stopping is not None
 
     def announced(self, terms: Terms) -> int:
-        """Return the extra workers that the leader has been told of: those that ran."""
+        """Return the extra workers that the leader knows of: those that ran."""
         return max(0, self.grant.replicas - terms.min_replicas)
 
     def granting(
         self, replicas: int, direction: Direction, reason: str, terms: Terms, deadline: float | None = None
     ) -> JobState:
-        """Return the state with the next generation of what the leader is told."""
+        """Return the state with the next generation of the allocation."""
         grant = Grant(
             generation=self.grant.generation + 1,
             replicas=replicas,
@@ -172,7 +172,7 @@ class Timing:
     """A leader that trains reports at least every ten seconds, unless one step takes longer."""
 
     def held(self, times: int) -> float:
-        """Return for how long nothing is granted after so many attempts in a row that came to nothing before."""
+        """Return for how long nothing is granted after this number of failed attempts in a row."""
         return doubled(self.hold, times, self.max_hold)
 
     def scaled(self, scale: float) -> Timing:

@@ -1,7 +1,7 @@
 """The audit log: every plan that decided something, as a line of JSON, and the snapshot that it was made by.
 
 `espalier plan --snapshot FILE` decides the same again. A line has `at` (epoch seconds), `snapshot` (the name of its
-file in the same folder) and `actions`. Plans are written in a thread while the operator goes on. A plan that is not
+file in the same folder) and `actions`. Plans are written in a thread while the operator continues. A plan that is not
 written, because the disk is full or too slow, is reported in the operator's log.
 """
 
@@ -28,7 +28,7 @@ _ENDING: Final = ".json.gz"
 _WAITING: Final = 32
 """How many plans may wait to be written: their snapshots are kept in memory."""
 _LINES_PART: Final = 8
-"""One part in so many of the limit is for lines, twice: those of now and the earlier ones."""
+"""The part of the limit that is for lines is 1 in this, twice: the current lines and the earlier ones."""
 
 
 class AuditLog:

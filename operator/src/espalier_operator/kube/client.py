@@ -100,7 +100,9 @@ class Client:
                     listing = pages.take(page)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     # A server that starts or stops, and what stands before it, answer so now and then.
-                    raise BackendError(f"list {resource.path(namespace)}: the answer is no list: {error!r}") from error
+                    raise BackendError(
+                        f"list {resource.path(namespace)}: the answer is not a list: {error!r}"
+                    ) from error
                 if listing is not None:
                     return listing
 

@@ -1,6 +1,6 @@
 """Reads the progress of programs: the newest lines of their logs, or a page of their metrics.
 
-This is done beside planning, which never waits for it. A tenant decides what a program writes and how slowly it
+This runs concurrently with planning, which never waits for it. A tenant decides what a program writes and how slowly it
 answers, so everything is bounded: how often a program is read, how much of it, and how many are read at once.
 """
 

@@ -44,7 +44,7 @@ class KubeSettings:
     """An operator's settings."""
 
     policy: str = DEFAULT_POLICY
-    """Scheduling policy, NAME[:KEY=VALUE,...]: who gets which GPUs. An installed package may add others."""
+    """Scheduling policy, NAME[:KEY=VALUE,...]: which job gets which GPUs. An installed package may add others."""
     controller_name: str = DEFAULT_CONTROLLER
     """The operator manages jobs with this controllerName, and ignores others. Several operators in a cluster need a
     name each, or a list of namespaces each."""
@@ -90,11 +90,10 @@ class KubeSettings:
     placement_seconds: float = Rules().placement_seconds
     """A job waits again if kube-scheduler finds no node for a base worker for this time, though GPUs are free."""
     fair_share_half_life_seconds: float = 86_400.0
-    """Of waiting jobs of the same priority, those go first whose queue, or namespace, held the fewest base GPUs lately.
-    After this time, GPUs that were held count half as much. 0: the order is by priority and age."""
+    """Among waiting jobs of the same priority, those whose queue (or namespace) recently held the fewest base GPUs go
+    first. Past GPUs count half as much after each such time. 0: the order is by priority and age."""
     aging_seconds: float = 0.0
-    """A waiting job is admitted as if its priority were higher by 1 for each such time since its submission. 0: it is
-    not."""
+    """The priority of a waiting job counts 1 more after each such time since its submission. 0: it does not rise."""
     pre_running_deadline_seconds: float = 900.0
     """Default of a job's preRunningDeadlineSeconds: how long it may hold GPUs without training."""
     restart_seconds: float = Timing().restart
@@ -102,8 +101,8 @@ class KubeSettings:
     max_restart_seconds: float = Timing().max_restart
     """Maximum delay before the restart of a failed leader."""
     persist_seconds: float = 8.0
-    """Interval at which the figures of a running job are written to its status if nothing else changes; longer where
-    very many jobs run (`FigurePace`)."""
+    """Interval at which the figures of a running job are written to its status if nothing else changes; longer if very
+    many jobs run."""
     resync_seconds: float = 300.0
     """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
     seconds to answer, and other clients wait for it."""

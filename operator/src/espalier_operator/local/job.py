@@ -122,7 +122,7 @@ class LocalJob:
         self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
         """Of a program."""
         self._untold = False
-        """Whether a value was read that no event has told yet."""
+        """Whether a value was read that no event has reported yet."""
         self._told_at = -math.inf
         self.workers = Workers(directory, self.warn, stop_wall_seconds, start)
         self.history = History(directory, lambda event: on_event(self.name, event))
@@ -154,7 +154,7 @@ class LocalJob:
         ended = kept.state.outcome
         if ended is not None and ended.failed:
             self.warn(
-                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it goes on from its checkpoint"
+                "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it continues from its checkpoint"
             )
         self.state = resumed(kept.state, self.terms)
         self.allocation = Allocation(generation=self.state.grant.generation)
@@ -304,7 +304,7 @@ class LocalJob:
         code = self.process.poll() if self.process is not None else None
         damaged = self.history.follow()
         if damaged:
-            self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are no events")
+            self.warn("DamagedEvents", f"{damaged} new lines of the leader's events file are not events")
         self._read_report(now)
         self._read_progress(ended=code is not None)
         if code is not None and self._incarnation is not None:

@@ -76,7 +76,7 @@ def resumed(state: JobState, terms: Terms) -> JobState:
 
 
 def begins_again(kept: KeptJob, folder: Path) -> bool:
-    """Return whether a job has failed and left nothing in its folder to go on from: then its budget is whole again."""
+    """Return whether a job has failed and left nothing in its folder to resume: then its budget is whole again."""
     outcome = kept.state.outcome
     if outcome is None or not outcome.failed:
         return False

@@ -80,7 +80,7 @@ def _pairs(view: View, speeds: Speeds, before: Iterable[Group], generator: rando
 
 
 def _kept(speeds: Speeds, pair: Group, view: View) -> float:
-    """Return the sum, over types of GPU and both jobs, of the speed beside the other over that alone; 0: impossible."""
+    """Return the sum, over types of GPU and both jobs, of the speed together over that alone; 0: impossible."""
     total = 0.0
     for gpu_type in view.gpu_types:
         for job, other in zip(pair, reversed(pair), strict=True):

@@ -39,7 +39,7 @@ class GoodputPolicy:
     fairness: float = 1.0
     """The higher it is, the more the job with the smallest speedup counts; 0: proportional fairness."""
     growth: float = 4.0
-    """A job gets so many times the workers that it has tried at most: what its speed beyond would be is a guess."""
+    """A job gets at most this many times the workers that it has tried, because its speed with more is a guess."""
     restart_seconds: float = 30.0
     """For how long a job does not train when its workers have changed."""
     objective: Objective = "completion"
@@ -164,7 +164,7 @@ class _Prospect:
     _utilities: dict[int, float] = field(default_factory=dict)
 
     def goodput(self, workers: int) -> float:
-        """Return its goodput with so many workers, on as few nodes as possible."""
+        """Return its goodput with this number of workers, on as few nodes as possible."""
         known = self._goodputs.get(workers)
         if known is None:
             nodes = -(-workers * self.job.gpus_per_worker // self.node_gpus)
@@ -185,7 +185,7 @@ class _Prospect:
         return math.log(speedup) if not self.fairness else -(speedup**-self.fairness) / self.fairness
 
     def step(self, workers: int, free: int) -> tuple[float, int] | None:
-        """Return the largest gain a GPU from `workers` on with so many more GPUs, and the workers then."""
+        """Return the largest gain per GPU beyond `workers`, with this many more GPUs, and the workers then."""
         gpus = self.job.gpus_per_worker
         most, whole = min(self.most, workers + free // gpus), max(1, self.node_gpus // gpus)
         within = range(workers + 1, min(most, whole) + 1)

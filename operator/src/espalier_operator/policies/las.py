@@ -31,8 +31,8 @@ class LasPolicy:
     thresholds: tuple[float, ...] = (3250.0, 7200.0, 18000.0)
     """GPU-seconds, rising; the default is that of the released simulator."""
     promote: float = 0.0
-    """A job that waits for so many times as long as it has run returns to the first queue as a new one (PROMOTEKNOB of
-    the paper); 0: never."""
+    """A job that waits for this many times as long as it has run returns to the first queue as a new job (PROMOTEKNOB
+    of the paper); 0: never."""
     lend: bool = True
     """Spare GPUs are lent, in equal parts. The paper's jobs have a fixed size."""
     name: str = "las"

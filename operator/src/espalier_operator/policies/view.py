@@ -18,20 +18,20 @@ class Candidate:
     key: str
     submitted_at: float
     min_workers: int
-    """Fewer do not train: base workers."""
+    """Base workers: the job does not train with fewer."""
     max_workers: int
     gpus_per_worker: int = 1
     priority: int = 0
     aged: int = 0
-    """By how many steps of priority its waiting has raised it."""
+    """Steps of priority that it has gained by waiting."""
     recent_use: float = 0.0
-    """Base GPUs that its queue or namespace held lately on average, over the weight of the queue; 0 once it runs."""
+    """Mean base GPUs that its queue or namespace held recently, over the weight of the queue; 0 once it runs."""
     workers: int = 0
-    """Those that it has now; 0: it waits."""
+    """Workers that it has now; 0: it waits."""
     service: float = 0.0
     """GPU-seconds that it has held so far."""
     done: float | None = None
-    """The part of its work that a program says it has done, 0 to 1; None: it does not say."""
+    """The part of its work that a program has done by its report, 0 to 1; None: it reports none."""
     held_seconds: float = 0.0
     """For how long it has held GPUs since the last decision; 0 where the view is `continuous`, see `service`."""
     gpu_type: str | None = None
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def rest(self) -> float | None:
-        """GPU-seconds that it still takes at its pace so far, by what it says it has done; None: it does not say."""
+        """GPU-seconds that it still takes at its pace so far, by `done`; None: `done` is not reported."""
         if self.done is None or self.done <= 0 or self.service <= 0:
             return None
         return self.service * max(0.0, 1 - self.done) / self.done
@@ -62,7 +62,7 @@ class Outlook(Protocol):
         """Return the seconds of one optimizer step with `workers` workers."""
 
     def goodput(self, nodes: int, workers: int) -> float:
-        """Return its progress a second, in any unit, with so many workers on so many nodes and the best batch size."""
+        """Return its progress per second, in any unit, with these workers and nodes and the best batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +83,18 @@ class Prospect:
 
 
 class Elasticity(Enum):
-    """What a policy changes of a job, besides when it runs."""
+    """What a policy changes about a job, except when it runs."""
 
     FIXED = "fixed"
-    """Nothing: it has the workers that it asked for, or waits; spare ones may be lent to it."""
+    """Nothing: the job has the workers that it requested, or waits; spare ones may be lent to it."""
     WORKERS = "workers"
-    """Its workers, from one on, at the batch size that it asked for."""
+    """The number of workers, at least one, at the batch size that the job requested."""
     WORKERS_AND_BATCH = "workers and batch"
-    """Its workers, from one on; the job chooses the best batch size for them."""
+    """The number of workers, at least one; the job chooses the best batch size for them."""
 
 
 class Speeds(Protocol):
-    """How fast jobs train on each type of GPU, with the workers that they asked for. Measured."""
+    """How fast jobs train on each type of GPU, with the workers that they requested. Measured."""
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
         """Return the optimizer steps per second of `job`, alone or on the GPUs of `beside` too; 0: it cannot."""
@@ -110,24 +110,24 @@ class View:
     jobs: tuple[Candidate, ...]
     """Unfinished ones, in the order in which they came to be known."""
     nodes: Mapping[str, int] = field(default_factory=dict)
-    """The GPUs of each node that takes workers; empty where nobody says."""
+    """The GPUs of each node that takes workers; empty if nodes are not known."""
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By job, the node of each of its workers, as far as it is known."""
     outlooks: Mapping[str, Outlook] = field(default_factory=dict)
     """By job, where something is known."""
     prospects: Mapping[str, Prospect] = field(default_factory=dict)
-    """By job, where its trainer or agent has said what growing would gain."""
+    """By job, where its trainer or agent has reported what growing would gain."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each type, the preferred types first; empty where they are all alike."""
     speeds: Speeds | None = None
     """By type of GPU, of all jobs; None where nothing is known."""
     continuous: bool = False
-    """The policy may be asked at any moment, and not once a round: what it gives for a time, it must give again until
-    then. Jobs do not share GPUs. So it is on a cluster."""
+    """True on a cluster: the policy may be asked at any moment, not once per round, so it must repeat what it gives for
+    a time until that time has passed. Jobs do not share GPUs."""
     ended: Mapping[str, float] = field(default_factory=dict)
     """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
-    """What the policy's last decision asked to keep; empty at first, and after the scheduler was restarted."""
+    """What the policy's last decision asked to keep; empty at first, and with another policy or other settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +136,16 @@ class Share:
 
     job: str
     workers: int
-    """All of them. With fewer than its base workers the job waits."""
+    """The total number of its workers. With fewer than its base workers the job waits."""
     spare: int = 0
-    """More than that, while no share needs their GPUs."""
+    """The number of workers beyond that, while no share needs their GPUs."""
     weight: Fraction = ONE
     """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
     gpu_type: str | None = None
     """The type of its GPUs, until the decision's `until`; None: any."""
     nodes: tuple[str, ...] = ()
-    """A wish: the node of each of its workers, base workers first; empty: any. It holds for workers that are still to
-    be made, if it can be met as a whole: those that run stay where they are."""
+    """Preferred node of each of its workers, base workers first; empty: any. The planner follows it for workers that
+    are still to be created, if all of it can be met; running workers do not move."""
     beside: str | None = None
     """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 
@@ -158,28 +158,28 @@ def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who should have what. It is a wish: the planner decides what is possible, when, and with what notice."""
+    """What each job should have. It is a wish: the planner decides what is possible, when, and with what notice."""
 
     shares: tuple[Share, ...]
     """In the order in which they are served. A job without a share waits, and keeps what it holds."""
     preempts: bool = False
-    """A running job yields its base GPUs to an earlier share, if its terms allow it."""
+    """A running job gives its base GPUs to an earlier share, if its terms allow it."""
     until: float | None = None
-    """The passing of time alone may change the decision then; None: it does not."""
+    """When time alone may change the decision; None: never."""
     follows_progress: bool = False
     """The progress of jobs may change the decision too."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """For the next view; plain JSON."""
     ignored: tuple[str, ...] = ()
-    """What of it cannot be, in words; the planner fills it in."""
+    """The parts of it that cannot be carried out, in words; the planner fills it in."""
 
 
 class Policy(Protocol):
-    """Who should have which GPUs. Pure: no clock, no I/O; what it must remember it returns with its decision."""
+    """Which job should have which GPUs. Pure: no clock, no I/O; it returns what it must remember with its decision."""
 
     @property
     def name(self) -> str:
-        """What settings and metrics call it."""
+        """Its name in settings and metrics."""
 
     @property
     def queue_order(self) -> str:
@@ -187,7 +187,7 @@ class Policy(Protocol):
 
     @property
     def elasticity(self) -> Elasticity:
-        """What it changes of a job, besides when it runs."""
+        """What it changes about a job, except when it runs."""
 
     def decide(self, view: View) -> Decision:
         """Return what each job should have."""

@@ -1,6 +1,6 @@
 """The progress of programs that do not use the library: what their lines and their metrics say. Pure.
 
-Whoever writes a program writes anything into its log. So everything is bounded here, whatever the source: the length of
+A program may write anything into its log. So everything is bounded here, whatever the source: the length of
 a line, the lines of a look, the number and size of values. Patterns are those of RE2, whose time is linear in the line.
 """
 

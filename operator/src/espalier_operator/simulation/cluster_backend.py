@@ -44,7 +44,7 @@ class ClusterBackend:
         )
         self._gpus = sum(node.allocatable for node in self._nodes)
         self._latencies, self._preemptible = latencies, preemptible
-        # Nobody knows when jobs of a trace end, so no GPUs are kept for a job until then: whoever fits starts.
+        # The ends of a trace's jobs are unknown, so no GPUs are reserved for a job: any job that fits starts.
         self._rules = Rules(stop_grace_seconds=latencies.stop_grace_seconds, reservations=0)
         self.jobs: dict[str, ClusterJob] = {}
 
@@ -97,7 +97,7 @@ class ClusterBackend:
         return held == self._gpus and not any(job.state.extra for job in self.jobs.values())
 
     def settle(self, now: float, order: Sequence[str]) -> None:
-        """Let jobs train with what they have; those that are placed anew are placed in `order`."""
+        """Let jobs train with what they have; those that are placed again are placed in `order`."""
         if self._latencies.restarts_move:
             self._place_anew([self.jobs[key] for key in dict.fromkeys([*order, *self.jobs]) if key in self.jobs])
         for job in self.jobs.values():

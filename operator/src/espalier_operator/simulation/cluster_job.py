@@ -91,7 +91,7 @@ class ClusterJob:
         return changed
 
     def next_moment(self, now: float) -> float:
-        """Return when, after `now`, something that it was told comes to pass next; infinity: never."""
+        """Return when, after `now`, something that was decided happens next; infinity: never."""
         if max(self._last_start, self._acknowledges_at, self._saved_at or now) <= now:
             return math.inf
         times = [held.runs_from for held in self._workers.values()]
@@ -185,7 +185,7 @@ class ClusterJob:
         )
 
     def _observe(self, now: float) -> Observation:
-        """Return what a backend would see; made anew only where that differs."""
+        """Return what a backend would see; made again only where that differs."""
         if now >= self._acknowledges_at:
             self._acknowledged = self.state.grant.generation
         starts = [held.runs_from for (role, _), held in self._workers.items() if role is Role.EXTRA]

@@ -151,7 +151,7 @@ def generator_of(text: str) -> Poisson:
     """Return the generator of `generate:NAME[:key=value,...]`. Raises `TraceError`."""
     name, _, settings = text.removeprefix(PREFIX).partition(":")
     if name not in GENERATORS:
-        raise TraceError(f"{text}: {name!r} is no generator; known: {', '.join(GENERATORS)}")
+        raise TraceError(f"{text}: {name!r} is not a generator; known: {', '.join(GENERATORS)}")
     try:
         generator: Poisson = made(GENERATORS[name], settings, text, f"generator {name}")
     except ValueError as error:
@@ -162,7 +162,7 @@ def generator_of(text: str) -> Poisson:
 def generate(
     text: str, seed: int, gpus: int, curves: Callable[[], Mapping[str, GrowthCurve]] = dict
 ) -> list[SimulatedJob]:
-    """Return jobs of a fixed size and duration for so many GPUs; some grow, by one of `curves`. Raises `TraceError`."""
+    """Return jobs of a fixed size and duration for `gpus`; some grow, by one of `curves`. Raises `TraceError`."""
     generator = generator_of(text)
     try:
         drawn = generator.draw(seed, gpus, gpus)

@@ -2,7 +2,7 @@
 
 A growing job trains for its time budget, its duration in the trace, with the GPUs that it asked for. A GPU more that is
 lent to it makes it no faster: it lets the job decide where to grow, once an epoch. What that gains is the accuracy of
-the best sequence of so many decisions, then "do nothing", less that of doing nothing at all: the best by all seeds of a
+the best sequence of this many decisions, then "do nothing", less that of doing nothing at all: best by all seeds of a
 table but one, by the accuracy of that one, on average over the seeds. Tables are of some fractions of the budget at the
 first loan; between two of them the gain is interpolated, and it falls to 0 from the last one to the end.
 """
@@ -39,7 +39,7 @@ class GrowthCurve:
     """As `gains`, but what is known before: the accuracies by which the sequence was chosen. Empty: as `gains`."""
 
     def gain(self, moment: float, decisions: int) -> float:
-        """Return the accuracy gained by so many decisions, the first loan being at the fraction `moment`."""
+        """Return the accuracy gained by this many decisions, with the first loan at the fraction `moment`."""
         return self._between(self.gains, moment, decisions)
 
     def forecast(self, moment: float, decisions: int) -> float:

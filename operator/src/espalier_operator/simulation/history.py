@@ -70,7 +70,7 @@ class _Past:
         return used if self.ended_at is not None or self.is_gone or budget > MAX_SECONDS else max(used, budget)
 
     def give(self, gpus: int, at: float) -> None:
-        """Let it hold so many GPUs from now on."""
+        """Let it hold this number of GPUs from now on."""
         if self.gpus and at > self.since:
             self.held.append((self.since, at, self.gpus))
         self.gpus, self.since = gpus, at
@@ -179,9 +179,9 @@ def _line(folder: Path, place: str, line: str) -> tuple[float, Snapshot | None, 
         if not all(isinstance(action["job"], str) and isinstance(action["action"], str) for action in actions):
             raise ValueError("actions: each must name a job and an action")
     except KeyError as error:
-        raise TraceError(f"{place}: {error.args[0]}: is missing; it is no line of an audit log") from error
+        raise TraceError(f"{place}: {error.args[0]}: is missing; it is not a line of an audit log") from error
     except (ValueError, TypeError) as error:
-        raise TraceError(f"{place}: is no line of an audit log: {error}; remove it if it was cut off") from error
+        raise TraceError(f"{place}: is not a line of an audit log: {error}; remove it if it was cut off") from error
     file = folder / Path(name).name
     if not file.exists():
         return at, None, actions

@@ -12,7 +12,7 @@ from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application
 
 NODE_GPUS: Final = 4
-"""Where nothing is said of nodes, so many workers are on each."""
+"""Workers per node, where nodes are not given."""
 RESTART_SECONDS: Final = 30.0
 """A job whose workers have changed does not train for so long (Qiao et al., OSDI 2021, 5.3)."""
 _ROUNDING: Final = 1e-8

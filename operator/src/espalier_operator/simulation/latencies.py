@@ -1,4 +1,4 @@
-"""How long the simulated cluster takes for what it is told. Seconds of simulated time."""
+"""How long the simulated cluster takes to carry out decisions, in seconds of simulated time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Latencies:
     stop_grace_seconds: float = 0.0
     """As in `facts.Rules`."""
     restarts_move: bool = True
-    """Workers that change restart the whole job, as in published simulators: all its workers are placed anew, on the
+    """Workers that change restart the whole job, as in published simulators: all its workers are placed again, on the
     nodes with the most free GPUs. Otherwise its workers stay where the planner put them."""
 
 

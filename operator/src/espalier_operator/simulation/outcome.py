@@ -42,7 +42,7 @@ class Fairness:
     """Finish-time fairness: ρ = JCT ÷ that with 1/N of the GPUs (Themis: Mahajan et al., NSDI 2020, 3; Gavel: 4.2).
 
     N is the number of unfinished jobs, on average while the job is one of them, and the job has the workers that its
-    author asked for, in turns where 1/N of the GPUs is fewer. A job with ρ > 1 was better off with a part of its own.
+    author asked for, in turns where 1/N of the GPUs is fewer. A job with ρ > 1 would have been faster with 1/N alone.
     """
 
     mean: float
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
-    """Return the figures of `jobs`, all complete, that ran on so many GPUs."""
+    """Return the figures of `jobs`, all complete, that ran on this number of GPUs."""
     jcts = sorted((job.completed_at or 0.0) - job.submitted_at for job in jobs)
     makespan = max(job.completed_at or 0.0 for job in jobs) - min(job.submitted_at for job in jobs)
     return Outcome(

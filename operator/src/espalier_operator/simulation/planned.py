@@ -27,7 +27,7 @@ from espalier_operator.simulation.rounds import ROUND_SECONDS, Node, base_worker
 _IDLE_ROUNDS: Final = 10_000
 """A policy that lets all jobs wait for so long will never run them."""
 MOST_PLANS: Final = 1000
-"""So many plans in a row at one moment mean that they undo each other."""
+"""This many plans in a row at one moment mean that they undo each other."""
 
 
 class Planned:

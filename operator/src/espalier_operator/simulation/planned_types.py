@@ -55,7 +55,7 @@ class TrueSpeeds:
         self._jobs = jobs
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
-        """Return the true steps per second of `job`; 0 where it cannot run, and beside another job."""
+        """Return the true steps per second of `job`; 0 where it cannot run, and with another job."""
         return self._jobs[job].speed(gpu_type) if beside is None else 0.0
 
 

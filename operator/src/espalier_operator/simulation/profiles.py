@@ -48,7 +48,9 @@ class Application:
                 for row in rows(path, ("progress", "iteration", "metric", "grad_sqr", "grad_var"))
             ]
         if not self._epochs or not all(self._epochs.values()):
-            raise TraceError(f"{folder}: holds no validation-BATCH.csv with epochs: it is no profile of an application")
+            raise TraceError(
+                f"{folder}: holds no validation-BATCH.csv with epochs: it is not the profile of an application"
+            )
         self._batches = sorted(self._epochs)
         self._placements: dict[tuple[int, ...], list[tuple[int, Times]]] = defaultdict(list)
         for row in rows(folder / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
@@ -73,7 +75,7 @@ class Application:
         self._interpolations: dict[tuple[int, int, int], float] = {}
 
     def progress_after(self, epochs: int) -> float:
-        """Return the progress, in steps of the initial batch size, at which so many epochs are complete."""
+        """Return the progress, in steps of the initial batch size, at which this many epochs are complete."""
         return self._progress[epochs]
 
     def iterations(self, batch: int, epochs: int) -> float:

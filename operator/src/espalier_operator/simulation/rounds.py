@@ -7,7 +7,7 @@ again when a job comes, ends or, if it follows that, progresses, and when its de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ def base_workers(job: SimulatedJob, policy: Policy) -> int:
 
 
 def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None:
-    """Raise `TraceError` for a job that never fits on so many GPUs."""
+    """Raise `TraceError` for a job that needs more GPUs than there are."""
     for job in jobs:
         if base_workers(job, policy) > gpus:
             where = f"{job.origin}: " if job.origin else ""
@@ -48,8 +48,18 @@ def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None
 class Rounds:
     """One simulation by rounds."""
 
-    def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node], policy: Policy) -> None:
-        """Prepare. Raises `TraceError` for a job that never fits."""
+    def __init__(
+        self,
+        jobs: Sequence[SimulatedJob],
+        nodes: Sequence[Node],
+        policy: Policy,
+        moved: Callable[[Mapping[str, Sequence[int]]], None] = lambda held: None,
+    ) -> None:
+        """Prepare. Raises `TraceError` for a job that never fits.
+
+        `moved` is called whenever workers were placed or have ended, with the index of the node of each worker by job.
+        """
+        self._moved = moved
         self._jobs, self._policy = sorted(jobs, key=lambda job: job.submitted_at), policy
         self._nodes = [node.gpus for node in nodes]
         self._names = [node.name for node in nodes]
@@ -66,6 +76,16 @@ class Rounds:
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
+        asked = self.views(progress)
+        view = next(asked, None)
+        while view is not None:
+            try:
+                view = asked.send(self._policy.decide(view))
+            except StopIteration:
+                return
+
+    def views(self, progress: Callable[[int], None] = lambda completed: None) -> Generator[View, Decision, None]:
+        """Run until all jobs are complete, as `run`, but ask the caller: each view is answered by a decision."""
         coming, active = list(reversed(self._jobs)), list[SimulatedJob]()
         running = list[SimulatedJob]()
         until, follows, completed = math.inf, False, 0
@@ -90,42 +110,39 @@ class Rounds:
                 active.append(coming.pop())
                 changed = True
             if active and (changed or ended or self.now >= until):
-                decision = self._decide(active)
+                decision = yield self._view(active)
+                self._memory = decision.memory
                 self._carry_out(decision, active)
                 running = [job for job in active if job.workers]
                 self._ended.clear()
                 until = math.inf if decision.until is None else decision.until
                 follows = decision.follows_progress
 
-    def _decide(self, active: Sequence[SimulatedJob]) -> Decision:
+    def _view(self, active: Sequence[SimulatedJob]) -> View:
         outlooks = {job.name: job.outlook for job in active}
         prospects = {job.name: job.prospect for job in active}
-        decision = self._policy.decide(
-            View(
-                now=self.now,
-                gpus=self._gpus,
-                jobs=tuple(
-                    Candidate(
-                        key=job.name,
-                        submitted_at=job.submitted_at,
-                        min_workers=self._base[job.name],
-                        max_workers=job.most_workers,
-                        priority=job.priority,
-                        workers=job.workers,
-                        service=job.service,
-                    )
-                    for job in active
-                ),
-                nodes=dict(zip(self._names, self._nodes, strict=True)),
-                held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
-                outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
-                prospects={name: prospect for name, prospect in prospects.items() if prospect is not None},
-                ended=dict(self._ended),
-                memory=self._memory,
-            )
+        return View(
+            now=self.now,
+            gpus=self._gpus,
+            jobs=tuple(
+                Candidate(
+                    key=job.name,
+                    submitted_at=job.submitted_at,
+                    min_workers=self._base[job.name],
+                    max_workers=job.most_workers,
+                    priority=job.priority,
+                    workers=job.workers,
+                    service=job.service,
+                )
+                for job in active
+            ),
+            nodes=dict(zip(self._names, self._nodes, strict=True)),
+            held={name: tuple(self._names[node] for node in nodes) for name, nodes in self._held.items()},
+            outlooks={name: outlook for name, outlook in outlooks.items() if outlook is not None},
+            prospects={name: prospect for name, prospect in prospects.items() if prospect is not None},
+            ended=dict(self._ended),
+            memory=self._memory,
         )
-        self._memory = decision.memory
-        return decision
 
     def _carry_out(self, decision: Decision, active: Iterable[SimulatedJob]) -> None:
         """Give workers in the order of shares: all or none of the base, more as there are, then the spare ones.
@@ -153,6 +170,7 @@ class Rounds:
             if nodes != self._held.get(name, []):
                 job.place(placement_of(nodes))
         self._held = held
+        self._moved(held)
 
 
 def fits(free: Sequence[int], nodes: Sequence[int]) -> bool:

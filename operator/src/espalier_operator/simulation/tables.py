@@ -76,7 +76,7 @@ def text_of(path: Path) -> str:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"{path}: cannot be read: {reason}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: cannot be read: it is no text in UTF-8 ({error.reason}); convert it") from error
+        raise TraceError(f"{path}: cannot be read: it is not UTF-8 text ({error.reason}); convert it") from error
 
 
 def rows(

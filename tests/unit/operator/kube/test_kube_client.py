@@ -157,7 +157,7 @@ def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}}, {"metadata": {"resourceVersion": "x"}}, [], None])
 def test_an_answer_that_is_no_list_is_an_error_of_the_backend(answer: Any) -> None:
     """As of an API server that stops; nothing is concluded from it."""
-    with pytest.raises(BackendError, match="list /api/v1/namespaces/ns/pods: the answer is no list"):
+    with pytest.raises(BackendError, match="list /api/v1/namespaces/ns/pods: the answer is not a list"):
         play(Script(web.json_response(answer)), lambda client: client.list(resources.PODS, "ns"))
 
 

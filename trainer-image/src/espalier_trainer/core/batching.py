@@ -25,11 +25,11 @@ from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.measuring.meter import Place
 
 GROWTH: Final = 2
-"""A batch, and what a worker computes of it in a pass, is at most so many times the largest that was measured."""
+"""Limit of a batch, and of a worker's part of it in a pass, as a multiple of the largest measured one."""
 GAIN: Final = 1.05
-"""Another batch size must promise so many times the goodput, or the size would change with each measurement."""
+"""Another batch size must promise this many times the goodput, or the size would change with each measurement."""
 LEAST_STEPS: Final = 16
-"""A configuration counts as measured once so many of its steps were."""
+"""A configuration counts as measured after this many of its steps."""
 LEAST_SAMPLES: Final = 10
 """Estimates of the noise before it decides."""
 
@@ -45,7 +45,7 @@ class Resized:
     expected: float | None
     """Goodput at the new size relative to the old one, as it is expected; None: the memory was too small."""
     untested: bool = False
-    """Whether a worker never computed so many examples at once."""
+    """Whether no worker has computed this many examples at once."""
 
 
 class Batching(Protocol):
@@ -93,7 +93,7 @@ class Batching(Protocol):
         return None
 
     def load(self, state: BatchState | None) -> None:
-        """Go on from what a checkpoint has kept."""
+        """Continue from what a checkpoint has kept."""
         return
 
 
@@ -249,7 +249,7 @@ class GoodputBatching(Batching):
         return self._state.model_copy(update={"batches": self._before, "pass_limit": self._state.fits})
 
     def load(self, state: BatchState | None) -> None:
-        """Go on with the same size. A job whose limits have become smaller stays within them."""
+        """Continue with the same size. A job whose limits have become smaller stays within them."""
         state = state or BatchState()
         self._state = state.model_copy(update={"batches": min(state.batches, self._limits.most)})
         self._before, self._untested, self._place = self._state.batches, False, None

@@ -26,7 +26,7 @@ _PATIENCE_SECONDS: Final = 10.0
 NOTHING: Final = GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=0.0)
 
 Forecaster = Callable[[AdviceRequest, float], Decision]
-"""Returns what the agent would advise, within so many seconds; raises `AdvisorError`."""
+"""Returns what the agent would advise, within this number of seconds; raises `AdvisorError`."""
 
 
 class Forecasting:

@@ -14,7 +14,7 @@ _MMAP_THRESHOLD: Final = -3
 """Parameters of glibc's `mallopt` (malloc.h)."""
 _MOST_KEPT: Final = 2**31 - 1
 _LARGEST: Final = 32 << 20
-"""Bytes up to which glibc may be told to take memory from the heap."""
+"""Largest allocation, in bytes, that glibc can be set to take from the heap."""
 _OF_THE_USER: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
@@ -23,7 +23,7 @@ def keep_freed(device: torch.device) -> bool:
 
     By default it returns the gradients' memory to the system at each step, which gives it back page by page, filled
     with zeros: measured with 5 million parameters on two workers, 1,700 and 9,600 page faults a step, and a fifth of
-    the throughput. So the process stays as large as it once was. A device has an allocator of its own; the user's
+    the throughput. So the process stays as large as it once was. A device has its own allocator; the user's
     settings (mallopt(3)) stay.
     """
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)

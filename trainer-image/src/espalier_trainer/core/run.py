@@ -199,7 +199,7 @@ class Run:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
-        `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers are told of the budget;
+        `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers learn of the budget;
         None: how it stands. Raises the same errors as `epochs`.
         """
         while self.progress.cursor < batches:
@@ -474,7 +474,7 @@ class Run:
                 self._save()  # if there is no memory for it, whoever starts again knows
 
     def _resized(self, changed: Resized, message: str = "") -> None:
-        """Go on with another batch size, which all members learn, and report it."""
+        """Continue with another batch size, which all members learn, and report it."""
         workers = self._place.workers
         self.journal.batch_changed(changed, workers, self.batching.portion(workers, 0, _ENDLESS).rate, message)
         if self.team is not None:
@@ -540,7 +540,7 @@ class Run:
         return asked
 
     def _carry_out(self, adapter: Adapter, asked: Asked, arms: Sequence[Arm] = ()) -> None:
-        """Grow as was advised, and go on with what comes of it."""
+        """Grow as advised, and continue with the result."""
         with self.services.spans.stage("adapt", asked.allocation) as attributes:
             consultation = adapter.carried_out(asked, self.state.network, self.progress, arms)
             self._settled(consultation)

@@ -82,7 +82,7 @@ def _options(spec: DatasetSpec) -> TextOptions:
         place = ".".join(map(str, details["loc"]))
         if details["type"] == "extra_forbidden":
             known = ", ".join(field.alias or name for name, field in TextOptions.model_fields.items())
-            raise DatasetError(f"{_OPTIONS}.{place}: is no option of a text; allowed: {known}") from error
+            raise DatasetError(f"{_OPTIONS}.{place}: is not an option of a text; allowed: {known}") from error
         raise DatasetError(f"{_OPTIONS}.{place}: {message_of(details, details['loc'])}") from error
 
 

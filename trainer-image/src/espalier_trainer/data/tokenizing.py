@@ -125,8 +125,8 @@ def _byte_pairs(text: str, vocabulary: int) -> Tokenizer:
 def _from_file(path: Path) -> Tokenizer:
     library = _library()
     if not path.is_file():
-        raise DatasetError(f"{_FIELD}: {path} is no file; name a tokenizer.json, as `tokenizers` saves it")
+        raise DatasetError(f"{_FIELD}: {path} is not a file; name a tokenizer.json, as `tokenizers` saves it")
     try:
         return _Library(library.Tokenizer.from_file(str(path)))
     except Exception as error:  # the library raises nothing more precise
-        raise DatasetError(f"{_FIELD}: {path} is no file of the library tokenizers: {error}") from error
+        raise DatasetError(f"{_FIELD}: {path} is not a file of the library tokenizers: {error}") from error

@@ -68,7 +68,9 @@ def _pooled(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return images [N, 3, H, W] uint8 averaged over blocks to [N, 3, 8, 8] in [0, 1]."""
     height, width = images.shape[-2:]
     if height % SIZE or width % SIZE:
-        raise DatasetError(f"training.dataset: cifar8 pools images to {SIZE}x{SIZE}; {width}x{height} is no multiple")
+        raise DatasetError(
+            f"training.dataset: cifar8 pools images to {SIZE}x{SIZE}; {width}x{height} is not a multiple"
+        )
     chunks = [
         torch.nn.functional.avg_pool2d(chunk.to(torch.float32) / 255, (height // SIZE, width // SIZE))
         for chunk in torch.split(images, 5_000)

@@ -44,7 +44,7 @@ class Entry(Record):
         """The type of its numbers. Raises `ValueError` where it is none."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{self.name}: {self.dtype!r} is no type of tensors")
+            raise ValueError(f"{self.name}: {self.dtype!r} is not a type of tensors")
         return found
 
     @property

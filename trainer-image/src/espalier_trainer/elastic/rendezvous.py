@@ -165,7 +165,7 @@ class RendezvousServer:
         self.store.set(f"plan/{ticket}", plan.to_json())
 
     def told(self, worker: str) -> str:
-        """Return what a worker has told last of the order that it carries out, '' if nothing."""
+        """Return the last report of a worker on the order that it carries out, '' if there is none."""
         key = _told(worker)
         return self.store.get(key).decode() if self.store.check([key]) else ""
 

@@ -196,7 +196,7 @@ class Team:
         return {worker: result for worker, result in self._apart.items() if result}
 
     def told(self) -> dict[str, str]:
-        """Return by worker how far the orders are that are being carried out, as far as it was told."""
+        """Return by worker how far the orders are that are being carried out, as far as they have reported."""
         found = {worker: self._rendezvous.told(worker) for worker, result in self._apart.items() if not result}
         return {worker: text for worker, text in found.items() if text}
 

@@ -1,4 +1,4 @@
-"""The average of the weights that a script with a loop of its own has given to `join`, as a checkpoint holds it."""
+"""The average of the weights that a script with its own loop has given to `join`, as a checkpoint holds it."""
 
 from __future__ import annotations
 

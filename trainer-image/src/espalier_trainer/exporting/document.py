@@ -24,7 +24,7 @@ class ExportedModel(Record):
     identity: CheckpointIdentity
     """Of the run that trained it."""
     model: ModelSpec | None = None
-    """The starting model; None for a script with a loop of its own that did not say which function returns it."""
+    """The starting model; None for a script with its own loop that did not name the function that returns it."""
     classes: int | None = Field(default=None, ge=1)
     """Outputs of a starting model that is known by a name."""
     example: ExampleShape | None = None
@@ -37,5 +37,5 @@ class ExportedModel(Record):
 
     @property
     def ready_loop(self) -> bool:
-        """Whether the ready trainer has trained it, not a script with a loop of its own."""
+        """Whether the ready trainer has trained it, not a script with its own loop."""
         return self.identity.model.startswith("{")

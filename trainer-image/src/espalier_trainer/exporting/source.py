@@ -62,7 +62,7 @@ class Trained:
         except TrainerError as error:
             raise ExportError(
                 f"{self.path}: the number of classes of {spec.name or spec.entrypoint} is that of its data set, which "
-                f"cannot be loaded ({error}); mend that, or export the run where the data set is: espalier export"
+                f"cannot be loaded ({error}); fix that, or export the run where the data set is: espalier export"
             ) from error
         example = config.example or ExampleShape.of(data.example_input())
         return config.model_copy(update={"model": spec, "classes": data.classes, "example": example})
@@ -87,13 +87,15 @@ def read_export(folder: Path) -> tuple[ExportedModel, dict[str, Tensor]]:
 
 
 def read_run(folder: Path, *, average: bool = False) -> Trained:
-    """Return the newest whole checkpoint of a run, which may be going on. Nothing in the folder changes.
+    """Return the newest whole checkpoint of a run, which may still be active. Nothing in the folder changes.
 
     `folder` is that of the run, of its checkpoints, or one checkpoint. With `average`, the weights are the average that
-    a script with a loop of its own has given to `join`. Raises `ExportError` where there is none.
+    a script with its own loop has given to `join`. Raises `ExportError` where there is none.
     """
     if not folder.is_dir():
-        raise ExportError(f"{folder}: is no folder; give that of a run (runs/NAME), of its checkpoints, or an export")
+        raise ExportError(
+            f"{folder}: is not a folder; give that of a run (runs/NAME), of its checkpoints, or an export"
+        )
     run, checkpoints = folder, folder / CHECKPOINT_FOLDER
     if (folder / MANIFEST).is_file():
         run, checkpoints = folder.parent.parent, folder.parent

@@ -1,4 +1,4 @@
-"""`export`: the trained model of a run as a folder of its own, which needs no job, no data set and no optimizer."""
+"""`export`: the trained model of a run as a folder that needs no job, no data set and no optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Exported:
 def export(run: Path, output: Path, entrypoint: str | None = None, *, average: bool = False) -> Exported:
     """Write the model of the newest checkpoint of `run` into `output`; an export that is there is replaced.
 
-    `entrypoint` (`package.module:function`) returns the starting model of a script with a loop of its own. With
+    `entrypoint` (`package.module:function`) returns the starting model of a script with its own loop. With
     `average`, the weights are the average that this script has given to `join`. Raises `ExportError` where the run
     holds no model, where the model cannot be built, or where `output` is something else.
     """
@@ -52,7 +52,7 @@ def export(run: Path, output: Path, entrypoint: str | None = None, *, average: b
             )
         config = config.model_copy(update={"model": ModelSpec(entrypoint=entrypoint)})
     if output.exists() and not (is_export(output) or (output.is_dir() and not any(output.iterdir()))):
-        raise ExportError(f"{output}: is there and is no export; give --output another folder")
+        raise ExportError(f"{output}: exists and is not an export; give --output another folder")
     model: nn.Module | None = None
     if config.model is not None:
         model = build(config, trained.weights, trained.path)

@@ -45,7 +45,7 @@ def join(
     if accelerator.num_processes > 1:
         raise OwnLoopError(
             f"Accelerate was started with {accelerator.num_processes} processes; start the script with python: each "
-            "worker of the job is a process of its own"
+            "worker of the job is a separate process"
         )
     if grow and accelerator.mixed_precision != "no":
         raise OwnLoopError(

@@ -24,7 +24,7 @@ class Sampling:
         self._steps = 0
 
     def due(self, after: int = 0) -> bool:
-        """Return whether to measure now, or once so many more steps were taken."""
+        """Return whether to measure now, or in `after` more steps."""
         return self._steps + after >= LEAST_STEPS and self._earned >= self._cost
 
     def stepped(self, seconds: float) -> None:

@@ -62,7 +62,7 @@ def _forbidden(before: Sequence[Tensor], after: Sequence[Tensor], samples: Seque
 
 
 def _open_sides(depends: Sequence[Tensor], samples: Sequence[Sample]) -> set[tuple[int, int]]:
-    """Return the axes and sides (0: before, 1: behind) to which the windows may grow."""
+    """Return the axes and sides (0: before, 1: after) to which the windows may grow."""
     found: set[tuple[int, int]] = set()
     for axis, size in enumerate(depends[0].shape):
         for along, length in enumerate(samples[0].shape):

@@ -47,7 +47,7 @@ class Feed:
     """Loads a worker's parts, in advance if the user's `DataLoader` has worker processes."""
 
     def __init__(self, loader: DataLoader[Any], policy: ElasticBatch, seed: int, accumulate: int = 1) -> None:
-        """`accumulate`: so many of the loader's batches make a step, and are loaded one after the other.
+        """`accumulate`: the number of the loader's batches in a step; they are loaded one after the other.
 
         Raises `OwnLoopError` for a loader whose order is not the same in all workers.
         """

@@ -12,7 +12,7 @@ from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.several import Several
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
-"""Wrappers without a state of their own, which go on to work when the optimizer in their `.optimizer` grows."""
+"""Wrappers without state, which continue to work when the optimizer in their `.optimizer` grows."""
 
 
 def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimizer:
@@ -49,7 +49,7 @@ def _unwrapped(optimizer: object) -> Optimizer:
         if f"{kind.__module__}.{kind.__qualname__}" in _STATELESS_WRAPPERS:
             return value
         raise OwnLoopError(
-            f"join: {kind.__name__} wraps another optimizer and has a state of its own, which other workers would not "
+            f"join: {kind.__name__} wraps another optimizer and has its own state, which other workers would not "
             f"get; give join the optimizer in its `.{name}`, and step that one"
         )
     if not isinstance(optimizer, Optimizer):

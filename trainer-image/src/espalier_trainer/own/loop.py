@@ -208,7 +208,7 @@ class Step:
         if self._place >= 0 and not self._calls:
             raise OwnLoopError(
                 "the loop took the next batch before backward(loss) was called for this one; call it once for each "
-                "batch, in place of loss.backward()"
+                "batch, instead of loss.backward()"
             )
 
     def _skipped(self) -> bool:

@@ -59,7 +59,7 @@ class Trial:
     base: list[tuple[float, float]] = field(default_factory=list)
     """Times by `clock` and validation losses of the base, from when it began on."""
     gone: dict[str, Arm] = field(default_factory=dict)
-    """By worker, arms of a race that did not go on to the end."""
+    """By worker, arms of a race that did not continue to the end."""
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -77,7 +77,7 @@ class Trial:
             self.base.append((self.clock(), loss))
 
     def narrowed(self, told: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the workers whose arm does not go on; `told` is how far they are, as text, by worker."""
+        """Return the workers whose arm does not continue; `told` is how far they are, as text, by worker."""
         far = {worker: arms[-1] for worker, text in told.items() if (arms := self._arms(worker, text))}
         nothing = next((worker for worker, order in self.orders.items() if _last(order) == _NOTHING), None)
         left = [worker for worker in self.orders if worker not in self.gone and worker != nothing]

@@ -18,7 +18,7 @@ from espalier_api.report import Arm
 from espalier_api.trials import EVIDENCE, RACING, SHARES, Evidence, seen
 
 KEPT: Final[Mapping[float, int]] = {0.2: 4, 0.4: 2}
-"""How many growths of a race go on after a share of what is left: the others' workers train with the base again.
+"""How many growths of a race continue after a share of what is left: the others' workers train with the base again.
 
 On the corpus `free`, with three growths by their losses alone, racing on with two after .4 left a regret of .0035, as
 with all; after .2 .0039, with one after .4 .0043."""
@@ -77,13 +77,13 @@ def keeps_winner(manner: Trials, tried: Sequence[Sequence[Action]]) -> bool:
 
 
 def slices(manner: Trials, growths: int) -> tuple[float, ...]:
-    """Return the shares of what is left at which the arms of a trial of so many growths are measured."""
+    """Return the shares of what is left at which the arms of a trial with this many growths are measured."""
     narrowing = () if manner is not Trials.RACE else (share for share, kept in KEPT.items() if growths > kept)
     return (*narrowing, SHARES[manner])
 
 
 def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain]) -> set[str]:
-    """Return the growths of a race that do not go on after a share of what is left.
+    """Return the growths of a race that do not continue after a share of what is left.
 
     Empty while it is not known of all. `nothing`: None where the base is that arm.
     """

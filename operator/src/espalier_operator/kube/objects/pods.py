@@ -57,7 +57,7 @@ _OWN_USAGE: Final = (
     "Pod ephemeral local storage usage exceeds ",
     "exceeded its local ephemeral storage limit ",
 )
-"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its own template. Other
+"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its template. Other
 evictions are for want of resources of the node ("The node was low on resource: ...")."""
 _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
 """`reason` of a container that went with its node or its runtime; its exit code means nothing."""
@@ -100,9 +100,9 @@ class Pod:
     grace_seconds: float
     """That grace period."""
     overran: bool
-    """It was ended because it exceeded a limit of its own template: of its storage, or of its time."""
+    """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
-    """It was evicted, preempted, or lost with its node, and not for a limit of its own."""
+    """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None

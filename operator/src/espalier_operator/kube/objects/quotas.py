@@ -22,7 +22,7 @@ def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
     """Return what a ResourceQuota limits of what pods request. Never raises.
 
     One with scopes holds for some pods only, and limits of limits, of storage and of other objects do not count: these
-    are left to the API server, whose refusal is told.
+    are left to the API server, whose refusal is reported.
     """
     if raw.get("spec") and (mapping(raw, "spec").get("scopes") or mapping(raw, "spec").get("scopeSelector")):
         return ()

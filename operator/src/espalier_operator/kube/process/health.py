@@ -37,7 +37,7 @@ class Address:
         """Read `host:port`; `ValueError` with the remedy where it is none."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:
-            raise ValueError(f"{text!r} is no address; write HOST:PORT, as in 0.0.0.0:8080")
+            raise ValueError(f"{text!r} is not an address; write HOST:PORT, as in 0.0.0.0:8080")
         return cls(host.strip("[]"), int(port))
 
     @property
@@ -65,7 +65,7 @@ class Pulse:
 async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
     """Serve `/healthz`, `/readyz` and `/metrics` on `public`, `/snapshot` on `private`.
 
-    `OSError` where an address cannot be had.
+    `OSError` if it cannot listen on an address.
     """
     runners: list[web.AppRunner] = []
     everybody = {

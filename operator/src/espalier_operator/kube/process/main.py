@@ -20,7 +20,7 @@ from espalier_operator.kube.process.service import Invocation, run_operator
 
 TEXT, JSON = "text", "json"
 _EXITS = """Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a fault of the program; 2 options that are not valid;
-3 the lease was lost; 4 no credentials for an API server, or an address or folder that cannot be had."""
+3 the lease was lost; 4 no credentials for an API server, or an address or folder that cannot be used."""
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> Address | None:
@@ -80,7 +80,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--audit-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for a log of all decisions, with the snapshots by which `espalier plan` makes them again.",
+    help="Folder for a log of all decisions, with the snapshots from which `espalier plan` repeats them.",
 )
 @click.option(
     "--audit-mib",
@@ -100,7 +100,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--log-format", type=click.Choice([TEXT, JSON]), default=TEXT, show_default=True, help="Format of log lines."
 )
 def main(log_level: str, log_format: str, **given: Any) -> None:
-    """Schedule AdaptiveTrainingJobs: who gets which GPUs, and for how long.
+    """Schedule AdaptiveTrainingJobs: which job gets which GPUs, and for how long.
 
     Each option has an environment variable: ESPALIER_OPERATOR_ and its name in capitals.
     """

@@ -57,7 +57,7 @@ class Invocation:
 
 
 class AddressError(Exception):
-    """An address to listen on cannot be had."""
+    """The operator cannot listen on an address."""
 
 
 class AuditError(Exception):

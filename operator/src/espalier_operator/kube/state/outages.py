@@ -41,7 +41,7 @@ class Reach:
 
 
 def is_widespread(silent: int, nodes: int) -> bool:
-    """Return whether so many of all nodes do not report that the cause is not the nodes'."""
+    """Return whether the cause is probably not the nodes, because too many of them do not report."""
     return silent > 0 and (silent == nodes or (silent >= WIDESPREAD_NODES and silent / nodes >= WIDESPREAD_SHARE))
 
 

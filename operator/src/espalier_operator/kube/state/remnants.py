@@ -1,6 +1,6 @@
 """A running job whose specification cannot be understood, as far as it is known without it.
 
-An operator that sees a specification become invalid goes on with the last good one. One that starts has none: a
+An operator that sees a specification become invalid continues with the last good one. One that starts has none: a
 PriorityClass may be gone, or a newer version may be stricter. What the job was granted is in its status, which the
 operator wrote itself. By that its workers hold their GPUs, its budget runs, and it can be stopped. It gives back what
 it was lent, because nobody knows what it may hold, and no pod is made for it, because nobody knows what it runs.

@@ -209,7 +209,7 @@ def _place(model: nn.Module, graph: Graph, run: Run, *, whole: bool) -> tuple[Pl
     if run.indexed and not run.last:
         raise NotClosedError(
             "other modules come after it in its list, and a new block would change their names",
-            "keep equal blocks in a list of their own",
+            "keep equal blocks in a separate list",
             is_block=True,
         )
     shared = next((why for block in blocks if (why := _shared(model, block))), None)

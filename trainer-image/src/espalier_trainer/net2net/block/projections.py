@@ -105,7 +105,7 @@ def _marked(model: nn.Module, graph: Graph, block: str, span: Span, names: Itera
     for name in chosen:
         if name not in known:
             raise NotClosedError(
-                f"its `{MARK}` names {name!r}, which is no parameter of it",
+                f"its `{MARK}` names {name!r}, which is not one of its parameters",
                 "name parameters as the block's `named_parameters` does",
                 is_block=True,
             )
@@ -184,7 +184,7 @@ class _Walk:
     def _no_sum(self, output: Operation) -> NotClosedError:
         given = ", ".join(str(self._graph.operations[name].shape) for name in self._span.inputs if name) or "nothing"
         return NotClosedError(
-            f"its output ({output.operator} {output.name!r}, shape {output.shape}) is no sum of what it was given "
+            f"its output ({output.operator} {output.name!r}, shape {output.shape}) is not a sum of what it was given "
             f"({given}) and of branches, so it is not residual",
             "add what the block is given to its output: `return x + f(x)`, in one shape",
         )
@@ -207,7 +207,7 @@ class _Walk:
         if operation.operator in _PRODUCTS:
             direct = [self._zero(one, seen) for one in reads if self._is_weight(one)]
             others = [self._zero(one, seen) for one in reads if not self._is_weight(one)]
-            # A bias beside the weight is no factor: `F.linear(x, weight, bias)`.
+            # A bias next to the weight is no factor: `F.linear(x, weight, bias)`.
             together = [_joined(direct)] if operation.operator in ("Linear", *LAYERS) and len(direct) > 1 else direct
             return [choice for found in (*together, *others) for choice in found][:_CHOICES]
         return self._first(reads, seen)

@@ -53,7 +53,7 @@ def _tap(before: int, behind: int, size: int, dilation: int) -> int:
 def _own_padding(module: Convolution) -> list[tuple[int, int]]:
     if module.padding == "same":
         extents = [dilation * (size - 1) for size, dilation in zip(module.kernel_size, module.dilation, strict=True)]
-        # Even kernels: torch pads one more behind, as the inserted ones do.
+        # Even kernels: torch pads one more at the end, as the inserted ones do.
         return [(extent // 2, extent - extent // 2) for extent in extents]
     if isinstance(module.padding, str):
         return [(0, 0) for _ in module.kernel_size]
@@ -61,7 +61,7 @@ def _own_padding(module: Convolution) -> list[tuple[int, int]]:
 
 
 def _pads(pad: Operation, axes: int) -> list[tuple[int, int]]:
-    """Return what a pad adds before and behind each of the last axes; torch lists the last axis first."""
+    """Return what a pad adds before and after each of the last axes; torch lists the last axis first."""
     attributes: Mapping[str, object] = pad.attributes
     given = attributes.get("padding", attributes.get("pad", attributes.get("arg1", ())))
     flat = [given] * 2 * axes if isinstance(given, int) else list(given) if isinstance(given, tuple) else []

@@ -1,6 +1,6 @@
 """Layers that are no modules: calls of torch's functions with parameters that a module holds.
 
-They cannot be repeated, because growth inserts modules after modules. Each is told with the line of the call.
+They cannot be repeated, because growth inserts modules after modules. Each is reported with the line of the call.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal
     return {path: refusal(model, path, why, _REMEDY) for path, why in reasons.items()}
 
 
-_REMEDY = "give its channels a layer of their own on the way there, or widen another group"
+_REMEDY = "give its channels a separate layer on the way there, or widen another group"
 """Where a reason names none."""
 
 

@@ -1,0 +1,140 @@
+"""Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
+
+python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--markdown] [--quick]
+
+Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
+and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
+completion time is below that of the row, in the mean over episodes, with its 95 % interval (Student's t).
+  consolidate, first-fit, emptiest, random    the usual rules
+  frozen      a model that learns until the middle of the jobs, and no more
+  online      a model that begins at a prior that knows nothing of clusters
+  learnt prior    the same model, with a prior learnt on other clusters; no hidden parameter is looked at
+  oracle      knows the true performance; no model can be expected to be better by much
+The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from harness.printed import command, environment, progress, rendered
+from harness.statistics import paired
+
+from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
+from espalier_scheduling.placement.cluster import Cluster
+from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
+from espalier_scheduling.placement.prior import learn_prior
+from espalier_scheduling.placement.tasks import Episode, Family, Purpose, episode
+
+MEMORIES: Final = (float("inf"), 40_000.0)
+"""Seconds after which 1/e is left of what was measured."""
+OPTIMISMS: Final = (0.0, 0.2)
+"""Standard deviations by which what is not known is taken for better than expected."""
+JUDGED: Final = ("online", "learnt prior")
+FAMILY: Final = Family()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Settings of a model."""
+
+    memory: float
+    optimism: float
+
+    def __str__(self) -> str:
+        """Return them as text."""
+        return f"memory {self.memory:g} s, optimism {self.optimism:g}"
+
+
+def model(prior: Prior, setting: Setting, until: Callable[[Episode], float]) -> Callable[[Episode], Placer]:
+    """Return what makes the model of an episode."""
+    return lambda drawn: Model(
+        Belief(prior, drawn.family.nodes, memory_seconds=setting.memory),
+        optimism=setting.optimism,
+        learns_until=until(drawn),
+    )
+
+
+def always(drawn: Episode) -> float:
+    """Learn to the end."""
+    return float("inf")
+
+
+def until_the_middle(drawn: Episode) -> float:
+    """Learn until half of the jobs have come, which is when the cluster shifts if it does."""
+    return drawn.arrivals[len(drawn.arrivals) // 2].at
+
+
+def seconds(episodes: Sequence[Episode], make: Callable[[Episode], Placer]) -> list[float]:
+    """Return the mean completion time of the jobs of each episode."""
+    return [run(Cluster(drawn), make(drawn)) for drawn in episodes]
+
+
+def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode], float]) -> Setting:
+    """Return the settings with which the model is best on `episodes`."""
+    settings = [Setting(memory, optimism) for memory, optimism in itertools.product(MEMORIES, OPTIMISMS)]
+    means = {setting: statistics.fmean(seconds(episodes, model(prior, setting, until))) for setting in settings}
+    return min(settings, key=lambda setting: means[setting])
+
+
+def saving(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
+    found = paired([100 * (1 - one / other) for one, other in zip(ours, theirs, strict=True)])
+    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+
+
+def table(found: dict[str, list[float]], title: str, *, markdown: bool) -> str:
+    """Return mean completion times, and what the models save."""
+    rows = []
+    for name, theirs in found.items():
+        saved = ["" if name == ours else saving(found[ours], theirs) for ours in JUDGED]
+        rows.append((name, f"{statistics.fmean(theirs):,.0f}", f"{statistics.median(theirs):,.0f}", *saved))
+    head = ("placed by", "mean, s", "median, s", *(f"saved by {name}, %" for name in JUDGED))
+    return rendered(title, head, rows, markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Learn, choose, judge, and print two tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train", type=int, default=80, help="episodes to learn the prior on")
+    parser.add_argument(
+        "--choose", type=int, default=20, help="episodes to choose settings on, with and without a shift"
+    )
+    parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes")
+    options = parser.parse_args(arguments)
+    train, choose, judge = (8, 2, 3) if options.quick else (options.train, options.choose, options.judge)
+    print(f"{command()}\n{environment()}\n{train} episodes to learn, {choose} to choose, {judge} to judge")
+    prior = learn_prior(
+        [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
+        said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
+    )
+    for shift in (False, True):
+        drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
+        judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
+        rules: dict[str, Callable[[Episode], Placer]] = {
+            name: lambda _, p=place: Rule(p) for name, place in RULES.items()
+        }
+        rules["random"] = lambda one: Random(len(one.arrivals))
+        found = {name: seconds(judged, make) for name, make in rules.items()}
+        for name, start, until in (
+            ("frozen", wide_prior(), until_the_middle),
+            ("online", wide_prior(), always),
+            ("learnt prior", prior, always),
+        ):
+            setting = chosen(start, drawn, until)
+            progress(f"{name}: {setting}")
+            found[name] = seconds(judged, model(start, setting, until))
+        found["oracle"] = seconds(judged, lambda _: Oracle())
+        title = "cluster and workload change in the middle" if shift else "one cluster"
+        print(table(found, title, markdown=options.markdown))
+
+
+if __name__ == "__main__":
+    main()

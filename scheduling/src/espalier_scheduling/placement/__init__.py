@@ -1,0 +1,21 @@
+"""Worker placement under hidden performance: an environment, rules, and a performance model that is learnt over tasks.
+
+Importing this package registers the environment:
+
+    >>> import gymnasium
+    >>> environment = gymnasium.make("espalier_scheduling.placement:espalier/Placement-v0")
+    >>> observation, info = environment.reset(seed=0)
+    >>> action = environment.action_space.sample(mask=info["action_mask"])
+    >>> observation, reward, terminated, truncated, info = environment.step(action)
+
+The version in the name rises with anything that changes what is learnt here.
+"""
+
+import gymnasium
+
+from espalier_scheduling.placement.environment import ENVIRONMENT_ID, NoActionError, PlacementEnvironment
+from espalier_scheduling.placement.tasks import Family, Purpose
+
+__all__ = ["ENVIRONMENT_ID", "Family", "NoActionError", "PlacementEnvironment", "Purpose"]
+
+gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_scheduling.placement:PlacementEnvironment")

@@ -1,0 +1,79 @@
+"""Who is on which nodes of a cluster. Plain counts; what it means for speed stands in `performance`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Placed(NamedTuple):
+    """A running job: its kind, and its GPUs by node, in ascending order of nodes."""
+
+    kind: int
+    nodes: tuple[tuple[int, int], ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it has."""
+        return sum(count for _, count in self.nodes)
+
+
+class Occupancy:
+    """Jobs on nodes."""
+
+    def __init__(self, nodes: int, node_gpus: int, rack_nodes: int, jobs: Iterable[tuple[str, Placed]] = ()) -> None:
+        """Begin with `jobs` on `nodes` nodes of `node_gpus` GPUs, `rack_nodes` in a rack."""
+        self.node_gpus, self.rack_nodes = node_gpus, rack_nodes
+        self.jobs: dict[str, Placed] = {}
+        self.on_node: list[dict[str, tuple[int, int]]] = [{} for _ in range(nodes)]
+        """By node: job to its kind and its GPUs there."""
+        self.free = [node_gpus] * nodes
+        self.exchanging_on = [0] * nodes
+        """By node: jobs that have workers on other nodes too, and so exchange gradients through its network card."""
+        self.exchanging_of = [0] * -(-nodes // rack_nodes)
+        """By rack: jobs that have workers in other racks too, and so use its uplink."""
+        for name, placed in jobs:
+            self.add(name, placed)
+
+    def racks(self, placed: Placed) -> tuple[int, ...]:
+        """Return the racks of a job, in ascending order."""
+        return tuple(dict.fromkeys(node // self.rack_nodes for node, _ in placed.nodes))
+
+    def add(self, name: str, placed: Placed) -> None:
+        """Put a job on its nodes."""
+        self.jobs[name] = placed
+        self._count(placed, 1)
+        for node, count in placed.nodes:
+            self.on_node[node][name] = (placed.kind, count)
+
+    def remove(self, name: str) -> None:
+        """Take a job off its nodes."""
+        placed = self.jobs.pop(name)
+        self._count(placed, -1)
+        for node, _ in placed.nodes:
+            del self.on_node[node][name]
+
+    def neighbours(self, placed: Placed) -> dict[str, Placed]:
+        """Return the other jobs whose speed may depend on `placed`: on its nodes, or on its way through the network."""
+        found: dict[str, Placed] = {}
+        for node, _ in placed.nodes:
+            for name in self.on_node[node]:
+                found[name] = self.jobs[name]
+        racks = self.racks(placed)
+        if len(racks) > 1:
+            for name, other in self.jobs.items():
+                theirs = self.racks(other)
+                if len(theirs) > 1 and not set(racks).isdisjoint(theirs):
+                    found[name] = other
+        return found
+
+    def _count(self, placed: Placed, sign: int) -> None:
+        for node, count in placed.nodes:
+            self.free[node] -= sign * count
+        if len(placed.nodes) > 1:
+            for node, _ in placed.nodes:
+                self.exchanging_on[node] += sign
+            racks = self.racks(placed)
+            if len(racks) > 1:
+                for rack in racks:
+                    self.exchanging_of[rack] += sign

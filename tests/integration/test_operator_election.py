@@ -162,11 +162,9 @@ def test_a_clock_that_is_put_forward_takes_no_lease(world: World, monkeypatch: p
 
 
 def test_what_cannot_be_is_refused_at_the_start(world: World, tmp_path: Path) -> None:
-    """Exit codes and words of the command."""
+    """Exit codes and words of the command; each option has its words in `test_kube_options.py`."""
     refused = {
-        ("--persist-seconds=-1",): (2, "'--persist-seconds': -1 seconds cannot be; give 0 or more"),
         ("--agent-url=agent:80",): (2, "is no URL; write http://HOST:PORT"),
-        ("--snapshot-http=0.0.0.0:81",): (2, "give 127.0.0.1:PORT"),
         ("--audit-dir=/proc/audit",): (4, "--audit-dir: /proc/audit cannot be written"),
         ("--http=256.0.0.1:1",): (4, "give another address to --http"),
     }

@@ -213,10 +213,10 @@ def test_reports_that_are_too_large_are_shown_and_delay_nobody(world: World) -> 
     world.until_event("loud", "NoReport")
     messages = {event["message"] for event in world.jobs.events("loud") if event["reason"] == "NoReport"}
     assert any("data[report.json] of its report ConfigMap has more than 131072 bytes" in each for each in messages)
-    world.until("the last one is counted", lambda: store.unread()["TooLarge"] == 1)
+    world.until("the last one is counted", lambda: store.reports.unread()["TooLarge"] == 1)
     world.trainers.silent.discard("loud")
     world.until_condition("loud", "Running", "True", "Running")
-    world.until("none is left", lambda: not any(store.unread().values()))
+    world.until("none is left", lambda: not any(store.reports.unread().values()))
 
 
 def test_a_namespace_that_goes_is_no_trouble(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,9 +23,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from claims import MARKERS, Claims, disturbed, in_order, used, wanted_nodes
-from kube import SYSTEM, ClusterError, Nodes, Space, get, gpus, kubectl, set_type, wait_for, workers
-
-PROJECT = Path(__file__).parents[3]
+from kube import PROJECT, SYSTEM, ClusterError, Nodes, Space, get, gpus, helm, kubectl, set_type, wait_for, workers
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +50,15 @@ def installed() -> None:
         if os.environ.get("CI"):
             pytest.fail(text, pytrace=False)
         pytest.skip(text)
+
+
+@pytest.fixture
+def installation(installed: None) -> Iterator[None]:
+    """Put the installation back to what it was."""
+    before = json.loads(helm("history", "espalier", "--output=json"))[-1]["revision"]
+    yield
+    helm("rollback", "espalier", str(before), "--wait", "--timeout=180s")
+    kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
 
 
 @pytest.fixture(scope="session")

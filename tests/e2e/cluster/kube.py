@@ -14,11 +14,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 import yaml
 
+PROJECT = Path(__file__).parents[3]
 GPU = "nvidia.com/gpu"
 GPU_TYPE = "nvidia.com/gpu.product"
 SYSTEM = "espalier-system"
@@ -43,6 +45,18 @@ def kubectl(*arguments: str, text: str | None = None, timeout: float = 60) -> st
     if result.returncode != 0:
         raise ClusterError(f"kubectl {' '.join(arguments)}: {result.stderr.strip()}")
     return result.stdout
+
+
+def run(*command: str, folder: Path = PROJECT, text: str | None = None) -> str:
+    """Run a command and return its stdout; `text` is its stdin."""
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, input=text)
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+def helm(*arguments: str) -> str:
+    """Run helm on the installation."""
+    return run(run("hack/helm").strip(), *arguments, "--namespace", SYSTEM)
 
 
 @functools.cache
@@ -167,6 +181,11 @@ class Space:
         """Wait until the leader has reported `steps` more steps."""
         before = int(self.report(job).get("step", 0))
         wait_for(f"{job} trains on", lambda: self.report(job).get("step", 0) > before + steps, 60)
+
+    def training(self, job: str) -> int:
+        """Return how many workers train together, as the leader reported."""
+        metrics = {entry["name"]: entry["value"] for entry in self.report(job).get("metrics", ())}
+        return int(metrics.get("workers", 1))
 
     def report(self, job: str) -> dict[str, Any]:
         """Return what the leader reported last, empty where it has not."""

@@ -5,39 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import SYSTEM, Nodes, Space, digits, kubectl, pods_of, wait_for
+from kube import PROJECT, SYSTEM, Nodes, Space, digits, helm, kubectl, pods_of, run, wait_for
 
 from espalier_agent.policies.files import POLICY_FILE, default_policy, save_policy
 
-PROJECT = Path(__file__).parents[3]
 PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0.tgz"
 IMAGE = "localhost/espalier-test-policy:dev"
-
-
-def run(*command: str, folder: Path = PROJECT, text: str | None = None) -> str:
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, input=text)
-    assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
-    return ended.stdout
-
-
-def helm(*arguments: str) -> str:
-    """Run helm on the installation."""
-    return run(run("hack/helm").strip(), *arguments, "--namespace", SYSTEM)
-
-
-@pytest.fixture
-def installation(installed: None) -> Iterator[None]:
-    """Put the installation back to what it was."""
-    before = json.loads(helm("history", "espalier", "--output=json"))[-1]["revision"]
-    yield
-    helm("rollback", "espalier", str(before), "--wait", "--timeout=180s")
-    kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
 
 
 @pytest.fixture

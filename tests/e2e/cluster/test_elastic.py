@@ -25,12 +25,6 @@ def elastic(name: str, budget: float, most: int = 2) -> dict[str, Any]:
     )
 
 
-def workers(space: Space, job: str) -> int:
-    """Return how many train together, as the leader reported."""
-    metrics = {entry["name"]: entry["value"] for entry in space.report(job).get("metrics", ())}
-    return int(metrics.get("workers", 1))
-
-
 def step(space: Space, job: str) -> int:
     return int(space.report(job).get("step", 0))
 
@@ -74,7 +68,7 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
     nodes.set_gpus(2)
     space.apply(manifest)
     space.wait_extra(name, 1, 90)
-    wait_for("two train together", lambda: workers(space, name) == 2, 90)
+    wait_for("two train together", lambda: space.training(name) == 2, 90)
     space.trains_on(name)
     leader = space.leader(name)
     assert leader is not None
@@ -89,14 +83,14 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
     space.trains_on("together")
     nodes.set_gpus(1, 1)
     space.wait_extra("together", 1, 90)
-    wait_for("two train together", lambda: workers(space, "together") == 2, 90)
+    wait_for("two train together", lambda: space.training("together") == 2, 90)
     space.trains_on("together")
     before = loss(space, "together")
 
     space.apply(digits("second", budget=6, maxReplicas=1))
     space.wait_condition("second", "Running", 60)
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
-    assert workers(space, "together") == 1
+    assert space.training("together") == 1
     space.trains_on("together")
     assert loss(space, "together") < 1.2 * before + 0.1, "the loss jumped when a worker left"
     status = space.status("together")
@@ -116,7 +110,7 @@ def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsy
     alone = pace(space, "slow", 8)
     nodes.set_gpus(2)
     space.wait_extra("slow", 1, 90)
-    wait_for("two train together", lambda: workers(space, "slow") == 2, 90)
+    wait_for("two train together", lambda: space.training("slow") == 2, 90)
     both = pace(space, "slow", 8)
     with capsys.disabled():
         print(f"\nsteps of 512 examples a second: {alone:.2f} of one worker, {both:.2f} of two")
@@ -127,13 +121,13 @@ def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
     leader = two_train(space, nodes, elastic("together", 300))
     extra = space.pods("together", "extra")[0]["metadata"]["name"]
     kubectl("delete", "pod", extra, "--namespace", space.name, "--force", "--grace-period=0")
-    wait_for("it trains alone", lambda: workers(space, "together") == 1, 60)
+    wait_for("it trains alone", lambda: space.training("together") == 1, 60)
     space.trains_on("together")
     still = space.leader("together")
     assert still is not None
     assert still["metadata"]["uid"] == leader["metadata"]["uid"]
 
-    wait_for("a new worker has joined", lambda: workers(space, "together") == 2, 120)
+    wait_for("a new worker has joined", lambda: space.training("together") == 2, 120)
     space.trains_on("together")
     before = step(space, "together")
     name = leader["metadata"]["name"]
@@ -154,7 +148,7 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
         image = leader["spec"]["containers"][0]["image"]
         space.apply(stranger(image, priorityClassName=priority))
         wait_for("the stranger runs", lambda: space.phase("stranger") == "Running", 60)
-        wait_for("it trains alone", lambda: workers(space, "together") == 1, 60)
+        wait_for("it trains alone", lambda: space.training("together") == 1, 60)
         space.trains_on("together")
         evicted = [event["involvedObject"]["name"] for event in space.events("Preempted")]
         assert evicted == [extra["metadata"]["name"]], "kube-scheduler itself has evicted the worker"
@@ -164,7 +158,7 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
         assert space.status("together")["restarts"] == 0
         assert loss(space, "together") < 1.2 * before + 0.1, "the loss jumped when a worker was lost"
         kubectl("delete", "pod", "stranger", "--namespace", space.name)
-        wait_for("a new worker has joined", lambda: workers(space, "together") == 2, 120)
+        wait_for("a new worker has joined", lambda: space.training("together") == 2, 120)
         space.trains_on("together")
     assert space.status("together")["restarts"] == 0
 
@@ -175,11 +169,11 @@ def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2, 2)
     space.apply(elastic("first", 300, most=3))
     space.wait_extra("first", 2, 90)
-    wait_for("three train together", lambda: workers(space, "first") == 3, 120)
+    wait_for("three train together", lambda: space.training("first") == 3, 120)
     space.apply(elastic("second", 300, most=3))
     space.wait_extra("second", 1, 120)
     for job in ("first", "second"):
-        wait_for(f"two of {job} train together", lambda job=job: workers(space, job) == 2, 120)  # type: ignore[misc]
+        wait_for(f"two of {job} train together", lambda job=job: space.training(job) == 2, 120)  # type: ignore[misc]
         space.trains_on(job)
         status = space.status(job)
         assert (status["scheduling"]["extra"], status["restarts"], status["preemptions"]) == (1, 0, 0)

@@ -167,8 +167,8 @@ class LiveOperator:
         for kind in kinds:
             self.view[kind] = dict(getattr(self._world, kind))
             self.store.replace(KINDS[kind], self.view[kind].values(), self._world.version)
-        for key in self.store.late_reports():
-            self.store.read_late(key)
+        for key in self.store.reports.late():
+            self.store.reports.read_late(key)
         if "pods" in kinds:
             self.store.doubtful.clear()
 

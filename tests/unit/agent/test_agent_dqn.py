@@ -74,6 +74,7 @@ def test_the_same_seed_gives_the_same_policy(make_table: MakeTable, encoder: str
     assert (first.lineage.learner, first.lineage.episodes) == ("dqn", 40)
 
 
+@pytest.mark.sweep("encoders and rewards")
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("reward", [Reward.OVER_MEAN, Reward.OVER_NOTHING])
 def test_it_finds_the_best_sequence(make_table: MakeTable, encoder: str, reward: Reward) -> None:

@@ -24,7 +24,7 @@ from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 
-SMALL_SECONDS = 0.002
+SMALL_SECONDS = 0.004
 COME, GONE = 0.1, 0.3
 SCRIPT = (Action.deepen("block0"), Action.deepen("block2"))
 
@@ -55,7 +55,7 @@ def digits() -> Data:
 
 
 def step_seconds(architecture: Architecture | None) -> float:
-    """A step costs 2 ms, and as much again for each layer added."""
+    """A step costs 4 ms, and as much again for each layer added."""
     return SMALL_SECONDS * (1 + sum(architecture.growth_history.values() if architecture else ()))
 
 

@@ -65,6 +65,7 @@ def test_outputs_stay_bit_for_bit_in_both_modes_and_the_new_block_learns(case: C
     assert not torch.equal(outputs(grown, example, training=False), outputs(model, example, training=False))
 
 
+@pytest.mark.sweep("descriptions that grow by a block")
 @ALL
 def test_growing_the_description_and_growing_the_model_commute_and_ids_stay(case: Case) -> None:
     model, example = case.build(), case.example()

@@ -337,11 +337,17 @@ def test_the_agent_is_kept_running_and_ended_with_the_run(local_run, job_of, tmp
         "starts = int(count.read_text()) if count.exists() else 0\n"
         "count.write_text(str(starts + 1))\n"
         "print(sys.argv[1:], flush=True)\n"
-        "time.sleep(0.2 if starts == 0 else 60)\n"
+        "time.sleep(0.2 if starts == 0 else 600)\n"
     )
-    local_run([job_of("one")], agent_command=(sys.executable, str(agent)))
+    log = tmp_path / "agent.log"
+    story = local_run(
+        [job_of("one", timeBudgetSeconds=600)],
+        lambda view: view.jobs[0].used_seconds > 0 and log.read_text().count("\n") == 2,
+        agent_command=(sys.executable, str(agent)),
+    )
+    assert story.outcomes["one"].reason is Reason.INTERRUPTED
     assert (tmp_path / "agent.count").read_text() == "2"
-    first, second = (tmp_path / "agent.log").read_text().splitlines()
+    first, second = log.read_text().splitlines()
     assert first == second, "a restarted agent has the same address"
     environment = json.loads((tmp_path / "checkpoints" / "environment.json").read_text())
     port = environment["ESPALIER_AGENT_URL"].removeprefix("http://127.0.0.1:")

@@ -8,7 +8,6 @@ leaders; left in peace every job ends, and holds nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+import sweeps
 from espalier_api import environment as names
 from espalier_api.allocation import AllocationDocument
 from espalier_api.documents import read_document, write_document
@@ -222,7 +222,7 @@ class LocalLife(RuleBasedStateMachine):
 
 
 LocalLife.TestCase.settings = settings(
-    max_examples=int(os.environ.get("LIFE_EXAMPLES", "30")),
+    max_examples=sweeps.size("lives of jobs on one machine", 100),
     stateful_step_count=15,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

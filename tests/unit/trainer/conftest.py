@@ -418,7 +418,7 @@ def scripted(
 ) -> Callable[..., Workplace]:
     """Make a place where workers run `script` (text, or a path) with `arguments`."""
 
-    def make(script: str | Path, *arguments: str, budget: float = 60.0, **spec: Any) -> Workplace:
+    def make(script: str | Path, *arguments: str, budget: float = 3600.0, **spec: Any) -> Workplace:
         training = {"elasticBatch": "keepGlobal", **spec.pop("training", {})}
         job = make_job(
             **{"maxReplicas": 3, "adaptation": {"mode": "Off"}, **spec}, timeBudgetSeconds=budget, training=training

@@ -434,7 +434,7 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
     model, optimizer = made()
     state = OwnState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = Following(state, feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
 
     def turns() -> Any:

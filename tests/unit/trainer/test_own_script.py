@@ -53,7 +53,7 @@ def test_alone_it_is_the_plain_loop(
 
 
 def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., Workplace]) -> None:
-    place = scripted(EXAMPLE / "elastic.py", "1000000", budget=3600)
+    place = scripted(EXAMPLE / "elastic.py", "1000000")
     place.allocate(2)
     leader = place.start()
     extra = place.start(0)
@@ -229,11 +229,12 @@ for epoch in loop.epochs():
 """What stands around the batches must have happened once for each epoch or step, in all workers."""
 
 
+@pytest.mark.sweep("ways to write a loop")
 @pytest.mark.parametrize(("batches", "where"), [(1, "behind"), (1, "before"), (10, "behind"), (10, "before")])
 def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
     scripted: Callable[..., Workplace], batches: int, where: str
 ) -> None:
-    place = scripted(STEERED, str(batches), where, "-1", budget=3600)
+    place = scripted(STEERED, str(batches), where, "-1")
     place.allocate(1)
     leader = place.start()
     extra = place.start(0)
@@ -251,6 +252,7 @@ def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
     assert extra.is_alive()
 
 
+@pytest.mark.sweep("ways to write a loop")
 @pytest.mark.parametrize(
     ("batches", "where", "rounds", "how"),
     [
@@ -265,7 +267,7 @@ def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
     scripted: Callable[..., Workplace], batches: int, where: str, rounds: int, how: str
 ) -> None:
     arguments = (str(batches), where, str(rounds))
-    place = scripted(STEERED, *arguments, budget=3600, checkpoint={"intervalSeconds": 3600})
+    place = scripted(STEERED, *arguments, checkpoint={"intervalSeconds": 3600})
     place.allocate(2)
     leader = place.start()
     extra = place.start(0)
@@ -287,7 +289,7 @@ def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
 
 @pytest.mark.parametrize("where", ["before", "behind"])
 def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable[..., Workplace], where: str) -> None:
-    place = scripted(STEERED, "200", where, "-1", budget=3600)
+    place = scripted(STEERED, "200", where, "-1")
     place.allocate(1)
     leader = place.start()
     until(lambda: epochs(place.log) and place.report().step > 220, place)
@@ -301,7 +303,7 @@ def test_a_leader_goes_on_in_the_middle_of_an_epoch_as_it_was(scripted: Callable
 
 
 def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scripted: Callable[..., Workplace]) -> None:
-    place = scripted(STEERED, "10", "within", "-1", budget=3600)
+    place = scripted(STEERED, "10", "within", "-1")
     place.allocate(2)
     leader = place.start()
     for _ in range(3):
@@ -347,7 +349,7 @@ for epoch in loop.epochs():
 def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
     scripted: Callable[..., Workplace],
 ) -> None:
-    place = scripted(PLATEAU, budget=3600)
+    place = scripted(PLATEAU)
     place.allocate(2)
     leader = place.start()
     for _ in range(4):
@@ -364,7 +366,7 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
 
 def test_a_leader_that_is_asked_to_end_behind_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:
     text = (EXAMPLE / "elastic.py").read_text() + "\nprint('behind', flush=True)\nimport time\ntime.sleep(600)\n"
-    place = scripted(text, "2", budget=3600)
+    place = scripted(text, "2")
     place.allocate(1)
     leader = place.start()
     until(lambda: "behind" in place.log, place)
@@ -463,7 +465,7 @@ def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader_and_a_st
     scripted: Callable[..., Workplace],
 ) -> None:
     adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2}
-    place = scripted(WHOLE, budget=3600, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
+    place = scripted(WHOLE, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
     place.allocate(1)
     leader = place.start()
     extra = place.start(0)

@@ -31,6 +31,7 @@ def whole(run, make_job):
 
 # Boundaries passed before the stop: in the first epoch, at an epoch's end, at the growths (0.1 s is in the third
 # epoch), in the middle of a later epoch.
+@pytest.mark.sweep("stops of a run")
 @pytest.mark.parametrize("cut", [5, 17, 52, 54, 90])
 def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut, stop_after, whole):
     job = make_job(**_spec())
@@ -50,6 +51,7 @@ def test_resumed_run_equals_uninterrupted_run(run, make_job, tmp_path, cut, stop
     assert [a.decision_id for a in second.result.adaptations] == ["scripted-0", "scripted-1", "scripted-2"]
 
 
+@pytest.mark.sweep("optimizers and schedules that resume")
 @pytest.mark.parametrize(
     "training",
     [

@@ -17,6 +17,8 @@ from espalier_api.report import AdaptationSource, Arm, Slice
 from espalier_api.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.adapting import Asked
 from espalier_trainer.advisor import Decision
+from espalier_trainer.core.state import TrialRates
+from espalier_trainer.schedules import Moment
 from espalier_trainer.trials import rules
 from espalier_trainer.trials.leading import Trial, begun
 from espalier_trainer.trials.orders import Result
@@ -24,6 +26,7 @@ from espalier_trainer.trials.orders import Result
 POINTS = [Action(kind="Deepen", target=name) for name in "abcdef"]
 NOTHING = Action.nothing()
 ALLOWED = (*POINTS, NOTHING)
+RATES = TrialRates(grown=0.1, same=0.01, linear=True)
 losses = st.none() | st.floats(allow_nan=True, allow_infinity=True, min_value=None)
 
 
@@ -53,7 +56,7 @@ def trial(
         network,
         workers + 1,
         100.0,
-        (0.1, 0.01),
+        RATES,
         7,
         loss=loss,
         base=base,
@@ -202,6 +205,38 @@ def test_one_worker_races_a_growth_against_the_base_itself():
     assert verdict.arms[1].loss == pytest.approx(math.sqrt(1.5 * 0.75))
 
 
+def test_the_base_of_a_loop_that_does_not_evaluate_is_measured_now_and_then_and_once_after_the_slice():
+    one, found = trial(Trials.RACE, 1, loss=2.0), []
+    for second in range(0, 80, 2):
+        object.__setattr__(one, "clock", lambda now=second: float(now))
+        if one.base_due:
+            one.base_measured(1.0)
+            found.append(second)
+    assert found == [6, 12, 18, 24, 30, 36, 42, 48, 54, 60]
+    object.__setattr__(one, "base", [(0.0, 2.0)])
+    object.__setattr__(one, "clock", lambda: 61.0)  # however long an epoch lasts
+    assert one.base_due
+    assert not trial(Trials.RACE, 2, loss=2.0).base_due
+    assert not trial(Trials.CONFIRM, 1, loss=2.0).base_due
+
+
+def test_an_arm_knows_where_the_job_stands_in_its_budget():
+    """For scripts whose learning rate follows it; budget seconds may pass faster than those of the wall."""
+    one = begun(Trials.CONFIRM, asked(), ("x",), None, 2, 50.0, RATES, 0, moment=Moment(20.0, 120.0))
+    assert one is not None
+    (order,) = one.orders.values()
+    assert order.moment(0.0) == Moment(20.0, 120.0)
+    assert order.moment(25.0) == Moment(70.0, 120.0)
+
+
+def test_where_a_script_sets_the_rates_a_race_leaves_them_and_confirm_takes_them_to_0():
+    script = TrialRates(1.0, 1.0, linear=False)
+    for manner, workers, ends in ((Trials.CONFIRM, 1, 0.0), (Trials.RACE, 2, 1.0)):
+        found = begun(manner, asked(), ("x", "y")[:workers], None, 3, 50.0, script, 0)
+        assert found is not None
+        assert {(rate, order.ends) for order in found.orders.values() for rate in order.rates} == {(1.0, ends)}
+
+
 @pytest.mark.parametrize(("base", "loss"), [(2, 1.0), (1, None)])
 def test_a_base_that_is_faster_or_not_measured_is_no_arm(base, loss):
     """Then one worker tries both in turn."""
@@ -292,7 +327,7 @@ def test_a_loss_between_two_lies_between_them(measured):
 def test_what_would_end_too_late_is_broken_off():
     """On a slow machine: of what is left, half may be gone before a growth is carried out, and nine tenths kept."""
     for manner, workers, most in ((Trials.CONFIRM, 1, 0.5), (Trials.RACE, 2, 0.9)):
-        one = begun(manner, asked(), ("x", "y")[:workers], None, 3, 8.0, (0.1, 0.1), 0, clock=lambda: 0.0)
+        one = begun(manner, asked(), ("x", "y")[:workers], None, 3, 8.0, RATES, 0, clock=lambda: 0.0)
         assert one.until == pytest.approx(8.0 * most)
         object.__setattr__(one, "clock", lambda: 7.9)
         over = one.verdict({}, None, 3)
@@ -345,6 +380,6 @@ def test_a_model_that_has_changed_meanwhile_ends_it():
 
 
 def test_without_a_worker_or_time_nothing_is_tried():
-    assert begun(Trials.CONFIRM, asked(), (), None, 1, 100.0, (0.1, 0.1), 0) is None
-    assert begun(Trials.CONFIRM, asked(), ("one",), None, 2, 0.0, (0.1, 0.1), 0) is None
-    assert begun(Trials.RACE, asked(NOTHING), ("one", "two"), None, 3, 100.0, (0.1, 0.1), 0) is None
+    assert begun(Trials.CONFIRM, asked(), (), None, 1, 100.0, RATES, 0) is None
+    assert begun(Trials.CONFIRM, asked(), ("one",), None, 2, 0.0, RATES, 0) is None
+    assert begun(Trials.RACE, asked(NOTHING), ("one", "two"), None, 3, 100.0, RATES, 0) is None

@@ -113,6 +113,7 @@ def whole(run, make_job):
 
 
 # Before the first decision, between the decisions, and in the middle of a later epoch.
+@pytest.mark.sweep("stops of a run")
 @pytest.mark.parametrize("cut", [30, 53, 71, 95])
 def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, tmp_path, cut, stop_after, whole):
     job, whole = whole

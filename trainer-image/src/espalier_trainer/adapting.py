@@ -201,11 +201,21 @@ class Adapter:
         return Consultation(network, adaptation, restart_schedule=False, problem=asked.decision.problem)
 
     def taken_over(
-        self, asked: Asked, action: Action, before: Network, after: Network, progress: Progress, arms: Sequence[Arm]
+        self,
+        asked: Asked,
+        action: Action,
+        before: Network,
+        after: Network,
+        progress: Progress,
+        arms: Sequence[Arm],
+        parameters: int,
     ) -> Consultation:
-        """Continue with a copy that has grown by `action` and trained on, and was the best of those tried."""
+        """Continue with a copy that has grown by `action` and trained on, and was the best of those tried.
+
+        `parameters` is the number of those of `before`, whose module may have grown in place.
+        """
         adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
-        adaptation = adaptation.model_copy(update={"arms": tuple(arms)})
+        adaptation = adaptation.model_copy(update={"arms": tuple(arms), "parameters_before": parameters})
         restart = self.restarts(AdaptationResult.GROWN)
         return Consultation(after, adaptation, restart, asked.decision.problem, restarted_at=asked.used_seconds)
 

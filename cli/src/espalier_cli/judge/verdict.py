@@ -62,7 +62,7 @@ class Verdict:
     interval: Mapping[str, tuple[float, float]]
     """Of the regret."""
     paired: Mapping[tuple[str, str], tuple[float, float, float]] = field(default_factory=dict)
-    """Of an advisor and a simple one: the mean difference of their regrets, and its interval."""
+    """Of an advisor and a simpler one: the mean difference of their regrets, and its interval."""
 
     @property
     def families(self) -> int:
@@ -160,10 +160,10 @@ def judged(decisions: Sequence[Decision]) -> Verdict:
         for name in names
     }
     regret = {name: statistics.fmean(one.regret(name) for one in decisions) for name in names}
-    paired = {}
+    paired: dict[tuple[str, str], tuple[float, float, float]] = {}
     for name in names:
-        for simple in ("none", "first"):
-            if name not in ("none", "first"):
+        for simple in ("none", "first", "advice"):
+            if simple in names and name not in ("none", "first", simple):
                 differences = [a - b for a, b in zip(means[name], means[simple], strict=True)]
                 paired[name, simple] = (regret[name] - regret[simple], *_interval(differences))
     return Verdict(

@@ -55,8 +55,8 @@ def seen_by_operator(
     # Pods after all else, because it decides what they claim, and jobs last: whether one can be run depends on it.
     for resource, listed in sorted(lists.items(), key=lambda item: (item[0] is JOBS, item[0] is PODS)):
         store.replace(resource, listed.items, listed.version)
-    for key in store.late_reports():  # they were listed before their jobs
-        store.read_late(key)
+    for key in store.reports.late():  # they were listed before their jobs
+        store.reports.read_late(key)
     jobs: list[ManagedJob] = []
     left_out: dict[str, tuple[str, ...]] = {}
     for seen in sorted(store.jobs.values(), key=lambda seen: seen.key):

@@ -232,7 +232,7 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
                 steps(job.job, job.state, job.pods, job.placement, status, clock.time, SETTINGS)
             job.plan_ahead(status, clock.time)
             job.wrote(status, None, clock.time)
-        metrics.look(backend.live(), snapshot, store.received_at, store.misattributed(), store.unread())
+        metrics.look(backend.live(), snapshot, store.received_at, store.misattributed(), store.reports.unread())
         assert metrics.text(leads=True)
     await backend.close(0.0)
 
@@ -245,7 +245,7 @@ def test_a_report_of_any_content_is_read_or_its_problem_is_named(document: Any) 
     store.take(resources.CONFIG_MAPS, "ADDED", at(2, {**written, "data": {"report.json": json.dumps(document)}}))
     job = store.job("uid-of-good")
     assert job is not None
-    found = store.report(job.ref)
+    found = store.reports.of(job.ref)
     assert found is not None
     assert (found.report is None) == bool(found.problem)
 

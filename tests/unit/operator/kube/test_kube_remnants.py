@@ -106,8 +106,8 @@ class Started:
         self.store = Store(SETTINGS, lambda: self.now)
         for kind, listed in sorted(lists(job).items(), key=lambda item: item[0] is resources.JOBS):
             self.store.replace(kind, listed.items, listed.version)
-        for key in self.store.late_reports():
-            self.store.read_late(key)
+        for key in self.store.reports.late():
+            self.store.reports.read_late(key)
         self._version = 1
         seen = self.store.job("uid-1")
         assert seen is not None

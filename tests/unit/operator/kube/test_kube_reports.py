@@ -49,8 +49,8 @@ class Desk:
         )
 
     def read_late(self) -> None:
-        for key in self.store.late_reports():
-            self.store.read_late(key)
+        for key in self.store.reports.late():
+            self.store.reports.read_late(key)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 def unread(store: Store) -> dict[str, int]:
     """The reasons for which reports are not read."""
-    return {why: jobs for why, jobs in store.unread().items() if jobs}
+    return {why: jobs for why, jobs in store.reports.unread().items() if jobs}
 
 
 def said(step: int, phase: TrainerPhase = TrainerPhase.TRAINING, **facts: Any) -> str:
@@ -72,7 +72,7 @@ def test_a_report_that_is_too_large_is_not_parsed_and_is_counted(desk: Desk) -> 
     desk.say(said(1))
     desk.say(said(2, message="x" * MAX_REPORT_BYTES))
     assert desk.parsed == 1
-    found = desk.store.report(ONE)
+    found = desk.store.reports.of(ONE)
     assert found is not None
     assert (found.report, found.text, found.problem) == (None, None, TOO_LARGE)
     assert unread(desk.store) == {"TooLarge": 1}
@@ -113,11 +113,11 @@ def test_a_flood_of_reports_is_read_at_a_limited_rate_and_the_newest_counts(desk
     assert unread(desk.store) == {"TooFrequent": 1}
     desk.now += 1
     desk.read_late()
-    found = desk.store.report(ONE)
+    found = desk.store.reports.of(ONE)
     assert found is not None
     assert found.report is not None
     assert found.report.step == 1000
-    assert (unread(desk.store), desk.store.late_reports()) == ({}, [])
+    assert (unread(desk.store), desk.store.reports.late()) == ({}, [])
 
 
 def test_a_report_of_no_job_is_not_parsed_until_there_is_one(desk: Desk) -> None:
@@ -128,7 +128,7 @@ def test_a_report_of_no_job_is_not_parsed_until_there_is_one(desk: Desk) -> None
     desk.take(resources.JOBS, raw_job())
     desk.store.take_reported()
     desk.read_late()
-    found = desk.store.report(ONE)
+    found = desk.store.reports.of(ONE)
     assert found is not None
     assert found.report is not None
     assert (desk.parsed, found.report.step, desk.store.take_reported()) == (1, 1, {"uid-1"})
@@ -138,7 +138,7 @@ def test_a_report_of_no_job_is_not_parsed_until_there_is_one(desk: Desk) -> None
 def test_data_of_any_type_is_no_report(desk: Desk, data: Any) -> None:
     desk.take(resources.JOBS, raw_job())
     desk.take(resources.CONFIG_MAPS, {**raw_report(kube_job(), report("leader")), "data": data})
-    found = desk.store.report(ONE)
+    found = desk.store.reports.of(ONE)
     assert found is not None
     assert (found.report, found.problem) == (None, "")
 

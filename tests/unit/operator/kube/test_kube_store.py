@@ -363,15 +363,15 @@ def test_reports_are_heard_only_from_the_job_s_own_config_map(world: World) -> N
         {**said, "metadata": {**said["metadata"], "name": "another"}},
     ):
         world.take(resources.CONFIG_MAPS, forged)
-    assert world.store.report(ONE) is None
+    assert world.store.reports.of(ONE) is None
     world.take(resources.CONFIG_MAPS, said)
     assert world.store.take_reported() == {"uid-1"}
     world.take(resources.CONFIG_MAPS, said)
     assert world.store.take_reported() == set(), "the same words are no news"
     world.take(resources.CONFIG_MAPS, said, "DELETED")
-    assert world.store.report(ONE) is not None, "its last word counts while the job is there"
+    assert world.store.reports.of(ONE) is not None, "its last word counts while the job is there"
     world.take(resources.JOBS, raw_job(), "DELETED")
-    assert world.store.report(ONE) is None
+    assert world.store.reports.of(ONE) is None
 
 
 def test_a_job_of_the_same_name_is_another_job(world: World) -> None:
@@ -401,17 +401,17 @@ def test_what_claims_the_job_of_another_tenant_is_left_out_and_counted(world: Wo
     world.take(resources.CONFIG_MAPS, raw_report(job, report("leader")))
     world.store.take_changed()
     world.store.take_reported()
-    before = (list(world.store.pods_of(ONE)), world.store.report(ONE))
+    before = (list(world.store.pods_of(ONE)), world.store.reports.of(ONE))
     forged = claims(raw_worker(job, state=terminated(2), phase="Failed"), f"{owner['name']}-base-0-0")
     words = claims(raw_report(job, report("leader", TrainerPhase.COMPLETED)), f"{owner['name']}-report")
     world.take(resources.PODS, forged)
     world.take(resources.CONFIG_MAPS, words)
-    assert (list(world.store.pods_of(ONE)), world.store.report(ONE)) == before
+    assert (list(world.store.pods_of(ONE)), world.store.reports.of(ONE)) == before
     assert (world.store.take_changed(), world.store.take_reported()) == (set(), set())
     assert world.store.misattributed() == {"pods": 1, "configmaps": 1}
     world.take(resources.CONFIG_MAPS, words, "DELETED")
     world.store.settle(*world.doubted(forged))
-    assert (list(world.store.pods_of(ONE)), world.store.report(ONE)) == before
+    assert (list(world.store.pods_of(ONE)), world.store.reports.of(ONE)) == before
     assert world.store.misattributed() == {"pods": 0, "configmaps": 0}
 
 

@@ -103,16 +103,18 @@ class Run:
         study: Study | None = None,
         batching: Batching | None = None,
         loss: Callable[[nn.Module], float | None] = lambda _module: None,
-        trials: Trials = Trials.OFF,
+        cannot_try: str = "",
+        base_loss: Callable[[], float | None] | None = None,
         foretells: bool = False,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
         `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
         `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's. `loss` is that
-        of a module on one batch, by which growth that is not exact is judged. `trials` says how growths are
-        tried first, by workers of the team, which must be able to. `foretells`: other workers need no command for each
-        step, as the loop does the same in all steps of an epoch.
+        of a module on one batch, by which growth that is not exact is judged. `cannot_try` is the reason for which
+        other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy. `base_loss`
+        measures the validation loss of the network for such trials; None: it is in the metrics after each epoch.
+        `foretells`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
@@ -147,7 +149,10 @@ class Run:
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
         self._silence, self._jumps, self._foretells = Silence(), Jumps(self.journal), foretells
-        self._trials = trials if job.spec.adaptation.mode is AdaptationMode.AUTO else Trials.OFF
+        if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
+            cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
+        self._cannot_try, self._base_loss = cannot_try, base_loss
+        self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
         self._trial: Trial | None = None
         self._forecasting = Forecasting(services.forecaster, self._scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
@@ -375,9 +380,8 @@ class Run:
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
         wanted = self.job.spec.adaptation.trials
-        if self._adapter is not None and wanted is not self._trials and self._trials is Trials.OFF:
-            why = f"adaptation.trials {wanted} is for the ready trainer in mode Auto; growth is carried out untried"
-            self.journal.warn("TrialsNotPossible", why)
+        if self._adapter is not None and wanted is not self._trials:
+            self.journal.warn("TrialsNotPossible", f"no growth is tried first (trials: {wanted}): {self._cannot_try}")
         if self._cannot_grow and self._adapter is not None:
             self.journal.cannot_grow = self._cannot_grow
             self.journal.warn(NOT_GROWABLE, self._cannot_grow)
@@ -568,8 +572,7 @@ class Run:
         adapter, team, progress = self._adapter, self.team, self.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
             return False
-        initial = self.job.spec.training.optimizer.learning_rate
-        current = progress.metrics.get("learning_rate", initial)
+        base = team.world - len(team.extra_members)
         trial = begun(
             self._trials,
             asked,
@@ -577,14 +580,17 @@ class Run:
             self.state.network,
             self.allocation.replicas,
             self._scheduler.wall_time_left(),
-            (initial if adapter.restarts(AdaptationResult.GROWN) else current, current),
+            self.state.trial_rates(progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
             adapter.growth_seed(self.state.network),
-            base=team.world - len(team.extra_members),
-            loss=progress.metrics.get("validation_loss"),
-            linear=self.job.spec.training.schedule.name == "BudgetLinear",
+            base=base,
+            loss=self._loss_of_base() if rules.races_base(self._trials, len(team.extra_members), base) else None,
+            moment=self.moment(),
             clock=self.services.clock,
         )
         if trial is None:
+            if asked.decision.action.grows and not team.extra_members:
+                late = f"no extra worker was ready within {rules.START_SHARE:.0%} of the budget"
+                self.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
             return False
         try:
             team.send_apart({worker: order.model_dump_json() for worker, order in trial.orders.items()}, self._capture)
@@ -594,10 +600,15 @@ class Run:
         self.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
         return True
 
+    def _loss_of_base(self) -> float | None:
+        return self.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()
+
     def _trial_over(self, adapter: Adapter, trial: Trial) -> bool:
         """Decide if the trial is over; returns whether to train an epoch after that."""
         team, network, progress = self.team, self.state.network, self.progress
-        trial.base_measured(progress.metrics.get("validation_loss"))
+        parameters = network.parameters
+        if self._base_loss is None or trial.base_due:
+            trial.base_measured(self._loss_of_base())
         if team is not None:
             for worker in trial.narrowed(team.told() | team.results()):
                 team.dismiss(worker)
@@ -611,12 +622,16 @@ class Run:
             team.bring_back()
         if verdict.best is None or (verdict.winner is not None and not took_over):
             self.journal.warn("TrialAbandoned", f"{verdict.why or 'the winner is gone'}; the model stays as it is")
+            if self.allocation.replicas >= trial.replicas:  # whatever ended a worker may end it again
+                self._silence.heard(False, self._scheduler.used_seconds(), self._scheduler.time_budget())
             return True
         if not verdict.grows:
             consultation = adapter.declined(trial.asked, network, progress, verdict.arms)
         elif took_over:
             taken = trial.action(verdict.best)
-            consultation = adapter.taken_over(trial.asked, taken, network, self.state.network, progress, verdict.arms)
+            consultation = adapter.taken_over(
+                trial.asked, taken, network, self.state.network, progress, verdict.arms, parameters
+            )
         else:
             self._carry_out(adapter, trial.asked.choosing(trial.action(verdict.best)), verdict.arms)
             return self._scheduler.time_left() > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,6 +17,17 @@ from espalier_trainer.elastic.states import Command
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.schedules import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRates:
+    """Learning rates that the arms of a trial begin with."""
+
+    grown: float
+    same: float
+    """That of the arm that does not grow."""
+    linear: bool
+    """Whether they fall to 0 at the end of the budget by themselves, linearly; else they stay in a race."""
 
 
 class TrainingState(Protocol):
@@ -53,6 +65,9 @@ class TrainingState(Protocol):
 
     def restart_schedule(self, moment: Moment) -> None:
         """Restart the learning rate's schedule."""
+
+    def trial_rates(self, current: float | None, restarts: bool) -> TrialRates:
+        """Return the rates of a trial; `current` is that of the last step, and `restarts`: growth begins it again."""
 
     def digest(self, network: Network) -> int:
         """Return a hash of what must be equal in all workers that train together."""

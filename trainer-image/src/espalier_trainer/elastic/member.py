@@ -35,12 +35,17 @@ PATIENCE_SECONDS: Final = 600.0
 class Turn:
     """A step in which this worker must take part; with `Code.EPOCH` the end of an epoch."""
 
-    group: Group
+    group: Group | None
+    """None: this worker takes it alone, on a copy (`carry_out`)."""
     command: Command
     broken: GroupBrokenError | None = None
     """Set by the caller if the group broke in the step."""
     follows: Command | None = None
     """The next step, if it needs no command of the leader's."""
+    joint: Joint | None = None
+    """Set by the caller: what came of a step that this worker has taken alone."""
+    left: bool = False
+    """Set by the caller if its loop has left the epoch at such a step."""
 
     def taken(self, joint: Joint) -> bool:
         """Record what came of the step, in a loop that does the same in all steps of an epoch; return whether it was
@@ -66,11 +71,12 @@ class Member:
         stop: Callable[[], bool],
         node: str = "",
         hashed: Callable[[Network], int] = digest,
-        carry_out: Callable[[str, Line], str] | None = None,
+        carry_out: Callable[[str, Line], Generator[Turn, None, str]] | None = None,
     ) -> None:
         """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
 
-        `carry_out` takes an order of the leader for this worker alone, and the line to it, and returns what came of it.
+        `carry_out` takes an order of the leader for this worker alone, and the line to it, yields the turns that it
+        needs, and returns what came of it.
         """
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
         self._base, self._index, self._stop, self._node = base, index, stop, node
@@ -109,7 +115,7 @@ class Member:
         """
         if self._order and self._carry_out is not None:
             order, self._order = self._order, ""
-            self._result = self._carry_out(order, Line(client, self._worker))
+            self._result = yield from self._carry_out(order, Line(client, self._worker))
         ticket = client.arrive(self._arrival())
         self._away_since = None
         plan = client.plan(ticket)

@@ -15,6 +15,7 @@ from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError
 from espalier_trainer.own import join as join_own
 from espalier_trainer.own.carried import Stateful
+from espalier_trainer.own.trying import Validate
 
 
 class _Placed:
@@ -36,6 +37,7 @@ def join(
     *others: Stateful,
     grow: bool = False,
     example: ExampleInput | None = None,
+    validate: Validate | None = None,
 ) -> tuple[Loop, Iterable[Any]]:
     """Do what `espalier_trainer.own.join` does; afterwards `accelerator.backward` is the loop's.
 
@@ -62,6 +64,7 @@ def join(
         grow=grow,
         accumulate=accelerator.gradient_accumulation_steps,
         example=example,
+        validate=validate,
     )
 
     def backward(loss: Tensor, **_: Any) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
 from espalier_trainer.own.stream import Stream
+from espalier_trainer.own.trying import Validate
 
 _MANY: Final = 2**31 - 1
 """Batches of the one epoch. Lightning loads no batch in advance where it knows a number."""
@@ -33,15 +34,17 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         accumulate: int = 1,
         epochs: int | None = None,
         example: ExampleInput | None = None,
+        validate: Validate | None = None,
         report: Mapping[str, str] | None = None,
     ) -> None:
         """`network` names the attribute of the LightningModule that is trained and grows; None: its only one.
 
         `epochs` is the most passes over the data; a `fit` without a job needs it. `report` gives the job's name of each
-        logged metric (`{"val_acc": "validation_accuracy"}`). The rest is as for `espalier_trainer.own.join`.
+        logged metric (`{"val_acc": "validation_accuracy"}`). The rest is as for `espalier_trainer.own.join`; `validate`
+        takes the module that `network` names.
         """
         self._loader, self._network, self._grow, self._accumulate = loader, network, grow, accumulate
-        self._example, self._report = example, dict(report or {})
+        self._example, self._validate, self._report = example, validate, dict(report or {})
         self._trainer: Any = None
         self._module: Any = None
         self.batches = _Batches(Stream(self._join, epochs))
@@ -84,6 +87,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._example,
+            validate=self._validate,
         )
 
         def backward(loss: Tensor, *_: Any, **__: Any) -> None:

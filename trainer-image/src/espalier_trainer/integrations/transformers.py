@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
 from espalier_trainer.own.stream import Stream
+from espalier_trainer.own.trying import Validate
 
 
 class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -29,12 +30,13 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         accumulate: int = 1,
         epochs: int | None = None,
         example: ExampleInput | None = None,
+        validate: Validate | None = None,
         **named: Any,
     ) -> None:
         """`epochs` is the most passes over the data; training without a job needs it.
 
-        `grow`, `accumulate` and `example` are as for `espalier_trainer.own.join`; if absent, `example` are the first
-        two examples without labels.
+        `grow`, `accumulate`, `example` and `validate` are as for `espalier_trainer.own.join`; if absent, `example` are
+        the first two examples without labels.
         """
         super().__init__(*given, **named)
         if self.args.gradient_accumulation_steps != 1:
@@ -47,6 +49,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
                 "would be lost when the model grows; leave bf16 and fp16 out"
             )
         self._grow, self._accumulate, self._epochs, self._example = grow, accumulate, epochs, example
+        self._validate = validate
         self._stream: Stream | None = None
         self.lr_scheduler: Any
 
@@ -98,6 +101,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._inputs() if self._grow and self._example is None else self._example,
+            validate=self._validate,
         )
 
         def backward(loss: Tensor, **_: Any) -> None:

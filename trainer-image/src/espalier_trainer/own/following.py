@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
+from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
@@ -32,6 +33,7 @@ class Following:
     def __init__(
         self,
         state: OwnState,
+        held: StateCopy,
         feed: Feed,
         place: str | None,
         leave: Leave,
@@ -41,13 +43,25 @@ class Following:
         index: int,
         node: str = "",
         sync_batch_norm: bool,
+        trying: Callable[[str, Line], Generator[Turn, None, str]] | None = None,
     ) -> None:
-        """`place` None: the job's workers do not train together, so this one keeps its GPU and waits."""
+        """`place` None: the job's workers do not train together, so this one keeps its GPU and waits.
+
+        `held` is the copy of the leader's state in `state`. `trying` carries out orders of trials.
+        """
         self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
-        self._held = StateCopy(state)
+        self._held = held
         self._hooks = Hooks(state.optimizer)
         self._member = Member(
-            self._held, seed, state.device, base=base, index=index, node=node, stop=leave, hashed=state.digest
+            held,
+            seed,
+            state.device,
+            base=base,
+            index=index,
+            node=node,
+            stop=leave,
+            hashed=state.digest,
+            carry_out=trying,
         )
         self._why_waiting = "the job is done" if place else "the job's workers do not train together (elasticBatch)"
         self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
@@ -56,6 +70,8 @@ class Following:
         self._moment = Moment(0.0, 1.0)
         """Where the leader's script stands in the budget; before the first step, at its beginning."""
         self._epoch: int | None = None
+        self._alone: int | None = None
+        """While the script trains a copy by itself, for a trial: the number of that state."""
         self._in_body = self._through = False
         """Whether the script may loop over the batches; whether the leader has announced the end of the epoch."""
         self._left_early: int | None = None
@@ -68,7 +84,7 @@ class Following:
     @property
     def workers(self) -> int:
         """Number of workers that train together now."""
-        return 1 if self._turn is None else self._turn.group.world
+        return 1 if self._turn is None or self._turn.group is None else self._turn.group.world
 
     @property
     def should_step(self) -> bool:
@@ -102,6 +118,7 @@ class Following:
                 continue
             # Also where only the script's code after the batches is left of the epoch.
             self._epoch, self._in_body, self._through, self._left_early = turn.command.epoch, True, False, None
+            self._alone = self._held.taken if turn.group is None else None
             if turn.command.code is Code.STEP:
                 self._moment = turn.command.moment
             self._state.enter_epoch()
@@ -116,10 +133,11 @@ class Following:
         if not self._in_body:
             raise OwnLoopError(ONCE)
         self._state.enter_batches()
-        while (turn := self._due()) is not None and (turn.command.code, turn.command.epoch) == (Code.STEP, self._epoch):
+        while (turn := self._due()) is not None and turn.command.code is Code.STEP and self._is_within(turn):
             group, command = turn.group, turn.command
             self._moment = command.moment
-            part = self._feed.part(command.epoch, command.cursor, group.rank, group.world, command.portion)
+            rank, world = (0, 1) if group is None else (group.rank, group.world)
+            part = self._feed.part(command.epoch, command.cursor, rank, world, command.portion)
             self._state.advance(command.moment.share)
             self._step = self._hooks.step = Step(
                 self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
@@ -130,7 +148,7 @@ class Following:
                 if self._step is None or self._step.dropped:
                     break
         self._in_body = False
-        if turn is not None and turn.command.epoch == self._epoch:
+        if turn is not None and self._is_within(turn):
             self._turn, self._through = None, True
         elif turn is not None:
             # This worker was disconnected; the script's code after the batches belongs to an old state.
@@ -156,6 +174,13 @@ class Following:
 
     # ---- within
 
+    def _is_within(self, turn: Turn) -> bool:
+        """Return whether it belongs to the epoch that the script is in, and to the state that it has begun that with.
+
+        With others, a state that comes in the middle of an epoch is taken for the same one.
+        """
+        return turn.command.epoch == self._epoch and self._alone == (self._held.taken if turn.group is None else None)
+
     def _due(self) -> Turn | None:
         """Return the next turn, after the one that the script has taken; None at the end."""
         self._commit()
@@ -171,7 +196,7 @@ class Following:
         if step is None or turn is None:
             return
         self._step = self._hooks.step = self._turn = None
-        joint = step.finish()
+        joint = turn.joint = step.finish()
         if joint is not None:
             self._held.stepped(turn.command, joint.loss, step.part.portion.batches)
 
@@ -182,6 +207,11 @@ class Following:
             self._before = None
             return
         self._left_early = self._held.taken if self._in_body else None
+        if self._in_body and self._turn is not None and self._turn.group is None:
+            # Nobody else is in this epoch: the next one follows.
+            self._turn.left, self._left_early = True, None
+            self._commit()
+            self._turn = None
         if self._epoch is None or not (self._in_body or self._through):
             return
         self._commit()

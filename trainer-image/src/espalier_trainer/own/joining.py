@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,9 +21,10 @@ from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.memory import keep_freed
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import connect, seed_of, set_threads
+from espalier_trainer.core.state import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.own.alone import Alone
+from espalier_trainer.own.alone import Alone as Plain
 from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job
 from espalier_trainer.own.feed import Feed
@@ -31,7 +32,9 @@ from espalier_trainer.own.following import Following
 from espalier_trainer.own.leading import Leading
 from espalier_trainer.own.loop import Loop
 from espalier_trainer.own.state import OwnState
+from espalier_trainer.own.trying import Alone, Validate, validation_loss
 from espalier_trainer.settings import Settings, StopSignal
+from espalier_trainer.trials.arm import Trying
 from espalier_trainer.worker import Leave
 
 
@@ -41,6 +44,8 @@ class Growing:
 
     wanted: bool
     example: ExampleInput | None = None
+    validate: Validate | None = None
+    """By what it tries growths first, None where it cannot."""
 
 
 def join(
@@ -51,6 +56,7 @@ def join(
     grow: bool = False,
     accumulate: int = 1,
     example: ExampleInput | None = None,
+    validate: Validate | None = None,
 ) -> tuple[Loop, Iterable[Any]]:
     """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
 
@@ -59,8 +65,10 @@ def join(
     average of the weights. With `grow` the model may be grown between two epochs, as the job's agent advises, and
     averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes so many
     batches. `example` is a batch of two as the model's forward takes it (a tensor, a tuple of arguments, or a
-    dictionary of named ones); it is only needed with `grow`, if a batch of the loader does not begin with it. Under a
-    job `model`, `optimizer` and `others` hold the newest checkpoint afterwards, if there is one.
+    dictionary of named ones); it is only needed with `grow`, if a batch of the loader does not begin with it.
+    `validate` takes the model, in eval mode, and returns its validation loss: with it, extra workers try a growth first
+    if the job has `adaptation.trials`. Under a job `model`, `optimizer` and `others` hold the newest checkpoint
+    afterwards, if there is one.
 
     A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
     requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2,
@@ -70,7 +78,7 @@ def join(
         raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
     state = OwnState(model, optimizer, others)
     if not is_of_a_job():
-        return Alone(state, loader, accumulate), loader
+        return Plain(state, loader, accumulate), loader
     try:
         settings = Settings.from_environment(os.environ)
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
@@ -78,7 +86,7 @@ def join(
         set_threads(model, state.device)
         keep_freed(state.device)
         made = _lead if settings.leads else _follow
-        loop = made(settings, job, state, loader, Growing(grow, example), accumulate)
+        loop = made(settings, job, state, loader, Growing(grow, example, validate), accumulate)
     except OwnLoopError:
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
@@ -114,8 +122,29 @@ def _lead(
         example = _example(feed, state, growing) if growing.wanted else None
         # The script computes each part of a batch at once.
         batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
-        run = Run(job, state, services, identity, seed, example=example, cannot_grow=cannot_grow, batching=batching)
+        run = Run(
+            job,
+            state,
+            services,
+            identity,
+            seed,
+            example=example,
+            cannot_grow=cannot_grow,
+            batching=batching,
+            cannot_try=_UNTRIED if growing.validate is None else "",
+            base_loss=lambda: _base_loss(run, state, growing),
+        )
         return Leading(run, state, feed, stop, stack.pop_all())
+
+
+_UNTRIED: Final = (
+    "the script gives no validation loss, by which trials are judged; give join a function that takes the model and "
+    "returns it: join(..., grow=True, validate=...)"
+)
+
+
+def _base_loss(run: Run, state: OwnState, growing: Growing) -> float | None:
+    return None if growing.validate is None else validation_loss(growing.validate, state.model, run.cannot_go_on)
 
 
 def _follow(
@@ -131,8 +160,13 @@ def _follow(
     leave.install()
     seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, growing, accumulate)
+    held, trying = StateCopy(state), None
+    if growing.wanted and growing.validate is not None:
+        alone, example = Alone(state, held, feed, growing.validate), _example(feed, state, growing)
+        trying = Trying(alone, state, held, example, job.spec.adaptation.insertion, leave)
     return Following(
         state,
+        held,
         feed,
         None if training.elastic_batch is None else settings.rendezvous,
         leave,
@@ -141,6 +175,7 @@ def _follow(
         index=settings.index,
         node=settings.node,
         sync_batch_norm=bool(training.sync_batch_norm),
+        trying=trying,
     )
 
 

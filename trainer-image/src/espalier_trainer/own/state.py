@@ -16,6 +16,7 @@ from espalier_api.advice import offered
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.core.state import TrialRates
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
@@ -135,6 +136,10 @@ class OwnState:
 
     def restart_schedule(self, moment: Moment) -> None:
         """Leave the learning rate to the script's own schedulers."""
+
+    def trial_rates(self, current: float | None, restarts: bool) -> TrialRates:
+        """Return factors of the rates that the script sets."""
+        return TrialRates(1.0, 1.0, linear=False)
 
     def digest(self, network: Network) -> int:
         """Return what must be equal in all members: parameters, optimizer, rates, and the others."""

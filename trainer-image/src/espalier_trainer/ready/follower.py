@@ -12,16 +12,15 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import on_reclaim
-from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.method import method_of
 from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
+from espalier_trainer.ready.alone import Alone
 from espalier_trainer.ready.state import JobState
 from espalier_trainer.trials.arm import Trying
-from espalier_trainer.trials.orders import Order
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +47,12 @@ class Follower:
         self.hooks = on_reclaim(job, data, start, seed, device)
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         self._start = start
-        state = JobState(job, start, data.example_input(), device, self.hooks)
+        example = data.example_input()
+        state = JobState(job, start, example, device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        self._try = Trying(job.spec.training, job.spec.adaptation.insertion, state, self.held, data, seed, stop)
-        self._member = Member(
-            self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=self._tried
-        )
+        alone = Alone(job.spec.training, self._method, state, data, seed)
+        trying = Trying(alone, state, self.held, example, job.spec.adaptation.insertion, stop)
+        self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=trying)
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
 
@@ -85,9 +84,6 @@ class Follower:
             except GroupBrokenError as error:
                 turn.broken = error
         return self._member.ended
-
-    def _tried(self, order: str, line: Line) -> str:
-        return self._try(Order.model_validate_json(order), line).model_dump_json()
 
     def _step(self, turn: Turn) -> None:
         network, group, command = self.held.network, turn.group, turn.command

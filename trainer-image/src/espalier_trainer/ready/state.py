@@ -8,6 +8,7 @@ from torch import Tensor
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.core.state import TrialRates
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.network import Network, resumed_network
@@ -24,6 +25,7 @@ class JobState:
     ) -> None:
         """`start` is the job's starting network, which every state is rebuilt from."""
         self._optimizer, self._start, self._example, self._hooks = job.spec.training.optimizer, start, example, hooks
+        self._linear = job.spec.training.schedule.name == "BudgetLinear"
         self.schedule = build_schedule(job.spec.training.schedule, self._optimizer.learning_rate)
         self.network, self.device = start, device
 
@@ -69,6 +71,12 @@ class JobState:
     def restart_schedule(self, moment: Moment) -> None:
         """Begin the schedule again."""
         self.schedule.restart(moment)
+
+    def trial_rates(self, current: float | None, restarts: bool) -> TrialRates:
+        """Return learning rates."""
+        initial = self._optimizer.learning_rate
+        same = initial if current is None else current
+        return TrialRates(initial if restarts else same, same, self._linear)
 
     def digest(self, network: Network) -> int:
         """Return a hash of the parameters and the optimizer's state."""

@@ -75,7 +75,6 @@ class Trainer:
             hooks=self.hooks,
             study=study,
             loss=self._loss,
-            trials=job.spec.adaptation.trials,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
             # The leader takes a step back without computing, which the batch norms of the others would wait for.
             foretells=not self._training.sync_batch_norm,

@@ -5,28 +5,57 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from espalier_api.advice import Action
 from espalier_api.architecture import GrowthError
-from espalier_api.job import Insertion, TrainingSpec
+from espalier_api.job import Insertion
 from espalier_api.report import Arm, Slice
 from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.hooks import Hooks
-from espalier_trainer.core.state import StateCopy
-from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.data.source import Data
+from espalier_trainer.core.state import StateCopy, TrainingState
 from espalier_trainer.elastic.apart import Line
-from espalier_trainer.method import method_of
-from espalier_trainer.network import Network
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.state import JobState
+from espalier_trainer.elastic.member import Turn
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.schedules import Moment
 from espalier_trainer.trials.orders import Order, Result
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of a step."""
+
+    loss: float | None
+    """None: it was not taken."""
+    ends_epoch: bool = False
+    """Whether the loop goes on with the next epoch, however many batches are left of this one."""
+
+
+class Alone(Protocol):
+    """A training loop in a worker that trains the state it holds by itself.
+
+    What somebody else computes, such as a user's script, is yielded as a turn, and done when it goes on.
+    """
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
+        """Take the step at batch `cursor`. `rate` is as `TrainingState.trial_rates` gives it."""
+
+    def end_epoch(self, epoch: int) -> Generator[Turn, None, None]:
+        """Do what follows the batches of an epoch."""
+
+    def loss(self, stop: Callable[[], bool]) -> float | None:
+        """Return the validation loss; None where `stop` broke the evaluation off."""
+
+    def leave(self, epoch: int, *, keep: bool) -> Generator[Turn, None, None]:
+        """Leave an epoch that is not over; `keep`: without a change of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +78,26 @@ class Trying:
 
     def __init__(
         self,
-        training: TrainingSpec,
-        insertion: Insertion,
-        state: JobState,
+        loop: Alone,
+        state: TrainingState,
         held: StateCopy,
-        data: Data,
-        seed: int,
+        example: ExampleInput,
+        insertion: Insertion,
         stop: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seed` is the job's, of the order of its examples; `stop` returns whether this worker must leave."""
-        self._training, self._insertion = training, insertion
-        self._state, self._held, self._data, self._seed = state, held, data, seed
+        """`loop` trains `state`, of which `held` is; `stop` returns whether this worker must leave."""
+        self._loop, self._state, self._held = loop, state, held
+        self._example, self._insertion = example, insertion
         self._leaves, self._clock = stop, clock
-        self._method = method_of(training, state.network.module)
 
-    def __call__(self, order: Order, line: Line) -> Result:
-        """Try all arms; those after a `stop`, or after the leader has dismissed this worker, are left out.
+    def __call__(self, text: str, line: Line) -> Generator[Turn, None, str]:
+        """Try all arms of an order; those after a `stop`, or after the leader has dismissed this worker, are left out.
 
-        Afterwards this worker holds the state of the last arm, if the order says so and it was finished, or none.
-        Raises `LeaderAwayError`.
+        Returns the result. Afterwards this worker holds the state of the last arm, if the order says so and it was
+        finished, or none. Raises `LeaderAwayError`.
         """
+        order = Order.model_validate_json(text)
         before = self._held.capture().copied()
         found: list[Arm] = []
         finished = False
@@ -77,20 +105,23 @@ class Trying:
             for action, rate in zip(order.actions, order.rates, strict=True):
                 if self._leaves() or line.dismissed():
                     break
-                found.append(self._tried(before, action, rate, order, line))
+                found.append((yield from self._tried(before, action, rate, order, line)))
                 logger.info("trial %s: %s", order.trial, found[-1])
             finished = bool(found) and order.keep and found[-1].loss is not None
         finally:
             if not finished:
                 self._held.forget()
-        return Result(trial=order.trial, arms=tuple(found))
+        return Result(trial=order.trial, arms=tuple(found)).model_dump_json()
 
-    def _tried(self, before: Checkpoint, action: Action, rate: float, order: Order, line: Line) -> Arm:
+    def _tried(
+        self, before: Checkpoint, action: Action, rate: float, order: Order, line: Line
+    ) -> Generator[Turn, None, Arm]:
         """Return what came of one arm; this worker then holds the state at its end."""
         began = self._clock()
-        network = self._held.take(before)
+        self._held.take(before)
         torch.manual_seed(order.seed)  # the arms differ by nothing but the action
         message, taken, state = "", 0, before.state
+        epoch, cursor = state.epoch, state.cursor
 
         def stop() -> bool:
             return self._leaves() or line.dismissed()
@@ -98,28 +129,35 @@ class Trying:
         slices: list[Slice] = []
         try:
             if action.grows:
-                network = network.grown(action, self._data.example_input(), self._insertion, order.seed)
-            epoch, cursor = state.epoch, state.cursor
+                grown = self._state.network.grown(action, self._example, self._insertion, order.seed)
+                self._state.adopt(grown)
+                del grown  # which the state may have copied, and which takes memory
             rates = _Fall(rate, order.ends, began, began + order.seconds)
             for share in order.shares:
                 until = began + order.seconds * share / order.shares[-1]
-                epoch, cursor, steps_taken = self._trained(network, epoch, cursor, rates, until, stop)
-                taken += steps_taken
-                message = self._measured(network, share, slices, stop)
+                epoch, cursor, steps = yield from self._trained(epoch, cursor, rates, order, until, stop)
+                taken += steps
+                message = self._measured(share, slices, stop)
                 if message:
                     break
                 if share < order.shares[-1]:
                     arm = Arm(action=str(action), steps=taken, slices=tuple(slices))
                     line.tell(Result(trial=order.trial, arms=(arm,)).model_dump_json())
-            stands = {"epoch": epoch, "cursor": cursor, "step": state.step + taken, "epoch_loss_sum": 0.0}
-            grown = {"architecture": network.architecture, "growth": network.history}
-            self._held.lead_to(network, state.model_copy(update=stands | grown))
+            network = self._state.network
+            stands: dict[str, object] = {
+                "epoch": epoch,
+                "cursor": cursor,
+                "step": state.step + taken,
+                "epoch_loss_sum": 0.0,
+            }
+            stands |= {"architecture": network.architecture, "growth": network.history}
+            self._held.lead_to(network, state.model_copy(update=stands))
         except GrowthError as error:
             message = str(error)
         except torch.OutOfMemoryError as error:
             message = f"out of memory: {str(error).splitlines()[0]}"
         finished = len(slices) == len(order.shares)
-        return Arm(
+        arm = Arm(
             action=str(action),
             loss=slices[-1].loss if finished else None,
             steps=taken,
@@ -128,46 +166,36 @@ class Trying:
             slices=tuple(slices),
             message=message,
         )
+        if cursor and not self._leaves():
+            yield from self._loop.leave(epoch, keep=order.keep and finished)  # not in the time of the next arm
+        return arm
 
-    def _measured(self, network: Network, share: float, slices: list[Slice], stop: Callable[[], bool]) -> str:
+    def _measured(self, share: float, slices: list[Slice], stop: Callable[[], bool]) -> str:
         """Add how the network does at the end of a slice; returns why it has to end there, '' where it need not."""
-        evaluation = self._method.evaluation(network, self._data.validation, self._training.batch_size, stop)
-        if evaluation is None:
+        loss = self._loop.loss(stop)
+        if loss is None:
             return "the worker was asked to leave" if self._leaves() else "it was broken off"
-        if not math.isfinite(evaluation.loss):
-            return f"its validation loss is {evaluation.loss}"
-        slices.append(Slice(share=share, loss=evaluation.loss))
+        if not math.isfinite(loss):
+            return f"its validation loss is {loss}"
+        slices.append(Slice(share=share, loss=loss))
         return ""
 
     def _trained(
-        self, network: Network, epoch: int, cursor: int, rate: _Fall, until: float, stop: Callable[[], bool]
-    ) -> tuple[int, int, int]:
+        self, epoch: int, cursor: int, rate: _Fall, order: Order, until: float, stop: Callable[[], bool]
+    ) -> Generator[Turn, None, tuple[int, int, int]]:
         """Train until `until`.
 
         Returns the epoch, the batches of it that are done, and the steps taken.
         """
-        training, source, taken = self._training, self._data.train, 0
-        batches = self._order(epoch)
-        network.module.train()
+        taken = 0
+        self._state.network.module.train()
         while (now := self._clock()) < until and not stop():
-            if cursor >= len(batches):
+            if cursor >= self._loop.batches(epoch):
+                yield from self._loop.end_epoch(epoch)
                 epoch, cursor = epoch + 1, 0
-                batches = self._order(epoch)
-            joint = steps.take(
-                training,
-                self._method,
-                network,
-                Hooks(),
-                None,
-                batches,
-                source,
-                cursor,
-                rate.at(now),
-            )
-            cursor, taken = cursor + 1, taken + 1
-            if not math.isfinite(joint.loss):
+            step = yield from self._loop.step(epoch, cursor, rate.at(now), order.moment(now - rate.began))
+            epoch, cursor = (epoch + 1, 0) if step.ends_epoch else (epoch, cursor + 1)
+            taken += step.loss is not None
+            if step.loss is not None and not math.isfinite(step.loss):
                 break  # as the evaluation will say
         return epoch, cursor, taken
-
-    def _order(self, epoch: int) -> EpochOrder:
-        return epoch_order(len(self._data.train), self._training.batch_size, self._seed, epoch, self._state.device)

@@ -13,7 +13,9 @@ from espalier_api.job import Trials
 from espalier_api.report import Arm, Slice
 from espalier_api.trials import SHARES
 from espalier_trainer.adapting import Asked
+from espalier_trainer.core.state import TrialRates
 from espalier_trainer.network import Network
+from espalier_trainer.schedules import UNKNOWN, Moment
 from espalier_trainer.trials import rules
 from espalier_trainer.trials.orders import Order, result_from
 
@@ -64,12 +66,28 @@ class Trial:
     @property
     def actions(self) -> tuple[Action, ...]:
         """What is tried, in the order of the workers; `Nothing` last where the base is that arm."""
-        tried = tuple(action for order in self.orders.values() for action in order.actions)
+        tried = self._ordered
         return tried if Action.nothing() in tried else (*tried, Action.nothing())
+
+    @property
+    def _ordered(self) -> tuple[Action, ...]:
+        return tuple(action for order in self.orders.values() for action in order.actions)
 
     def action(self, arm: Arm) -> Action:
         """Return the action of an arm."""
         return next(action for action in self.actions if str(action) == arm.action)
+
+    @property
+    def base_due(self) -> bool:
+        """Whether the validation loss of the base is to be measured, where that costs the job time.
+
+        Only where the base is an arm: often enough to know it at the end of the slice, and once after that.
+        """
+        if not self.base or Action.nothing() in self._ordered:
+            return False
+        (began, _), (last, _) = self.base[0], self.base[-1]
+        now, ends = self.clock(), began + self.seconds
+        return last < ends and (now >= ends or now - last >= _INTERVAL * self.seconds)
 
     def base_measured(self, loss: float | None) -> None:
         """Take note of the validation loss of the base as it is now."""
@@ -132,7 +150,7 @@ class Trial:
 
     def _base_arm(self) -> Arm | None:
         """Return what the base has come to by the time at which the arms ended, where it is the arm of `Nothing`."""
-        if any(Action.nothing() in order.actions for order in self.orders.values()) or not self.base:
+        if Action.nothing() in self._ordered or not self.base:
             return None
         loss = rules.interpolated(self.base, self.base[0][0] + self.seconds)
         if loss is None:
@@ -142,6 +160,8 @@ class Trial:
 
 
 _NOTHING: Final = str(Action.nothing())
+_INTERVAL: Final = 0.1
+"""Of measuring the base, as a share of a slice."""
 
 
 def _last(order: Order) -> str:
@@ -155,19 +175,18 @@ def begun(
     network: Network,
     replicas: int,
     seconds_left: float,
-    rates: tuple[float, float],
+    rates: TrialRates,
     seed: int,
     *,
     base: int = 1,
     loss: float | None = None,
-    linear: bool = True,
+    moment: Moment = UNKNOWN,
     clock: Callable[[], float] = time.monotonic,
 ) -> Trial | None:
     """Return the trial of an advice by these extra workers; None where there is nothing to try.
 
     `base` is the number of workers that go on without them, and `loss` the validation loss of what they train.
-    `seconds_left` is wall time; `rates` are the learning rates after a growth, and without one;
-    `linear`: they fall to 0 at the end of the budget, else they stay while a race is on.
+    `seconds_left` is wall time, `moment` where the job stands in its budget.
     """
     decision = asked.decision
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
@@ -183,12 +202,15 @@ def begun(
         worker: Order(
             trial=name,
             actions=actions,
-            rates=tuple(rates[0] if each.grows else rates[1] for each in actions),
-            ends=0.0 if not keep else 1 - share if linear else 1.0,
+            rates=tuple(rates.grown if each.grows else rates.same for each in actions),
+            ends=0.0 if not keep else 1 - share if rates.linear else 1.0,
             seconds=seconds,
             shares=shares,
             seed=seed,
             keep=keep and actions[-1].grows,
+            used_seconds=moment.used_seconds,
+            budget_seconds=moment.budget_seconds,
+            pace=moment.left / seconds_left,
         )
         for worker, actions in zip(workers, tried, strict=False)
     }

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 from espalier_api.advice import Action
 from espalier_api.base import Record
 from espalier_api.report import Arm
+from espalier_trainer.schedules import Moment
 
 
 class Order(Record):
@@ -16,7 +17,7 @@ class Order(Record):
     """Unique for each trial."""
     actions: tuple[Action, ...] = Field(min_length=1)
     rates: tuple[float, ...]
-    """Learning rates that the arms begin with."""
+    """Learning rates that the arms begin with, as `TrainingState.trial_rates` gives them."""
     ends: float = Field(ge=0, le=1)
     """The rate at the end of an arm, as a share of that at its beginning; it falls linearly."""
     seconds: float = Field(gt=0)
@@ -27,6 +28,15 @@ class Order(Record):
     """Of random choices in growth, the same as if the leader carried the action out."""
     keep: bool
     """Hold the state of the last arm at its end, for the case that it wins."""
+    used_seconds: float = 0.0
+    """Where the leader stood in its budget."""
+    budget_seconds: float = 0.0
+    pace: float = 1.0
+    """Budget seconds of a second of wall time."""
+
+    def moment(self, seconds: float) -> Moment:
+        """Return where an arm stands in the budget after so many seconds of wall time: where the job stands then."""
+        return Moment(self.used_seconds + self.pace * seconds, self.budget_seconds)
 
 
 class Result(Record):

@@ -54,6 +54,11 @@ def ranked(
     return (advised, *others) if advised.grows else tuple(others)
 
 
+def races_base(manner: Trials, workers: int, base: int) -> bool:
+    """Return whether a base of so many workers may be the arm of `Nothing`, which no extra worker tries then."""
+    return workers == 1 and manner is Trials.RACE and base == 1
+
+
 def arms(manner: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Return what each of at most `workers` extra workers tries, one action after the other.
 
@@ -63,7 +68,7 @@ def arms(manner: Trials, growths: Sequence[Action], workers: int, *, base: int =
     """
     if manner is Trials.OFF or workers < 1 or not growths:
         return ()
-    if workers == 1 and manner is Trials.RACE and base == 1:
+    if races_base(manner, workers, base):
         return ((growths[0],),)
     if workers == 1:
         return ((growths[0], Action.nothing()),)

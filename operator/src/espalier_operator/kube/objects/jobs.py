@@ -17,7 +17,7 @@ from espalier_operator.facts import Terms, grace_of
 from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import constraints_of, request_of, resource_of
+from espalier_operator.kube.objects.requirements import constraints_of, request_of, resource_of
 from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
 from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole

@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier_operator.constraints import REPELLING, Taint
 from espalier_operator.facts import Node
-from espalier_operator.kube.objects.pods import amount_of
+from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import count, entries, mapping, text, time
 from espalier_operator.kube.settings import CORDONED, KubeSettings
 

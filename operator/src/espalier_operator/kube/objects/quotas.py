@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from espalier_operator.facts import NamespaceLimit
-from espalier_operator.kube.objects.pods import amount_of
+from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS
 

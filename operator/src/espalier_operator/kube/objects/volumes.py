@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from espalier_operator.constraints import Term
-from espalier_operator.kube.objects.pods import terms_of
+from espalier_operator.kube.objects.requirements import terms_of
 from espalier_operator.kube.reading import entries, mapping, text
 
 Terms = tuple[Term, ...]

@@ -177,7 +177,7 @@ class _Service:
                 operator.snapshot,
                 store.received_at,
                 store.misattributed(),
-                store.unread(),
+                store.reports.unread(),
                 operator.backend.shares,
             )
         # The text of a thousand jobs takes longer than a tick.

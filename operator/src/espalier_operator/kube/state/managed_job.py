@@ -43,7 +43,8 @@ from espalier_operator.kube.state.workers import (
     trouble_of,
     workers_of,
 )
-from espalier_operator.kube.watch.store import JobObject, Store
+from espalier_operator.kube.watch.job_objects import JobObject
+from espalier_operator.kube.watch.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -394,7 +395,7 @@ class ManagedJob:
         """Return the leader's report; one that cannot be read leaves the last good one."""
         if self.job is not None and self.job.terms.program:
             return None
-        found = self._store.report(self.object.ref)
+        found = self._store.reports.of(self.object.ref)
         problem = "" if found is None else found.problem
         if problem != self.report_problem:
             self.report_problem = problem

@@ -203,8 +203,8 @@ class Informer:
     async def _read_late_reports(self) -> None:
         while True:
             await asyncio.sleep(_LATE_SECONDS)
-            for key in self._store.late_reports():
-                self._store.read_late(key)
+            for key in self._store.reports.late():
+                self._store.reports.read_late(key)
                 await asyncio.sleep(0)  # all else goes first, however many there are
 
     # ---- doubtful pods

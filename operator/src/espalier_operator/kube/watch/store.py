@@ -6,62 +6,36 @@ state of the cluster is unknown (`Store.unknown`).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
-from espalier_operator.facts import NamespaceLimit, Node, Role, Worker, WorkerState
-from espalier_operator.kube.objects import gpus
+from espalier_operator.facts import NamespaceLimit, Node, Worker
 from espalier_operator.kube.objects.device_claims import templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
+from espalier_operator.kube.objects.loads import Load, parse_load
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod, worker_of
+from espalier_operator.kube.objects.pods import Pod, concerns_gpus, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
 from espalier_operator.kube.reading import mapping
-from espalier_operator.kube.reading import text as text_of
-from espalier_operator.kube.reading import time as time_of
-from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.state.workers import foreign_worker
+from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
 from espalier_operator.kube.watch.devices import Devices
 from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.kube.watch.job_objects import JobObject, job_object
+from espalier_operator.kube.watch.last_reports import LastReports
+from espalier_operator.kube.watch.node_usage import NodeUsage
 
 CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES, *resources.DEVICE_KINDS)
 """Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
 refuse what does not fit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobObject:
-    """A job's object, read."""
-
-    key: str
-    uid: str
-    generation: int
-    deleting: bool
-    parsed: KubeJob | InvalidJob
-    raw: Raw
-    """Without its status."""
-    status: Mapping[str, Any] | None
-
-    @property
-    def ref(self) -> JobRef:
-        """What its objects name as their owner."""
-        namespace, _, name = self.key.partition("/")
-        return JobRef(namespace, name, self.uid)
-
-    @property
-    def created_at(self) -> float:
-        """When it was made, epoch seconds."""
-        return time_of(self.raw, "metadata", "creationTimestamp") or 0.0
 
 
 class Store:
@@ -89,7 +63,7 @@ class Store:
         self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
         """What pods take of their nodes, whether they hold GPUs or not."""
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
-        self.reports: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse_report(raw), self._report_changed)
+        self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[tuple[NamespaceLimit, ...]] = Indexer(
@@ -105,7 +79,7 @@ class Store:
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
             resources.JOBS: self.jobs,
-            resources.CONFIG_MAPS: self.reports,
+            resources.CONFIG_MAPS: self.reports.indexer,
             resources.PRIORITY_CLASSES: self.priorities,
             resources.QUEUES: self.queue_objects,
             resources.RESOURCE_QUOTAS: self.quotas,
@@ -117,20 +91,14 @@ class Store:
         """Names of the nodes that do not report."""
         self._widespread = False
         """Most nodes do not report."""
-        self._used: dict[str, Counter[str]] = defaultdict(Counter)
-        """By node: what pods request there that are not workers of our jobs."""
-        self._counted: dict[str, Load] = {}
-        """By pod: what of `_used` is its."""
-        self.planned_nodes: dict[str, Node] = {}
+        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, changed)
+        self.planned_nodes = self._usage.planned_nodes
         """By name: the nodes as the planner sees them, with what is used of them."""
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
         """By the job that they claim as theirs, which need not exist: pods, by key."""
         self.foreign_workers: dict[str, Worker] = {}
         """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
-        self._left_by_pod: dict[str, float] = {}
-        """Since when the pod that a claim was made for is not there, by the key of the claim."""
-        self._held_by_claim: dict[str, list[str]] = defaultdict(list)
-        """Names of workers for the devices that a claim has, by its key."""
+        self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.loads, self.foreign_workers)
         self.doubtful: dict[str, tuple[Pod, int]] = {}
         """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
         self.overwritten: set[str] = set()
@@ -138,10 +106,6 @@ class Store:
         self._changed: set[str] = set()
         self._reported: set[str] = set()
         self._by_uid: dict[str, JobObject] = {}
-        self._reports: dict[JobRef, ReportObject] = {}
-        """The last report of each job, and reports that claim a job that does not exist."""
-        self._late: set[str] = set()
-        """Keys of reports that are not read yet: their job reports too often, or is not known."""
 
     # ---- filling
 
@@ -189,20 +153,6 @@ class Store:
         else:
             self.pods.drop(pod.key, max(version, int(pod.resource_version)))
 
-    def late_reports(self) -> list[str]:
-        """Return the keys of reports for `read_late`."""
-        return list(self._late)
-
-    def read_late(self, key: str) -> None:
-        """Read a report that was not read when it came, where its job is known and may report again."""
-        found = self.reports.get(key)
-        if found is None or found.newer is None:
-            self._late.discard(key)
-        elif self._job_of(found.owner) is not None:
-            known = read(found.newer, self._reports.get(found.owner), self._time())
-            if known.newer is None:
-                self.reports.change(key, known)
-
     # ---- reading
 
     def unknown(self) -> list[str]:
@@ -232,24 +182,14 @@ class Store:
         """Return the pods of a job."""
         return self.pods_by_job.get(job, {}).values()
 
-    def report(self, job: JobRef) -> ReportObject | None:
-        """Return the last report of the leader of a job."""
-        return self._reports.get(job)
-
     def misattributed(self) -> dict[str, int]:
         """Return by kind (plural) how many objects claim a job that is not theirs: its namespace or name is another's.
 
         They are never seen as the job's.
         """
         pods = sum(len(pods) for ref, pods in self.pods_by_job.items() if self._is_forged(ref))
-        reports = sum(self._is_forged(report.owner) for report in self.reports.values())
+        reports = sum(self._is_forged(report.owner) for report in self.reports.indexer.values())
         return {resources.PODS.plural: pods, resources.CONFIG_MAPS.plural: reports}
-
-    def unread(self) -> dict[str, int]:
-        """Return by reason (`Unread`) how many jobs have a newest report that is not read."""
-        found = (report.unread for ref, report in self._reports.items() if self._job_of(ref) is not None)
-        counts = Counter(why for why in found if why is not None)
-        return {str(why): counts[why] for why in Unread}
 
     def _is_forged(self, claimed: JobRef) -> bool:
         job = self._by_uid.get(claimed.uid)
@@ -283,33 +223,10 @@ class Store:
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
-        """Read a job of this operator; another's workers count as pods of others."""
-        if (text_of(raw, "spec", "controllerName") or DEFAULT_CONTROLLER) != self._settings.controller_name:
-            return None
-        metadata = raw["metadata"]
-        generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
-        if before is not None and before.uid == metadata["uid"] and before.generation == generation:
-            return replace(before, deleting=deleting, status=raw.get("status"))
-        kept = {key: value for key, value in raw.items() if key != "status"}
-        kept["metadata"] = {key: value for key, value in metadata.items() if key != "managedFields"}
-        return JobObject(
-            key=key_of(raw),
-            uid=metadata["uid"],
-            generation=generation,
-            deleting=deleting,
-            parsed=parse_job(kept, self._settings, self._classes(), self._affinity_of, self.devices.templates.get),
-            raw=kept,
-            status=raw.get("status"),
-        )
+        def parsed(kept: Raw) -> KubeJob | InvalidJob:
+            return parse_job(kept, self._settings, self._classes(), self._affinity_of, self.devices.templates.get)
 
-    def _parse_report(self, raw: Raw) -> ReportObject | None:
-        """Read the report of a job that is there."""
-        found = report_object(raw, self._time())
-        if found is None:
-            return None
-        if self._job_of(found.owner) is None:
-            return replace(found, text=None, too_large=False, newer=found)
-        return read(found, self._reports.get(found.owner), self._time())
+        return job_object(raw, before, self._settings, parsed)
 
     def _classes(self) -> Mapping[str, int] | None:
         """Return the values of the PriorityClasses, None while they are not known."""
@@ -321,7 +238,7 @@ class Store:
         if before is not None and (after is None or after.uid != before.uid):
             self._by_uid.pop(before.uid, None)
             self._count_pods_of(before.ref)
-            self._reports.pop(before.ref, None)
+            self.reports.forget(before.ref)
             self._news(before.ref)
         if after is None:
             return
@@ -380,42 +297,14 @@ class Store:
             self._count(key, self.loads.get(key))
 
     def _count(self, key: str, load: Load | None) -> None:
-        """Count what a pod takes, in place of what was counted of it before."""
-        if load is not None and load.owner is not None and self._job_of(load.owner) is not None:
-            load = None  # the planner counts workers of our jobs itself
-        before = self._counted.pop(key, None)
-        if load is not None:
-            self._counted[key] = load
-        for each, sign in ((before, -1), (load, 1)) if before != load else ():
-            if each is not None:
-                used = self._used[each.node]
-                for name, amount in each.requests:
-                    used[name] += sign * amount
-                self._see_node(each.node)
-
-    def _see_node(self, name: str) -> None:
-        """Bring what the planner sees of a node up to date."""
-        node = self.nodes.get(name)
-        seen: dict[str, Node] = {}
-        if node is not None:
-            node = replace(node, resources={**node.resources, **self.devices.on(name)})
-            # Nothing is placed on a node without GPUs, whatever comes and goes there.
-            if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
-                node = replace(node, used=dict(+self._used.get(name, Counter())))
-            seen = {each.name: each for each in gpus.nodes_of(node, self._settings)}
-        before = (name, *(gpus.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
-        for place in filter(None, before):
-            if place not in seen:
-                self.planned_nodes.pop(place, None)
-        for place, each in seen.items():
-            if self.planned_nodes.get(place) != each:
-                self.planned_nodes[place] = each
-                self._announce()
+        if load is not None and load.owner is not None and self._is_known(load.owner):
+            load = None
+        self._usage.count(key, load)
 
     def _node_changed(self, key: str, before: Node | None, after: Node | None) -> None:
         if before == after:
             return
-        self._see_node(key)
+        self._usage.see(key)
         touched = set()
         if (before is None, _reach(before)) != (after is None, _reach(after)):
             touched.add(key)
@@ -429,24 +318,6 @@ class Store:
                 if any(pod.node in touched for pod in pods.values()):
                     self._mark(self._changed, owner)
         self._announce()
-
-    def _report_changed(self, key: str, before: ReportObject | None, after: ReportObject | None) -> None:
-        is_other = before is not None and (after is None or after.owner != before.owner)
-        if before is not None and is_other and self._job_of(before.owner) is None:
-            self._reports.pop(before.owner, None)
-        if after is None:
-            if before is not None and before.newer is not None and before.owner in self._reports:
-                self._reports[before.owner] = replace(before, newer=None)
-            return  # of a job that is there the last report counts
-        if after.newer is None:
-            self._late.discard(key)
-        else:
-            self._late.add(key)
-        known, self._reports[after.owner] = self._reports.get(after.owner), after
-        if known is None or (known.text, known.problem) != (after.text, after.problem):
-            self._mark(self._reported, after.owner)
-        if known is None or known.news != after.news or measures_more(known, after):
-            self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
@@ -489,7 +360,7 @@ class Store:
 
     def _devices_changed(self, nodes: Collection[str]) -> None:
         for node in nodes:
-            self._see_node(node)
+            self._usage.see(node)
 
     def _template_changed(self, template: str) -> None:
         """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
@@ -501,36 +372,8 @@ class Store:
                     self.jobs.reread({**job.raw, "status": job.status})
 
     def _see_claims(self, claims: Collection[str]) -> None:
-        """Count what ResourceClaims hold, by key, unless it is counted as the GPUs of the pod that they were made for.
-
-        Devices of a pod that has ended or gone are about to be free, for a while: who made the claim says what pod.
-        """
-        for key in list(claims):
-            for name in self._held_by_claim.pop(key, ()):
-                self.foreign_workers.pop(name, None)
-            claim = self.devices.claims.get(key)
-            if claim is None or not claim.devices:
-                self._left_by_pod.pop(key, None)
-                continue
-            pod = None if claim.pod is None else self.pods.get(claim.pod)
-            lives = pod is not None and not pod.ended
-            if pod is not None and lives and key in pod.device_claims:
-                continue
-            left = claim.deleting or (claim.pod is not None and not lives and self.loads.get(claim.pod) is None)
-            since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)
-            for (node, resource), count in self.devices.held_by(claim).items():
-                worker = Worker(
-                    name=f"{key} (ResourceClaim, {gpus.place_of(node, resource, self._settings)})",
-                    job=None,
-                    role=Role.FOREIGN,
-                    node=gpus.place_of(node, resource, self._settings),
-                    gpus=count,
-                    state=WorkerState.TERMINATING if left else WorkerState.RUNNING,
-                    leaves_at=since if left else None,
-                )
-                self.foreign_workers[worker.name] = worker
-                self._held_by_claim[key].append(worker.name)
         if claims:
+            self._claimed.count(claims)
             self._announce()
 
     def _news(self, job: JobRef) -> None:
@@ -542,9 +385,9 @@ class Store:
         if not self._is_forged(job):
             uids.add(job.uid)
 
-    def _job_of(self, ref: JobRef) -> JobObject | None:
+    def _is_known(self, ref: JobRef) -> bool:
         job = self._by_uid.get(ref.uid)
-        return job if job is not None and job.ref == ref else None
+        return job is not None and job.ref == ref
 
 
 def _essence(queue: QueueObject | None) -> object:

@@ -1,0 +1,46 @@
+"""What the scheduler sees: plain facts, frozen, and their loss-free JSON.
+
+A `Snapshot` is all that `plan` reads. Every backend (Kubernetes, local processes, virtual time) makes one; a dump
+of it is a bug report that can be replayed. All times are seconds of one clock, the one that `plan`'s `now` is
+read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
+"""
+
+from espalier_operator.facts.jobs import Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
+from espalier_operator.facts.nodes import NamespaceLimit, Node, host_of
+from espalier_operator.facts.rules import DEFAULT_POLICY, Rules
+from espalier_operator.facts.snapshot import SNAPSHOT_VERSION, Snapshot, SnapshotError
+from espalier_operator.facts.workers import (
+    HANGING_SECONDS,
+    LEAVING_SECONDS,
+    NOWHERE,
+    Placement,
+    Promise,
+    Role,
+    Worker,
+    WorkerState,
+)
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "HANGING_SECONDS",
+    "LEAVING_SECONDS",
+    "NOWHERE",
+    "SNAPSHOT_VERSION",
+    "Ended",
+    "JobFacts",
+    "NamespaceLimit",
+    "Node",
+    "Placement",
+    "Promise",
+    "Reclaim",
+    "Role",
+    "Rules",
+    "Snapshot",
+    "SnapshotError",
+    "Stopping",
+    "Terms",
+    "Worker",
+    "WorkerState",
+    "grace_of",
+    "host_of",
+]

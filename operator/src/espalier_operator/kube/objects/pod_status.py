@@ -1,0 +1,168 @@
+"""What the status of a pod tells: what keeps it from starting, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from espalier_api.causes import cause_in
+from espalier_api.reasons import Reason
+from espalier_kube.resources import Raw
+from espalier_operator.kube.reading import entries, mapping, text, time, whole
+from espalier_operator.kube.settings import DEVICE_CLASS
+
+MAX_MESSAGE: Final = 1000
+"""Maximum characters kept of a pod's messages."""
+_NO_DEVICES: Final = "cannot allocate all claims"
+"""Part of the message of kube-scheduler (plugin DynamicResources) on a pod for whose claims devices are missing."""
+_DEFAULT_SCHEDULER: Final = "default-scheduler"
+_PULL_TROUBLE: Final = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+)
+_START_TROUBLE: Final = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreCreateHookError",
+    "PreStartHookError",
+    "PostStartHookError",
+    "CrashLoopBackOff",  # of a side-car: all else is restarted never
+)
+_DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
+"""`status.reason` of pods that the kubelet or the control plane ended."""
+_OWN_USAGE: Final = (
+    "Usage of EmptyDir volume ",
+    "Pod ephemeral local storage usage exceeds ",
+    "exceeded its local ephemeral storage limit ",
+)
+"""Parts of the kubelet's messages on a pod that it evicts because the pod exceeds limits of its template. Other
+evictions are for want of resources of the node ("The node was low on resource: ...")."""
+_VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
+"""`reason` of a container that went with its node or its runtime; its exit code means nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStatus:
+    """How a pod fares; the fields are those of `Pod`."""
+
+    phase: str
+    overran: bool
+    disrupted: bool
+    started_at: float | None
+    finished_at: float | None
+    exit_code: int | None
+    trouble: Reason | None
+    message: str
+    ready: bool
+
+
+def read_status(spec: Raw, status: Raw) -> PodStatus:
+    """Return how a pod of `spec` fares. Never raises."""
+    phase = text(status, "phase") or "Pending"
+    trainer, others = _containers(spec, status)
+    waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
+    ends = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "terminated"))]
+    own = [state for entry in trainer for state in mapping(entry, "state").values()]
+    starts = [at for state in own if (at := time(state, "startedAt")) is not None]
+    ended = phase in ("Succeeded", "Failed")
+    code, overran = _exit_code(trainer, ends if ended else ()), _overran(status)
+    done = ended or code is not None
+    trouble, message = (None, _end_message(status, ends)) if done else _trouble(status, waits)
+    return PodStatus(
+        phase=phase,
+        overran=overran,
+        disrupted=not overran and _is_disrupted(status, own),
+        started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
+        finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
+        exit_code=code,
+        trouble=trouble,
+        message=message,
+        ready=_is_ready(spec, trainer),
+    )
+
+
+def wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
+    """Return whether more GPUs of `resource` on a node may let a pod start that has none; see `Pod.wants_gpus`."""
+    if (text(spec, "schedulerName") or _DEFAULT_SCHEDULER) != _DEFAULT_SCHEDULER:
+        return False  # when and where another scheduler binds it is not known
+    refusal = _scheduler_refusal(status)
+    missing = _NO_DEVICES if resource.startswith(DEVICE_CLASS) else f"Insufficient {resource}"
+    return refusal is None or missing in refusal
+
+
+def _containers(spec: Raw, status: Raw) -> tuple[Sequence[Raw], Sequence[Raw]]:
+    """Return the statuses of the container that trains (one or none), and of the others.
+
+    The kubelet sorts them by name, so the first of the template has to be looked up.
+    """
+    first = next((text(container, "name") for container in entries(spec, "containers")), "")
+    statuses = list(entries(status, "containerStatuses"))
+    trainer = [entry for entry in statuses if text(entry, "name") == first][:1]
+    others = [entry for entry in statuses if text(entry, "name") != first]
+    return trainer, [*others, *entries(status, "initContainerStatuses")]
+
+
+def _exit_code(trainer: Iterable[Raw], ends: Iterable[Raw]) -> int | None:
+    own = [mapping(entry, "state", "terminated") for entry in trainer]
+    if own and own[0]:
+        return whole(own[0], "exitCode")
+    codes = [code for end in ends if (code := whole(end, "exitCode")) is not None]
+    return next((code for code in codes if code), None)  # ended before the worker began
+
+
+def _trouble(status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
+    for waiting in waits:
+        reason = text(waiting, "reason")
+        message = f"{reason}: {text(waiting, 'message')}".rstrip(": ")[:MAX_MESSAGE]
+        if reason in _PULL_TROUBLE:
+            return Reason.IMAGE_PULL_FAILED, message
+        if reason in _START_TROUBLE:
+            return Reason.POD_REJECTED, message
+    refusal = _scheduler_refusal(status)
+    return (None, "") if refusal is None else (Reason.UNSCHEDULABLE, refusal[:MAX_MESSAGE])
+
+
+def _scheduler_refusal(status: Raw) -> str | None:
+    """Return why kube-scheduler found no node for the pod, None where it has found one or has not tried."""
+    for condition in entries(status, "conditions"):
+        if text(condition, "type") == "PodScheduled" and text(condition, "reason") == "Unschedulable":
+            return text(condition, "message")
+    return None
+
+
+def _overran(status: Raw) -> bool:
+    reason, message = text(status, "reason"), text(status, "message")
+    return reason == "DeadlineExceeded" or (reason == "Evicted" and any(part in message for part in _OWN_USAGE))
+
+
+def _is_disrupted(status: Raw, own: Iterable[Raw]) -> bool:
+    return (
+        text(status, "reason") in _DISRUPTIONS
+        or _is_true(status, "DisruptionTarget")
+        or any(text(state, "reason") in _VANISHED for state in own)
+    )
+
+
+def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
+    ends = list(ends)
+    words = [text(status, "reason"), text(status, "message")]
+    words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
+    words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, if it wrote nothing else
+    return ": ".join(word for word in words if word)[:MAX_MESSAGE]
+
+
+def _is_ready(spec: Raw, trainer: Iterable[Raw]) -> bool:
+    first = next(entries(spec, "containers"), {})
+    return not mapping(first, "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
+
+
+def _is_true(status: Raw, kind: str) -> bool:
+    conditions = entries(status, "conditions")
+    return any(text(entry, "type") == kind and text(entry, "status") == "True" for entry in conditions)

@@ -1,0 +1,89 @@
+"""The reports of the leaders, of each job the last one. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from espalier_kube.resources import Raw
+from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
+from espalier_operator.kube.watch.indexer import Indexer
+
+
+class LastReports:
+    """The indexer of report ConfigMaps, and what follows from them."""
+
+    def __init__(
+        self,
+        time: Callable[[], float],
+        is_known: Callable[[JobRef], bool],
+        reported: Callable[[JobRef], None],
+        announce: Callable[[], None],
+    ) -> None:
+        """Nothing is known yet. `is_known` tells whether a job is there, `reported` is called when its leader reports.
+
+        `announce` is called when the planner may want to know.
+        """
+        self._time, self._is_known, self._reported, self._announce = time, is_known, reported, announce
+        self.indexer: Indexer[ReportObject] = Indexer(lambda raw, _: self._parse(raw), self._changed)
+        self._last: dict[JobRef, ReportObject] = {}
+        """Of each job, and of jobs that are claimed and do not exist."""
+        self._late: set[str] = set()
+        """Keys of reports that are not read yet: their job reports too often, or is not known."""
+
+    def of(self, job: JobRef) -> ReportObject | None:
+        """Return the last report of the leader of a job."""
+        return self._last.get(job)
+
+    def late(self) -> list[str]:
+        """Return the keys of reports for `read_late`."""
+        return list(self._late)
+
+    def read_late(self, key: str) -> None:
+        """Read a report that was not read when it came, where its job is known and may report again."""
+        found = self.indexer.get(key)
+        if found is None or found.newer is None:
+            self._late.discard(key)
+        elif self._is_known(found.owner):
+            known = read(found.newer, self._last.get(found.owner), self._time())
+            if known.newer is None:
+                self.indexer.change(key, known)
+
+    def unread(self) -> dict[str, int]:
+        """Return by reason (`Unread`) how many jobs have a newest report that is not read."""
+        found = (report.unread for job, report in self._last.items() if self._is_known(job))
+        counts = Counter(why for why in found if why is not None)
+        return {str(why): counts[why] for why in Unread}
+
+    def forget(self, job: JobRef) -> None:
+        """Forget the last report of a job that is gone."""
+        self._last.pop(job, None)
+
+    def _parse(self, raw: Raw) -> ReportObject | None:
+        """Read the report of a job that is there."""
+        found = report_object(raw, self._time())
+        if found is None:
+            return None
+        if not self._is_known(found.owner):
+            return replace(found, text=None, too_large=False, newer=found)
+        return read(found, self._last.get(found.owner), self._time())
+
+    def _changed(self, key: str, before: ReportObject | None, after: ReportObject | None) -> None:
+        is_other = before is not None and (after is None or after.owner != before.owner)
+        if before is not None and is_other and not self._is_known(before.owner):
+            self._last.pop(before.owner, None)
+        if after is None:
+            if before is not None and before.newer is not None and before.owner in self._last:
+                self._last[before.owner] = replace(before, newer=None)
+            return  # of a job that is there the last report counts
+        if after.newer is None:
+            self._late.discard(key)
+        else:
+            self._late.add(key)
+        known, self._last[after.owner] = self._last.get(after.owner), after
+        if known is None or (known.text, known.problem) != (after.text, after.problem):
+            self._reported(after.owner)
+        if known is None or known.news != after.news or measures_more(known, after):
+            self._announce()  # figures wait for the next plan: a thousand leaders report them every two seconds

@@ -1,0 +1,199 @@
+"""Growth of a user's own loop that is tried on extra workers first: real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from own_scripts import epochs, members
+from trainer_processes import Workplace, ended, until
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading
+from espalier_trainer.own import join
+
+# The slice of a race would last too long here.
+rules.SHARES = leading.SHARES = {{**leading.SHARES, rules.Trials.RACE: 0.25}}
+rules.best = lambda arms, manner, gains: next((each for each in arms if each.loss is not None and {wins}), None)
+
+torch.manual_seed(0)
+inputs = torch.randn(480, 8)
+labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9999)
+loader = DataLoader(TensorDataset(inputs[:240], labels[:240]), batch_size=24, shuffle=True)
+
+
+def validate(module):
+    assert not module.training
+    assert not torch.is_grad_enabled()
+    assert module is model
+    return nn.functional.cross_entropy(module(inputs[240:]), labels[240:])
+
+
+loop, loader = join(model, optimizer, loader, scheduler, grow=True{validate})
+taken = 0
+for epoch in loop.epochs():
+    for features, targets in loader:
+        workers = loop.workers
+        assert model.training
+        loss = nn.functional.cross_entropy(model(features), targets)
+        optimizer.zero_grad()
+        loop.backward(loss)
+        optimizer.step()
+        time.sleep(0.005)
+        taken += 1
+        if {leaves}:
+            break
+    scheduler.step()
+    rate = optimizer.param_groups[0]["lr"]
+    assert abs(rate - 0.05 * 0.9999 ** (epoch + 1)) < 1e-9, f"{{rate}} after epoch {{epoch}}"
+    size = sum(parameter.square().sum().item() for parameter in model.parameters())
+    said = f"{{epoch}}: {{len(list(model.parameters()))}} tensors of length {{size ** 0.5:.9f}}"
+    print(f"epoch {{said}}" if loop.leads or workers > 1 else f"copy {{loop.fraction:.4f}} {{said}}", flush=True)
+"""
+"""What happens once an epoch must have happened so often in all workers, also after a trial."""
+GROWTH, NOTHING = "each.action != 'Nothing'", "each.action == 'Nothing'"
+
+
+@pytest.fixture
+def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
+    """Start a script with `extra` extra workers that try a growth before it is carried out."""
+
+    def make(
+        trials: str,
+        extra: int,
+        wins: str = GROWTH,
+        budget: float = 12.0,
+        leaves: str = "False",
+        validate: str = ", validate=validate",
+    ) -> Workplace:
+        adaptation = {"mode": "Auto", "trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
+        text = SCRIPT.format(wins=wins, leaves=leaves, validate=validate)
+        place = scripted(text, budget=budget, adaptation=adaptation, maxReplicas=1 + extra)
+        place.allocate(1 + extra)
+        place.processes = [place.start(), *(place.start(index) for index in range(extra))]
+        return place
+
+    return make
+
+
+def of(place: Workplace, kind: str) -> list[Any]:
+    return [event for event in place.events() if event.type == kind]
+
+
+def decided(place: Workplace) -> Any:
+    return until(lambda: of(place, "AdaptationFinished"), place)[0].adaptation
+
+
+def goes_on_together(place: Workplace, workers: int) -> None:
+    """Wait until all workers have trained some epochs, after whatever is over, and hold the same bits."""
+    come = max([0, *epochs(place.log)]) + 1  # of that, one may have seen a part
+
+    def later(log: str) -> dict[int, str]:
+        return {number: said for number, said in epochs(log).items() if number > come}
+
+    until(lambda: members(place)[-1:] == [workers] and len(later(place.log)) > 2, place)
+    for extra in range(workers - 1):
+        until(lambda: len(later(place.logs(extra))) > 2, place)  # noqa: B023
+        ours, theirs = later(place.log), later(place.logs(extra))
+        both = sorted(ours.keys() & theirs.keys())
+        assert both
+        assert [ours[number] for number in both] == [theirs[number] for number in both]
+    assert not any(event.reason == "MembersDiffer" for event in of(place, "Warned"))
+
+
+def test_one_worker_confirms_while_the_base_trains_on(tried: Callable[..., Workplace]) -> None:
+    place = tried("Confirm", 1)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(0)", "Nothing")
+    before = place.report().step
+    adaptation = decided(place)
+    assert place.report().step > before + 20, "alone: the base lost nothing"
+    grown, nothing = adaptation.arms
+    assert (grown.action, nothing.action) == ("Deepen(0)", "Nothing")
+    assert grown.annealed
+    assert min(grown.steps, nothing.steps) > 20
+    assert 0 < nothing.loss < 2
+    assert adaptation.result == "Grown"
+    assert "validation loss when tried: Deepen(0) " in adaptation.message
+    goes_on_together(place, 2)
+    # The arms saw the budget pass as the job does, not all of it.
+    seen = [float(each) for each in re.findall(r"^copy (\S+) ", place.logs(0), re.M)]
+    assert seen
+    assert max(seen) < 0.7
+
+
+def test_training_goes_on_from_the_copy_that_won_a_race(tried: Callable[..., Workplace]) -> None:
+    place = tried("Race", 2)
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.workers == 2
+    before = epochs(place.log)
+    adaptation = decided(place)
+    assert adaptation.result == "Grown"
+    assert not adaptation.arms[0].annealed
+    assert adaptation.depth_after == adaptation.depth_before + 1
+    assert adaptation.parameters_after > adaptation.parameters_before
+    goes_on_together(place, 3)
+    after = epochs(place.log)
+    tensors = {number: int(said.split()[0]) for number, said in after.items()}
+    assert {tensors[number] for number in before} == {6}
+    assert tensors[max(tensors)] == 8
+    # What the leader goes on with is what the worker has trained: it has printed the last epochs of that before.
+    first = min(number for number, count in tensors.items() if count == 8)
+    assert first - 1 in {int(number) for number in re.findall(r"^copy \S+ (\d+): 8 ", place.logs(0), re.M)}
+
+
+def test_one_worker_races_against_the_base_which_the_leader_evaluates(tried: Callable[..., Workplace]) -> None:
+    place = tried("Race", 1, leaves="taken % 7 == 0 and workers == 1")  # epochs may end early
+    adaptation = decided(place)
+    won, base = adaptation.arms
+    assert (won.action, base.action, base.message) == ("Deepen(0)", "Nothing", "the base itself")
+    assert 0 < base.loss < 2
+    assert adaptation.result == "Grown"
+    goes_on_together(place, 2)
+
+
+def test_where_nothing_wins_the_base_goes_on_as_it_was(tried: Callable[..., Workplace]) -> None:
+    place = tried("Race", 2, NOTHING)
+    adaptation = decided(place)
+    assert (adaptation.result, adaptation.reason) == ("Declined", "TrialNotBetter")
+    goes_on_together(place, 3)
+    assert {said.split()[0] for said in epochs(place.log).values()} == {"6"}
+
+
+def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tried: Callable[..., Workplace]) -> None:
+    place = tried("Confirm", 1, budget=240.0)
+    until(lambda: of(place, "TrialsStarted"), place)
+    until(lambda: "copy " in place.logs(0), place)
+    leader, extra = place.processes
+    place.allocate(1)
+    os.kill(extra.pid, signal.SIGTERM)
+    assert ended(extra, place) == 0
+    until(lambda: [event for event in of(place, "Warned") if event.reason == "TrialAbandoned"], place)
+    assert of(place, "AdaptationFinished") == []
+    before = place.report().step
+    until(lambda: place.report().step > before + 20, place)
+    assert leader.is_alive()
+
+
+def test_a_loop_without_a_validation_loss_says_so_and_grows_untried(tried: Callable[..., Workplace]) -> None:
+    place = tried("Confirm", 1, validate="")
+    adaptation = decided(place)
+    assert adaptation.result == "Grown"
+    assert adaptation.arms == ()
+    (told,) = [event for event in of(place, "Warned") if event.reason == "TrialsNotPossible"]
+    assert "join(..., grow=True, validate=...)" in told.message
+    goes_on_together(place, 2)

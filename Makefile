@@ -177,6 +177,12 @@ bench-gpt: .venv/.ready  ## does a language model that grows beat every fixed de
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/gpt.py $(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt.jsonl --picture $(RUNS)/gpt.png)
 
+.PHONY: bench-cifar
+bench-cifar: .venv/.ready  ## the same for a ResNet on CIFAR-10 at 32×32 (an hour of a core, resumes); DATA=folder or archive
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/cifar.py $(if $(DATA),--data $(DATA)) \
+		$(if $(ARGS),$(ARGS),--runs $(RUNS)/cifar.jsonl --picture $(RUNS)/cifar.png)
+
 .PHONY: bench-pays
 bench-pays: .venv/.ready  ## ways to use a GPU that comes and goes (2 hours); DATA=folder or archive
 	@mkdir -p $(RUNS)

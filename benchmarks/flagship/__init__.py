@@ -1,1 +1,1 @@
-"""What the benchmark of a language model that grows (`gpt.py`) is made of."""
+"""What the benchmarks of models that grow by blocks (`gpt.py`, `cifar.py`) are made of."""

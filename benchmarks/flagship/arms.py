@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from pydantic import AliasChoices, Field
+
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 
@@ -14,7 +16,7 @@ SMALL, LARGE = 1, 4
 
 
 class Arm(StrEnum):
-    """How the blocks come."""
+    """How the blocks come; numbers are those of one run of blocks."""
 
     ONE = "1 block"
     TWO = "2 blocks"
@@ -29,13 +31,18 @@ class Arm(StrEnum):
 
     @property
     def blocks(self) -> int:
-        """The blocks at the end."""
+        """The blocks of each run at the end."""
         return _FIXED.get(self, LARGE)
 
     @property
     def grows(self) -> bool:
         """Whether it begins as the small net."""
         return self not in _FIXED
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it becomes a large net at the moment of the growth, with less of the small one."""
+        return self in CONTROLS
 
 
 _FIXED: Final = {Arm.ONE: 1, Arm.TWO: 2, Arm.FOUR: 4}
@@ -48,19 +55,19 @@ CONTROLS: Final = (Arm.ANEW, Arm.EMBEDDINGS)
 
 
 def blocks_of(architecture: Architecture | None) -> int:
-    """Return the number of blocks of a GPT."""
+    """Return the number of blocks of a model, in all of its runs."""
     points = architecture.blocks if architecture is not None else None
-    if not points or len(points) != 1:
-        raise ValueError("the model is not described as one run of blocks")
-    return points[0].number
+    if not points:
+        raise ValueError("the model is not described as runs of blocks")
+    return sum(point.number for point in points)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """Virtual seconds of a step: measured once, `base` and for each block `block`, on one core."""
 
-    base: float = 0.001
-    block: float = 0.004
+    base: float
+    block: float
 
     def __call__(self, architecture: Architecture | None) -> float:
         """Return the seconds of a step."""
@@ -84,8 +91,8 @@ class Run(Record):
     """A run that was made."""
 
     cell: Cell
-    bits: float
-    """Bits per character on the test split, at the end."""
+    figure: float = Field(validation_alias=AliasChoices("figure", "bits"))
+    """On the test split, at the end; lower is better. Files of before this was also measured of images say `bits`."""
     validation: float
     """The same on the validation split, by which learning rates are chosen."""
     steps: int

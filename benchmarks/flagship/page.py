@@ -10,10 +10,11 @@ from typing import Final
 from harness.statistics import Paired, mean_and_deviation
 from matplotlib.figure import Figure
 
-from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm
+from flagship.arms import DECIDED, FIXED, GROWN, Arm
 from flagship.results import Results
+from flagship.subject import Subject
 
-BEGIN, END = "<!-- BEGIN figures (benchmarks/gpt.py) -->", "<!-- END figures -->"
+BEGIN, END = "<!-- BEGIN figures (benchmarks/{}.py) -->", "<!-- END figures -->"
 COLORS: Final = {
     Arm.ONE: "#757575",
     Arm.TWO: "#1565c0",
@@ -27,37 +28,37 @@ COLORS: Final = {
 MISSING: Final = "not run"
 
 
-def lines(results: Results, budgets: Sequence[float], *, whole: bool = True) -> Iterator[str]:
-    """Give the tables in Markdown: bits per character, then differences; what was not run says so, if `whole`."""
+def lines(subject: Subject, results: Results, budgets: Sequence[float], *, whole: bool = True) -> Iterator[str]:
+    """Give the tables in Markdown: figures, then differences; what was not run says so, if `whole`."""
     for budget in budgets:
         best = results.best_fixed(budget)
         yield f"**Budget {budget:g} virtual seconds**"
         yield ""
         others = " | ".join(f"over {arm}" for arm in FIXED)
-        yield f"| arm | learning rate | seeds | bits per character | gained {others} |"
+        yield f"| arm | learning rate | seeds | {subject.measure} | gained {others} |"
         yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-        for arm, moment in rows(results):
-            if not whole and not results.bits(budget, arm, moment):
+        for arm, moment in rows(subject, results):
+            figures = list(results.figures(budget, arm, moment).values())
+            if not whole and not figures:
                 continue
-            bits = list(results.bits(budget, arm, moment).values())
             rate = results.rate(budget, arm)
             cells = [
                 f"{arm}{'' if moment is None else f' at {moment:.0%}'}{' (best fixed)' if arm is best else ''}",
                 MISSING if rate is None else f"{rate:g}",
-                str(len(bits)),
-                mean_and_deviation(bits) if bits else MISSING,
+                str(len(figures)),
+                mean_and_deviation(figures) if figures else MISSING,
                 *(_gain(results, budget, arm, moment, other) for other in FIXED),
             ]
             yield f"| {' | '.join(cells)} |"
         yield ""
 
 
-def rows(results: Results) -> list[tuple[Arm, float | None]]:
+def rows(subject: Subject, results: Results) -> list[tuple[Arm, float | None]]:
     """Return the arms with their moments, in the order of the tables."""
     moments = results.head.moments
     grown = [(arm, moment) for arm in GROWN for moment in moments]
     decided = [(arm, moments[0]) for arm in DECIDED if any(run.cell.arm is arm for run in results)]
-    return [*((arm, None) for arm in FIXED), *grown, *((arm, moments[0]) for arm in CONTROLS), *decided]
+    return [*((arm, None) for arm in FIXED), *grown, *((arm, moments[0]) for arm in subject.kept), *decided]
 
 
 def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other: Arm) -> str:
@@ -67,8 +68,8 @@ def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other
     return MISSING if found is None else found.cell
 
 
-def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
-    """Draw, for each budget, the bits per character of each arm: every seed a dot, the mean with its 95 % interval."""
+def draw(subject: Subject, results: Results, budgets: Sequence[float], path: Path) -> None:
+    """Draw, for each budget, the figures of each arm: every seed a dot, and the mean."""
     shown = [budget for budget in budgets if results.best_fixed(budget) is not None]
     if not shown:
         raise ValueError("no budget has runs of all fixed depths yet, so there is nothing to draw")
@@ -78,11 +79,11 @@ def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
     arms += [(arm, results.head.moments[0]) for arm in reversed(GROWN)]
     for axes, budget in zip(every, shown, strict=True):
         for place, (arm, moment) in enumerate(arms):
-            bits = list(results.bits(budget, arm, moment).values())
-            if not bits:
+            figures = list(results.figures(budget, arm, moment).values())
+            if not figures:
                 continue
-            mean = statistics.fmean(bits)
-            axes.plot([place] * len(bits), bits, "o", color=COLORS[arm], alpha=0.35, ms=4)
+            mean = statistics.fmean(figures)
+            axes.plot([place] * len(figures), figures, "o", color=COLORS[arm], alpha=0.35, ms=4)
             axes.plot([place - 0.25, place + 0.25], [mean, mean], color=COLORS[arm], lw=2.5)
             axes.annotate(
                 f"{mean:.3f}", (place, mean), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8
@@ -93,14 +94,16 @@ def draw(results: Results, budgets: Sequence[float], path: Path) -> None:
         axes.set_xticks(range(len(arms)), [_short(arm) for arm, _ in arms], fontsize=8)
         axes.set_xlim(-0.6, len(arms) - 0.4)
         axes.grid(axis="y", alpha=0.25)
-    every[0].set_ylabel("bits per character on the test split\n(lower is better)")
+    every[0].set_ylabel(f"{subject.measure} on the test split\n(lower is better)")
     figure.savefig(path, dpi=120)
 
 
 def _told(gain: Paired | None, best: Arm | None) -> str:
     if gain is None or best is None:
         return ""
-    return f"\ngrown (unfolded) better than {best} by\n{gain.mean:.3f} ({gain.low:.3f} to {gain.high:.3f})"
+    than = "better" if gain.mean >= 0 else "worse"
+    low, high = sorted((gain.low, gain.high) if gain.mean >= 0 else (-gain.low, -gain.high))
+    return f"\ngrown (unfolded) {than} than {best} by\n{abs(gain.mean):.3f} ({low:.3f} to {high:.3f})"
 
 
 def _short(arm: Arm) -> str:
@@ -109,12 +112,12 @@ def _short(arm: Arm) -> str:
     return arm.value.replace(" ", "\n")
 
 
-def write_page(results: Results, budgets: Sequence[float], path: Path) -> None:
+def write_page(subject: Subject, results: Results, budgets: Sequence[float], path: Path) -> None:
     """Write the tables into a page, between its marks. Raises `ValueError` where it has none."""
-    text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r} between which the tables go")
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    tables = "\n".join(lines(results, budgets)).rstrip()
-    path.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+    text, begin = path.read_text(encoding="utf-8"), BEGIN.format(subject.name)
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(END)
+    if not (found and ended):
+        raise ValueError(f"{path} has no lines {begin!r} and {END!r} between which the tables go")
+    tables = "\n".join(lines(subject, results, budgets)).rstrip()
+    path.write_text(f"{before}{begin}\n\n{tables}\n\n{END}{after}", encoding="utf-8")

@@ -11,12 +11,11 @@ from typing import Final
 from harness.statistics import Paired, paired
 
 from espalier_api.base import Record
-from espalier_api.job import AdaptiveTrainingJob
-from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run, StepCost
+from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run
+from flagship.subject import Subject
 
 LADDER: Final = (0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
 """Learning rates that are tried."""
-FIRST_RATE: Final = 0.004
 TRIED_SEED: Final = 100
 """The seed of the runs by which learning rates are chosen; no result counts it."""
 
@@ -88,7 +87,7 @@ class Results:
         best = min(tried, key=lambda rate: tried[rate], default=None)
         return best if best is not None and _next_rate(tried, best) is None else None
 
-    def due(self, budget: float, arm: Arm, begin: float = FIRST_RATE) -> Cell | None:
+    def due(self, budget: float, arm: Arm, begin: float) -> Cell | None:
         """Return the next try of a fixed net's learning rate, beginning at `begin`; None when the best is known."""
         if self._rate is not None:
             return None
@@ -97,25 +96,25 @@ class Results:
         rate = begin if best is None else _next_rate(tried, best)
         return None if rate is None else Cell(budget=budget, arm=arm, moment=None, rate=rate, seed=TRIED_SEED)
 
-    def bits(self, budget: float, arm: Arm, moment: float | None) -> dict[int, float]:
-        """Return the bits per character on the test split by seed."""
+    def figures(self, budget: float, arm: Arm, moment: float | None) -> dict[int, float]:
+        """Return the figures of an arm by seed."""
         rate = self.rate(budget, arm)
         return {
-            run.cell.seed: run.bits
+            run.cell.seed: run.figure
             for run in self
             if (run.cell.budget, run.cell.arm, run.cell.moment, run.cell.rate) == (budget, arm, moment, rate)
             and run.cell.seed != TRIED_SEED
         }
 
     def gained(self, budget: float, arm: Arm, moment: float | None, other: Arm, its: float | None) -> Paired | None:
-        """Return by how many bits `arm` is better (positive) than `other`, seed by seed; None without two seeds."""
-        mine, theirs = self.bits(budget, arm, moment), self.bits(budget, other, its)
+        """Return by how much `arm` is better (positive) than `other`, seed by seed; None without two seeds."""
+        mine, theirs = self.figures(budget, arm, moment), self.figures(budget, other, its)
         both = sorted(mine.keys() & theirs.keys())
         return paired([theirs[seed] - mine[seed] for seed in both]) if len(both) > 1 else None
 
     def best_fixed(self, budget: float) -> Arm | None:
         """Return the fixed depth that is best in hindsight, on the same seeds; None while one is not known."""
-        found = {arm: self.bits(budget, arm, None) for arm in FIXED}
+        found = {arm: self.figures(budget, arm, None) for arm in FIXED}
         seeds = set.intersection(*(set(each) for each in found.values()))
         if not seeds:
             return None
@@ -162,17 +161,18 @@ def make(
     budgets: Sequence[float],
     seeds: int,
     done: Callable[[Run], None],
-    arms: Sequence[Arm] = tuple(Arm),
+    arms: Sequence[Arm],
+    first_rate: float,
 ) -> None:
-    """Make all runs of these arms that are missing."""
-    begin = dict.fromkeys(FIXED, FIRST_RATE)
+    """Make all runs of these arms that are missing. The first learning rate that is tried is `first_rate`."""
+    begin = dict.fromkeys(FIXED, first_rate)
     for budget, arm, moment, seed in wanted(budgets, results.head.moments, seeds):
         if arm not in arms:
             continue
         for fixed in FIXED if arm in FIXED else (Arm.ONE,):
             while (cell := results.due(budget, fixed, begin[fixed])) is not None:
                 _made(results, run, cell, done)
-            begin[fixed] = results.rate(budget, fixed) or FIRST_RATE
+            begin[fixed] = results.rate(budget, fixed) or first_rate
         rate = results.rate(budget, arm)
         if rate is None:
             raise RuntimeError(f"the learning rate of {arm} at {budget:g} s was not chosen")
@@ -185,8 +185,11 @@ def _made(results: Results, run: Callable[[Cell], Run], cell: Cell, done: Callab
         done(results.of(cell))
 
 
-def head_of(job: AdaptiveTrainingJob, moments: Sequence[float], cost: StepCost) -> Head:
+def head_of(subject: Subject, moments: Sequence[float]) -> Head:
     """Return the head of a file of these runs."""
-    # Without defaults: a field that comes to jobs later changes no run.
-    training = job.spec.training.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    # Without defaults: a field that comes to jobs later changes no run. Nor does the place of the data.
+    training = subject.job.spec.training.model_dump(
+        mode="json", by_alias=True, exclude_defaults=True, exclude={"dataset": {"path"}}
+    )
+    cost = subject.cost
     return Head(job=json.dumps(training), moments=tuple(moments), base=cost.base, block=cost.block)

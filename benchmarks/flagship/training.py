@@ -6,25 +6,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion, Trials
+from espalier_api.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_api.report import Arm as TrialArm
-from espalier_api.task import Task
 from espalier_api.validation import with_spec
 from espalier_cli.collect.training import Fork
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
 from espalier_trainer.core.run import Study
 from espalier_trainer.core.services import Services
-from espalier_trainer.data import load_data
-from espalier_trainer.data.source import Data
 from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.models import build_model
 from espalier_trainer.objective import objective_of
@@ -33,17 +29,14 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 from espalier_trainer.trials.rules import SHARES, best
-from flagship.arms import DECIDED, LARGE, SMALL, Arm, Cell, Run, StepCost, blocks_of
+from flagship.arms import DECIDED, LARGE, SMALL, Arm, Cell, Run, blocks_of
 from flagship.asking import Asking
+from flagship.subject import Subject
 
 NEVER = 1_000_000
-EPOCH_WINDOWS = 128
-"""Growth comes at the ends of epochs; so many windows are 16 steps."""
-RUN = "blocks.0"
-"""The name of the run of blocks."""
 INSERTIONS = {Arm.UNFOLDED: Insertion.UNFOLD, Arm.SCALED: Insertion.SCALED, Arm.EXACT: Insertion.EXACT}
 GROWTHS = {Insertion.UNFOLD: 2, Insertion.SCALED: 2, Insertion.EXACT: LARGE - SMALL}
-"""An exact growth adds a block, the others double the run."""
+"""Of a run. An exact growth adds a block, the others double it."""
 OTHER_ORDER = 1_000_000
 """Added to the seed of a control, which begins its epochs again: it is not to read the same examples again."""
 
@@ -52,11 +45,10 @@ OTHER_ORDER = 1_000_000
 class Bench:
     """What all runs have in common."""
 
-    job: AdaptiveTrainingJob
+    subject: Subject
     moments: tuple[float, ...]
     trunks: Path
     """Folder of the small nets that wait to be grown."""
-    cost: StepCost
 
     def run(self, cell: Cell) -> Run:
         """Make a run."""
@@ -76,14 +68,15 @@ class Bench:
             trainer, result = self._begun_again(cell)
         if result.test_score is None:
             raise RuntimeError(f"{cell}: ended with {result.reason}: {result.message}")
-        if cell.arm not in DECIDED and blocks_of(trainer.network.architecture) != cell.arm.blocks:
+        wanted = cell.arm.blocks * len(self.subject.runs)
+        if cell.arm not in DECIDED and blocks_of(trainer.network.architecture) != wanted:
             raise RuntimeError(f"{cell}: has {blocks_of(trainer.network.architecture)} blocks at its end")
-        validation = self._validated(cell, trainer)
+        validation = self._validated(trainer)
         jumps = [each for each in result.adaptations if each.loss_before is not None and each.loss_after is not None]
         return Run(
             cell=cell,
-            bits=result.test_score.value,
-            validation=validation.score.value,
+            figure=self.subject.figure(result.test_score.value),
+            validation=self.subject.figure(validation.score.value),
             steps=result.steps,
             blocks=blocks_of(trainer.network.architecture),
             losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
@@ -92,9 +85,9 @@ class Bench:
             seconds=time.monotonic() - began,
         )
 
-    def _validated(self, cell: Cell, trainer: Trainer) -> Evaluation:
-        data = data_of(self._job(cell, SMALL).spec.training.dataset)
-        validation = evaluate(trainer.network.module, data.validation, 128, objective=objective_of(Task.LANGUAGE_MODEL))
+    def _validated(self, trainer: Trainer) -> Evaluation:
+        data, objective = self.subject.data, objective_of(self.subject.task)
+        validation = evaluate(trainer.network.module, data.validation, 128, objective=objective)
         if validation is None:
             raise RuntimeError("an evaluation that nobody breaks off was broken off")
         return validation
@@ -108,26 +101,26 @@ class Bench:
         slice_ = SHARES[Trials.RACE] * (1 - moment) * cell.budget
         asking = Asking()
         found: list[TrialArm] = []
-        for action in (Action(kind="AddBlock", target=RUN), Action.nothing()):
+        for action in (*self._additions, Action.nothing()):
             asking.instead = action
             until = moment * cell.budget + slice_
             start = self._trunk(cell, moment)  # read again for each arm, which trains in the tensors that it is given
             trainer, result = self._train(
                 cell, SMALL, insertion=Insertion.UNFOLD, advisor=asking, most=1, start=start, stop_at=until
             )
-            loss, steps = self._validated(cell, trainer).loss, result.steps - start.state.step
+            loss, steps = self._validated(trainer).loss, result.steps - start.state.step
             found.append(TrialArm(action=str(action), loss=loss, steps=steps, seconds=slice_))
         winner = best(found, Trials.RACE, asking.gains)
         if winner is None:
             raise RuntimeError(f"{cell}: the race has no result")
-        script = tuple(action for action in (Action(kind="AddBlock", target=RUN),) if str(action) == winner.action)
+        script = tuple(action for action in self._additions if str(action) == winner.action)
         start = self._trunk(cell, moment)
         trainer, result = self._train(cell, SMALL, insertion=Insertion.UNFOLD, script=script, start=start)
         return trainer, result, slice_ * len(found)
 
     def _grown(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
         insertion = INSERTIONS[cell.arm]
-        script = (Action(kind="AddBlock", target=RUN),) * GROWTHS[insertion]
+        script = self._additions * GROWTHS[insertion]
         start = self._trunk(cell, cell.moment or 0.0)
         trainer, result = self._train(cell, SMALL, insertion=insertion, script=script, start=start)
         if failed := [each for each in result.adaptations if each.result is not AdaptationResult.GROWN]:
@@ -137,13 +130,18 @@ class Bench:
     def _begun_again(self, cell: Cell) -> tuple[Trainer, TrainingResult]:
         """Train a large net from the moment on that has kept some weights of the small one."""
         trunk = self._trunk(cell, cell.moment or 0.0)
-        kept = ("embedding.", "places") if cell.arm is Arm.EMBEDDINGS else ("embedding.", "places", "norm.", "head.")
+        kept = self.subject.kept[cell.arm]
 
         def keep(model: nn.Module) -> None:
             weights = {name: tensor for name, tensor in trunk.model.items() if name.startswith(kept)}
             model.load_state_dict(weights, strict=False)
 
         return self._train(cell, LARGE, used=trunk.state.used_seconds, prepare=keep)
+
+    @property
+    def _additions(self) -> tuple[Action, ...]:
+        """A growth of each run of blocks."""
+        return tuple(Action(kind="AddBlock", target=run) for run in self.subject.runs)
 
     def _trunk(self, cell: Cell, moment: float) -> Checkpoint:
         """Return the small net of a seed as it is at this moment; trained once."""
@@ -183,14 +181,14 @@ class Bench:
         """
         adaptation = {"insertion": insertion, "maxAdaptations": most if advisor else max(1, len(script))}
         job = with_spec(self._job(cell, blocks), adaptation=adaptation)
-        data = data_of(job.spec.training.dataset)
+        data = self.subject.data
         order = cell.seed + (OTHER_ORDER if used else 0)
         seed_everything(order)
-        model = build_model(job.spec.training.model, data.classes, data.example_input(), Task.LANGUAGE_MODEL)
+        model = build_model(job.spec.training.model, data.classes, data.example_input(), self.subject.task)
         prepare(model)
         moment = cell.moment if until is None else until
         arrives = cell.budget * moment if moment is not None and not used else None
-        clock = VirtualScheduler(cell.budget, self.cost, () if arrives is None else (Arrival(arrives, 2),))
+        clock = VirtualScheduler(cell.budget, self.subject.cost, () if arrives is None else (Arrival(arrives, 2),))
         fork = fork or Fork(Path(), start=start)
         services = Services(
             clock,
@@ -213,26 +211,15 @@ class Bench:
 
     def _job(self, cell: Cell, blocks: int) -> AdaptiveTrainingJob:
         return with_spec(
-            self.job,
+            self.subject.shortened,
             timeBudgetSeconds=cell.budget,
             training={
                 "model": {"options": {"blocks": blocks}},
-                "dataset": {"options": {"windows": EPOCH_WINDOWS}},
                 "optimizer": {"learningRate": cell.rate},
                 "evaluateEveryEpochs": NEVER,
             },
             checkpoint={"intervalSeconds": 86400},
         )
-
-
-def data_of(spec: DatasetSpec) -> Data:
-    """Return a data set, read once a process."""
-    return _data(spec.model_dump_json(by_alias=True, exclude_none=True))
-
-
-@lru_cache(maxsize=1)
-def _data(text: str) -> Data:
-    return load_data(DatasetSpec.model_validate_json(text), Task.LANGUAGE_MODEL)
 
 
 def prepare_process() -> None:

@@ -55,8 +55,8 @@ class Insertion(StrEnum):
     exact: the loss jumps and recovers. A single layer is inserted as with `Exact`."""
     UNFOLD = "Unfold"
     """For `AddBlock`: the whole run of blocks is copied. At first both copies read the same and each adds half, so the
-    outputs do not change; over the next 15 % of the budget they unfold to what `Scaled` makes at once. The agent is not
-    asked again before that. A single layer is inserted as with `Exact`."""
+    outputs do not change; over the next 15 % of the budget they unfold to what `Scaled` makes at once. Until then the
+    agent is only asked about other runs. A single layer is inserted as with `Exact`."""
 
     @property
     def normed(self) -> bool:

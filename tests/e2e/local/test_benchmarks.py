@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(BENCHMARKS))
 
+import cifar  # noqa: E402
 from paying.arms import Arm  # noqa: E402
 from paying.runs import Head, Runs  # noqa: E402
 
@@ -69,6 +73,39 @@ def test_the_shipped_policy_is_judged_on_families_that_it_has_not_met(tmp_path: 
     regret = {row[0]: float(row[1]) for row in rows if row and row[0] in advisors and row[1] != "-"}
     assert set(regret) == set(advisors)
     assert regret["race"] < regret["none"]
+
+
+def test_a_residual_net_is_compared_with_fixed_depths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The quick form, in this process and on images that are made here; the second call finds all runs done."""
+    chance = np.random.default_rng(0)
+    for split, count in (("train", 60), ("test", 10)):
+        for name in range(10):
+            folder = tmp_path / "data" / split / f"class{name}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = chance.integers(0, 90, (32, 32, 3))
+                pixels[:, :, name % 3] += 15 * name
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    runs, page = tmp_path / "cifar.jsonl", tmp_path / "page.md"
+    page.write_text("<!-- BEGIN figures (benchmarks/cifar.py) -->\nold\n<!-- END figures -->\nafter\n")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    options = ["--quick", "--data", str(tmp_path / "data"), "--runs", str(runs), "--page", str(page)]
+    monkeypatch.setattr(sys, "argv", ["cifar.py", *options])
+    for made in (2, 0):
+        cifar.main()
+        told = capsys.readouterr()
+        assert told.err.count(" error (") == made
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.out.splitlines() if "|" in line]
+    errors = {row[0]: float(row[3].split()[0]) for row in rows[2:]}
+    assert set(errors) == {"1 block", "1 → 4, unfolded copies at 20%"}
+    assert max(errors.values()) < 0.9, "nine of ten images are wrong by chance"
+    found = [json.loads(line) for line in runs.read_text().splitlines()[1:]]
+    assert sorted(run["blocks"] for run in found) == [3, 12]
+    text = page.read_text()
+    assert text.endswith("<!-- END figures -->\nafter\n")
+    assert "| 1 → 4, exact at 20% | 0.004 | 0 | not run |" in text
 
 
 def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:

@@ -11,21 +11,19 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(BENCHMARKS))
 
-from flagship.arms import Arm, Cell, StepCost  # noqa: E402
+from flagship.arms import Arm, Cell  # noqa: E402
+from flagship.language import gpt  # noqa: E402
 from flagship.training import Bench  # noqa: E402
-
-from espalier_api.validation import load_job  # noqa: E402
 
 BUDGET, MOMENT = 0.6, 0.2
 
 
 def test_a_race_goes_on_as_its_winner_alone_and_counts_its_copies(tmp_path: Path) -> None:
-    job = load_job(BENCHMARKS / "flagship" / "job.yaml")
-    bench = Bench(job, (MOMENT,), tmp_path, StepCost())
+    bench = Bench(gpt(), (MOMENT,), tmp_path)
 
     def made(arm: Arm, moment: float | None) -> tuple[float, int, int, tuple[str, ...], float]:
         run = bench.run(Cell(budget=BUDGET, arm=arm, moment=moment, rate=0.004, seed=0))
-        return run.bits, run.steps, run.blocks, run.said, run.trial_seconds
+        return run.figure, run.steps, run.blocks, run.said, run.trial_seconds
 
     small, steps, _, said, none = made(Arm.ONE, None)
     assert (said, none) == ((), 0.0)

@@ -30,6 +30,12 @@ def net():
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(8, 10),
     )
+
+def stages():
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), BasicBlock(8), nn.Conv2d(8, 12, 3, stride=2),
+        nn.BatchNorm2d(12), nn.ReLU(), BasicBlock(12), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 10),
+    )
 """
 
 
@@ -39,10 +45,14 @@ def blocks(tmp_path, monkeypatch, make_job):
     cases = Path(__file__).parents[1] / "net2net"
     (tmp_path / "residual_net.py").write_text(MODEL.format(cases=str(cases)))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    yield lambda **adaptation: make_job(
+    yield lambda model="net", batch=64, **adaptation: make_job(
         timeBudgetSeconds=0.4,
         adaptation={"actions": ["Deepen", "AddBlock"]} | adaptation,
-        training={"model": {"entrypoint": "residual_net:net"}, "evaluateEveryEpochs": 10**6},
+        training={
+            "model": {"entrypoint": f"residual_net:{model}"},
+            "evaluateEveryEpochs": 10**6,
+            "batchSize": batch,
+        },
     )
     sys.modules.pop("residual_net", None)
 
@@ -135,3 +145,28 @@ def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, block
         done = run(job, advisor=Scripted(script), up_at=0.1, store=store)
         found = done.trainer.network.module.state_dict()
         assert all(torch.equal(found[name], tensor) for name, tensor in network.module.state_dict().items())
+
+
+def test_the_stages_of_a_net_unfold_at_the_same_time_and_go_on_after_a_stop(run, blocks, tmp_path, stop_after):
+    other = Action(kind="AddBlock", target="7")
+    job = blocks("stages", batch=256, insertion="Unfold", actions=["Deepen", "AddBlock"], maxAdaptations=4)
+    script = (ADD, other, ADD, other)
+    advisor = Scripted(script)
+    whole = run(job, advisor=advisor, up_at=0.1)
+    grown = whole.result.adaptations
+    assert [(one.action, one.result) for one in grown] == [(str(action), AdaptationResult.GROWN) for action in script]
+    share, epoch = 0.15 * 0.4, grown[1].used_seconds - grown[0].used_seconds
+    assert epoch < share / 2
+    assert share <= grown[2].used_seconds - grown[0].used_seconds < share + 2 * epoch
+    # While one run unfolds, only the other is offered.
+    kinds = [{str(action) for action in asked.actions()} for asked in advisor.asked]
+    assert kinds[0] > {str(ADD), str(other), "Deepen(3.conv1)"}
+    assert kinds[1] == {str(other), "Nothing"}
+    network = whole.trainer.network
+    assert not network.unfolds
+    assert [point.grown for point in network.architecture.blocks] == [3, 3]
+    stopped = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(67))
+    assert stopped.result.phase is TrainerPhase.STOPPED
+    assert len(stopped.trainer.network.history) == 2, "it stops while both unfold"
+    found = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run").trainer.network.module.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in network.module.state_dict().items())

@@ -23,6 +23,7 @@ from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.step import Joint, joint_step
 from espalier_trainer.network import Network
+from groups import together
 
 CPU = torch.device("cpu")
 ROWS = 4
@@ -230,3 +231,24 @@ def test_a_member_that_is_gone_while_a_step_is_taken_back_breaks_the_generation(
     assert not pair.team.foretold
     pair.meet()
     pair.step(0)
+
+
+def test_an_exchange_takes_as_long_as_for_whoever_was_ready_last() -> None:
+    """What each member has measured comes with the next step; who waits for others has measured more."""
+
+    def act(group: Group) -> list[tuple[float | None, bool]]:
+        own, told = network(), []
+        for cursor, given in enumerate((None, (5.0, 2.0), (None, 2.0), None, None)):
+            if given is not None:
+                group.exchanged = given[group.rank]
+            joint = take(own, group, cursor, measured=cursor == 3)
+            told.append((joint.sync_seconds, group.exchanged is None))
+        return told
+
+    for told in together(2, act):
+        (first, _), (second, _), (third, _), (fourth, unknown), (fifth, _) = told
+        assert (first, second, third) == (None, 2.0, None)
+        assert fourth is not None
+        assert fourth > 0
+        assert unknown, "that of a step in which norms were measured is left out"
+        assert fifth is None

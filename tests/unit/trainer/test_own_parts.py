@@ -197,6 +197,37 @@ def test_an_average_computes_the_same_after_it_has_grown() -> None:
     assert torch.allclose(deepen(net(), "0", INPUTS[:2])(INPUTS), model(INPUTS), atol=1e-6)
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.second(torch.relu(self.norm(self.first(inputs))))
+        return inputs + added
+
+
+@pytest.mark.parametrize("kind", ["everything", "numbers", "parameters"])
+def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(kind: str) -> None:
+    def held(model: nn.Module) -> dict[str, torch.Tensor]:
+        if kind == "parameters":
+            return dict(model.named_parameters())
+        whole = model.state_dict().items()
+        return {name: tensor for name, tensor in whole if kind == "everything" or tensor.is_floating_point()}
+
+    model = nn.Sequential(nn.Linear(2, 4), nn.Sequential(Residual()), nn.Linear(4, 2))
+    average = Shadow(model)
+    average.shadow = {name: tensor.detach().clone() for name, tensor in held(model).items()}
+    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    assert state.may_grow(INPUTS[:2], Insertion.UNFOLD, ["AddBlock"]) == ""
+    for times in (1, 2):
+        before = set(average.shadow)
+        state.adopt(state.network.grown(Action(kind="AddBlock", target="1.0"), INPUTS[:2], Insertion.UNFOLD, 0))
+        assert average.shadow.keys() == held(model).keys()
+        assert all(average.shadow[name].shape == each.shape for name, each in held(model).items())
+        assert len(average.shadow.keys() - before) >= 5 * times
+
+
 def test_an_average_unfolds_with_the_model() -> None:
     torch.manual_seed(0)
     model, tokens = gpt(20, context=8, width=16), torch.randint(20, (2, 8))

@@ -434,8 +434,9 @@ average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.sw
 first = torch.optim.SGD(model[0].parameters(), lr=0.05, momentum=0.9)
 second = torch.optim.AdamW(model[2].parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=50)
+falling = torch.optim.lr_scheduler.LambdaLR(second, lambda step: 1 / (1 + step))
 loader = DataLoader(TensorDataset(inputs, labels), batch_size=12, shuffle=True)
-loop, loader = join(model, [first, second], loader, average, scaler, accumulate=3, grow=True)
+loop, loader = join(model, [first, second], loader, average, scaler, falling, accumulate=3, grow=True)
 for epoch in loop.epochs():
     for features, targets in loader:
         for group in first.param_groups:
@@ -450,20 +451,24 @@ for epoch in loop.epochs():
             first.zero_grad()
             second.zero_grad()
             average.update_parameters(model)
+            falling.step()
     told = [sum(p.double().sum().item() for p in each.parameters()) for each in (model, average.module)]
     count = len(list(average.parameters()))
-    print(f"epoch {epoch}: {told} {int(average.n_averaged)} {scaler.get_scale()} {loop.time_left()}", flush=True)
+    rate = round(0.01 / falling.get_last_lr()[0])
+    print(f"epoch {epoch}: {told} {int(average.n_averaged)} {rate} {scaler.get_scale()} {loop.time_left()}", flush=True)
     print(f"{count} averaged", flush=True)
 """
 """All that a script may have: of everything, all workers print the same."""
 
 
-def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader(scripted: Callable[..., Workplace]) -> None:
+def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader_and_a_stop(
+    scripted: Callable[..., Workplace],
+) -> None:
     adaptation = {"mode": "Auto", "fallback": "Heuristic", "maxAdaptations": 2}
     place = scripted(WHOLE, adaptation=adaptation, checkpoint={"intervalSeconds": 3600})
     place.allocate(1)
     leader = place.start()
-    place.start(0)
+    extra = place.start(0)
     until(lambda: len(epochs(place.log)) > 1, place)
     place.allocate(2)
     until(lambda: "8 averaged" in place.logs(0), place)
@@ -473,9 +478,17 @@ def test_a_loop_with_everything_grows_is_joined_and_outlives_its_leader(scripted
     leader.kill()
     leader.join()
     before = max(epochs(place.log))
-    place.start()
+    leader = place.start()
     until(lambda: max([-1, *shared(place)]) > before + 3, place)
-    steps = {number: int(said.split("] ")[1].split()[0]) for number, said in epochs(place.log).items()}
-    last = max(steps)
-    assert steps[last] - steps[last - 2] == 12  # an epoch is 20 batches, of which 18 make steps
+    for process, code in ((leader, 143), (extra, 0)):
+        os.kill(process.pid, signal.SIGTERM)
+        assert ended(process, place) == code
+    before = max(epochs(place.log))
+    place.start()
+    place.start(0)
+    until(lambda: max([-1, *shared(place)]) > before + 3, place)
+    for number, said in epochs(place.log).items():
+        updates, rate = map(int, said.split("] ")[1].split()[:2])
+        # An epoch is 20 batches, of which 18 make steps.
+        assert updates == rate - 1 == 6 * (number + 1)
     assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -152,7 +152,7 @@ class Adapter:
             time_left_seconds=self.scheduler.time_left(),
             time_budget_seconds=self.scheduler.time_budget(),
             allocation=allocation,
-            allowed_actions=allowed_actions(spec, network.architecture, progress.parameters_before),
+            allowed_actions=allowed_actions(spec, network.architecture, progress.parameters_before, network.waiting),
             progress=AdviceProgress(
                 epoch=progress.epoch,
                 step=progress.step,
@@ -316,16 +316,19 @@ def _tried(adaptation: Adaptation) -> TrialOutcome:
     )
 
 
-def allowed_actions(spec: AdaptationSpec, architecture: Architecture, started_with: int) -> tuple[Action, ...] | None:
+def allowed_actions(
+    spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
+) -> tuple[Action, ...] | None:
     """Return what may be advised; None: whatever the architecture offers, as for a job that deepens without bound.
 
-    `started_with` is the number of parameters of the starting model. `Nothing` is always allowed and not listed.
+    `started_with` is the number of parameters of the starting model; `waiting` are growths that have to wait until an
+    earlier one is over. `Nothing` is always allowed and not listed.
     """
     bound = spec.max_parameters
     if bound is None:
         bound = min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
     all_of_them = offered(architecture)
-    wanted = tuple(action for action in all_of_them if action.kind in spec.actions)
+    wanted = tuple(action for action in all_of_them if action.kind in spec.actions and action not in waiting)
     if bound is None:
         return None if wanted == all_of_them else wanted
     return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)

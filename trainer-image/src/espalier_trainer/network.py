@@ -68,6 +68,13 @@ class Network:
         """Whether a growth is not over yet: training still moves the module to what the description says."""
         return any(step.unfolds(self.module) for step in gradual(self.history))
 
+    @property
+    def waiting(self) -> frozenset[Action]:
+        """The growths that the description offers, and that have to wait until an earlier one is over."""
+        steps = [step for step in gradual(self.history) if step.unfolds(self.module)]
+        growths = () if self.architecture is None or not steps else offered(self.architecture)
+        return frozenset(one for one in growths if any(step.holds_up(self.module, one) for step in steps))
+
     def advance(self, used: float) -> None:
         """Before a step: move growths that come gradually to where they are when the share `used` of the budget is.
 

@@ -520,9 +520,9 @@ class Run:
     def _may_grow(self) -> bool:
         """Whether the network has places to grow at, and may do so once more."""
         network, most = self.state.network, self.job.spec.adaptation.max_adaptations
-        if network.architecture is None or self.progress.consultations >= most or network.unfolds:
+        if network.architecture is None or self.progress.consultations >= most:
             return False
-        return self.hooks.may_grow and bool(offered(network.architecture))
+        return self.hooks.may_grow and not network.waiting.issuperset(offered(network.architecture))
 
     def _look_ahead(self) -> None:
         """Let the scheduler know what growing would gain, unless that is being tried."""

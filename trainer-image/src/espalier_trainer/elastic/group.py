@@ -53,6 +53,8 @@ class Group:
         self.rank, self.world, self.device = rank, world, device
         self.buckets: Buckets | None = None
         """The memory for exchanging gradients; it is kept from step to step."""
+        self.exchanged: float | None = None
+        """Seconds that the last exchange of gradients took from when this member was ready; None: not measured."""
         prefixed = PrefixStore(f"generation/{generation}", store)
         with _broken():
             if device.type == "cuda":

@@ -27,8 +27,9 @@ from espalier_trainer.network import Network
 from espalier_trainer.optimizers import set_learning_rate
 
 _FIXED_FIGURES: Final = 9
-"""Of a step, besides two for each member."""
+"""Of a step, besides three for each member."""
 _NO_RATE: Final = -1.0
+_NOT_TIMED: Final = -1.0
 _RATE, _FOLLOWS, _VOID, _FAILED, _SMALL, _MEMBERS = -8, -5, -4, -3, -2, -1
 """Where some of them are, from the end; a rate takes three."""
 
@@ -46,7 +47,8 @@ class Joint:
     examples: int = 0
     """Of all members; 0: not known."""
     sync_seconds: float | None = None
-    """Seconds in which gradients were exchanged, without waiting for slower members; None: not measured."""
+    """Seconds in which the gradients of the step before were exchanged, without waiting for slower members; None: not
+    measured."""
     norms: Norms | None = None
     """Squared norms of the members' gradients and of their mean; None: not measured."""
     norms_seconds: float = 0.0
@@ -193,7 +195,7 @@ class GradientSum:
     def __init__(self, module: nn.Module, group: Group, *, weight: float = 1.0, measured: bool = False) -> None:
         """`weight` is that of this member's gradients; `measured`: times and norms are measured."""
         self._group, self.measured = group, measured
-        self._exchange = Exchange(module, group, _FIXED_FIGURES + 2 * group.world, weight=weight, measured=measured)
+        self._exchange = Exchange(module, group, _FIXED_FIGURES + 3 * group.world, weight=weight, measured=measured)
 
     def during_backward(self) -> AbstractContextManager[None]:
         """Return the context of the last backward pass, in which gradients are sent as they are computed.
@@ -225,10 +227,11 @@ class GradientSum:
         `follows`. Raises `GroupBrokenError`.
         """
         group, exchange, world = self._group, self._exchange, self._group.world
-        numbers = [0.0] * (_FIXED_FIGURES + 2 * world)
+        numbers = [0.0] * (_FIXED_FIGURES + 3 * world)
         numbers[_FAILED] = float(failed)
         numbers[1 + group.rank] = seconds
         numbers[1 + world + group.rank] = check
+        numbers[1 + 2 * world + group.rank] = _NOT_TIMED if group.exchanged is None else group.exchanged
         if group.rank == 0:
             numbers[_RATE:_FOLLOWS] = _in_parts(_NO_RATE if rate is None else rate)
             numbers[_FOLLOWS] = float(follows)
@@ -242,19 +245,25 @@ class GradientSum:
             figures[_SMALL] = exchange.squared_norm / share
             figures[_MEMBERS] = 1.0
         found = exchange.sum(figures).tolist()
-        took, computed = time.perf_counter() - began, tuple(found[1 : 1 + world])
+        took = time.perf_counter() - began
+        exchanged = found[1 + 2 * world : 1 + 3 * world]
         short, given = found[_FAILED] > 0, sum(found[_RATE:_FOLLOWS])
         joint = Joint(
             found[0],
-            computed,
+            tuple(found[1 : 1 + world]),
             tuple(found[1 + world : 1 + 2 * world]),
             examples,
+            # Whoever was ready last has waited for nobody.
+            sync_seconds=None if min(exchanged) < 0 else min(exchanged),
             out_of_memory=short,
             void=found[_VOID] > 0,
             follows=found[_FOLLOWS] > 0 and not short,
             rate=None if given < 0 else given,
         )
-        if not self.measured or joint.out_of_memory or joint.void:
+        taken = not (joint.out_of_memory or joint.void)
+        # Where norms are measured the exchange takes longer. On a GPU its beginning is known only there.
+        group.exchanged = took if taken and self.measured == (group.device.type == "cuda") else None
+        if not (self.measured and taken):
             return joint
         small, members = found[_SMALL], found[_MEMBERS]
         norms = None
@@ -262,6 +271,5 @@ class GradientSum:
             with watch:
                 large = float(exchange.squared_norm_of_sum())
             norms = Norms(small, examples / members, large, examples)
-        sync = max(0.0, took - (max(computed) - seconds))
         # The norm of this member's gradients, computed on the way, took as long as that of the sum.
-        return replace(joint, sync_seconds=sync, norms=norms, norms_seconds=2 * watch.seconds)
+        return replace(joint, norms=norms, norms_seconds=2 * watch.seconds)

@@ -80,6 +80,10 @@ class GrowthStep(Record, ABC):
         """Return whether training still moves `model`, which this step has grown, to what it will be."""
         return False
 
+    def holds_up(self, model: nn.Module, action: Action) -> bool:
+        """Return whether an action has to wait until training has moved `model` to what it will be; by default, all."""
+        return self.unfolds(model)
+
     def advance(self, model: nn.Module, used: float) -> None:
         """Move a growth that comes gradually to where it is when the share `used` of the budget is, in place."""
 

@@ -2,13 +2,14 @@
 
 Their states travel with the model's. Averages follow the model's growth: a module that is a copy of the model (in a
 `torch.optim.swa_utils.AveragedModel`, or in an attribute of an object of the user's) grows by the same steps, and so
-computes the same as before; a dictionary of tensors by parameter name gets the new parameters.
+computes the same as before; a dictionary of tensors by parameter name gets the new parameters, and the new buffers if
+it holds the old ones.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -124,7 +125,8 @@ class Carried:
 
     def _follow(self, grown: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
         copies = [module for other in self.others for module in self._copies(other)]
-        shadows = [shadow for other in self.others for shadow in self._shadows(other)]
+        before = set(self._model.state_dict())
+        shadows = [(shadow, _left_out(shadow, self._model)) for other in self.others for shadow in self._shadows(other)]
         for module in copies:
             frozen = not any(parameter.requires_grad for parameter in module.parameters())
             training = module.training
@@ -134,12 +136,13 @@ class Carried:
                 module.requires_grad_(False)
 
         def extend(model: nn.Module) -> None:
-            for shadow in shadows:
-                tensors = _named(model, set(shadow))
-                for name in set(shadow) - set(tensors):
+            held, kinds = model.state_dict(), _kinds(model)
+            for shadow, left_out in shadows:
+                for name in set(shadow) - set(held):
                     del shadow[name]
-                for name, tensor in tensors.items():
-                    if name not in shadow or shadow[name].shape != tensor.shape:
+                for name, tensor in held.items():
+                    new = name not in before and kinds[name] not in left_out
+                    if new or (name in shadow and shadow[name].shape != tensor.shape):
                         shadow[name] = tensor.detach().clone()
 
         return extend
@@ -181,8 +184,17 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-def _named(model: nn.Module, kept: set[str]) -> dict[str, Tensor]:
-    """Return what a shadow of `kept` must hold for a grown model: all trained parameters, and the buffers it had."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    rest = {name: tensor for name, tensor in model.state_dict().items() if name in kept}
-    return trained | rest
+def _left_out(shadow: Mapping[str, Tensor], model: nn.Module) -> set[str]:
+    """Return the kinds of a model's tensors of which a shadow lacks one: it gets no new ones of these."""
+    return {kind for name, kind in _kinds(model).items() if name not in shadow}
+
+
+def _kinds(model: nn.Module) -> dict[str, str]:
+    """Return by name whether a tensor is a trained parameter, a frozen one, a buffer of numbers, or one of integers."""
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return {
+        name: ("trained" if trained[name] else "frozen")
+        if name in trained
+        else ("numbers" if tensor.is_floating_point() else "integers")
+        for name, tensor in model.state_dict().items()
+    }

@@ -109,7 +109,7 @@ def add_block(
     for bit, in eval and in train mode. With `Insertion.SCALED` the whole run is copied, and the last projections of all
     its blocks are halved: the model computes something else, its loss jumps and recovers. With `Insertion.UNFOLD` it
     becomes that in training, and computes the same at first, up to rounding, in eval mode and without dropout in train
-    mode, too. A growth ends the unfolding of an earlier one.
+    mode, too. A growth of a run ends its unfolding by an earlier one.
 
     Raises `GrowthError` with the reason if the id is not a run of blocks, or if the block is not exact.
     """
@@ -121,7 +121,7 @@ def add_block(
     for choice in (place.closing[-1],) if whole else choices[place.id]:
         place = place if whole else with_choice(place, choice)
         grown = copied(model)
-        fold(grown)
+        fold(grown, place.run.blocks)
         new = add_blocks(grown, place, whole=whole, scale=1.0 if unfolding else SCALE)
         if unfolding:
             unfold(grown, place, new)

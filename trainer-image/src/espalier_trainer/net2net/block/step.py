@@ -13,7 +13,7 @@ from espalier_api.growth.block import ADD_BLOCK, owner_of
 from espalier_api.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
 from espalier_trainer.net2net.block.trial import block_point
-from espalier_trainer.net2net.block.unfolding import advance, unfolds
+from espalier_trainer.net2net.block.unfolding import advance, unfolding
 from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.history import GrowthStep, Traced
 from espalier_trainer.net2net.modules import ExampleInput
@@ -75,7 +75,13 @@ class BlockAdded(GrowthStep):
 
     def unfolds(self, model: nn.Module) -> bool:
         """Return whether a run of the model is unfolding; see `GrowthStep.unfolds`."""
-        return self.insertion is Insertion.UNFOLD and unfolds(model)
+        return self.insertion is Insertion.UNFOLD and bool(unfolding(model))
+
+    def holds_up(self, model: nn.Module, action: Action) -> bool:
+        """Return whether an action has to wait until this run has unfolded: any but adding blocks to other runs."""
+        if self.insertion is not Insertion.UNFOLD or not (blocks := unfolding(model)):
+            return False
+        return action.kind != ADD_BLOCK.name or action.target in blocks
 
     def advance(self, model: nn.Module, used: float) -> None:
         """Let the run unfold further; see `GrowthStep.advance`."""

@@ -16,7 +16,7 @@ alike. A trace sees the model as it will be (`blocks.plainly`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -84,9 +84,9 @@ def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
         model.get_submodule(blocks[-1]).register_forward_hook(_Leave(gate, second))
 
 
-def fold(model: nn.Module) -> None:
-    """End every unfolding of `model`, in place: its gates are open, and gone."""
-    for holder, gate in list(_gates(model)):
+def fold(model: nn.Module, blocks: Collection[str]) -> None:
+    """End the unfolding of the run that these blocks of `model` are of, in place: its gate is open, and gone."""
+    for holder, gate in [found for found in _gates(model) if not found[1].closing.keys().isdisjoint(blocks)]:
         _move(model, gate, math.inf)
         for path in gate.closing:
             _unhook(model.get_submodule(path))
@@ -99,9 +99,9 @@ def advance(model: nn.Module, used: float) -> None:
         _move(model, gate, used)
 
 
-def unfolds(model: nn.Module) -> bool:
-    """Return whether a gate of `model` is not open yet."""
-    return any(not gate.over for _, gate in _gates(model))
+def unfolding(model: nn.Module) -> frozenset[str]:
+    """Return the paths of the blocks of `model` whose gates are not open yet."""
+    return frozenset(path for _, gate in _gates(model) if not gate.over for path in gate.closing)
 
 
 def _gates(model: nn.Module) -> Iterator[tuple[nn.Module, Unfolding]]:

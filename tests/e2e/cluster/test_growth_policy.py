@@ -14,12 +14,13 @@ def test_the_spare_gpu_goes_to_the_job_that_gains_by_growing_and_comes_back(
 ) -> None:
     options = ("--reset-then-reuse-values", "--wait", "--timeout=180s", "--set", "policy.name=growth")
     helm("upgrade", "espalier", "charts/espalier", *options)
-    nodes.set_gpus(2)
+    nodes.set_gpus(1)
     # Of one model. The older one may not grow by any layer: its agent can advise nothing, so it gains nothing.
     often = {"mode": "Auto", "decisionTimeoutSeconds": 5, "fallback": "Heuristic", "maxAdaptations": 1}
     space.apply(digits("older", budget=180, adaptation={**often, "maxParameters": 1}))
     space.wait_condition("older", "Running")
     space.apply(digits("gains", budget=180, adaptation=often))
+    nodes.set_gpus(2)
     space.wait_condition("gains", "Running")
     wait_for("its agent says that it gains nothing", lambda: expected(space, "older") == 0.0, 60)
     nodes.set_gpus(3)

@@ -419,6 +419,7 @@ class OneMember:
     """A group of this worker alone."""
 
     rank, world, device, buckets = 0, 1, torch.device("cpu"), None
+    exchanged: float | None = None
 
     def sending(self, tensor: torch.Tensor) -> OneMember:
         """Begin to sum over one."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import waiting
+from espalier_api.report import Adaptation
 
 Workplace = Any
 """That of `tests/unit/trainer/conftest.py`."""
@@ -22,6 +23,17 @@ def ended(process: Any, place: Workplace) -> int:
     assert not process.is_alive(), _logs(place)
     code: int = process.exitcode
     return code
+
+
+def of(place: Workplace, kind: str) -> list[Any]:
+    """Return the events of a kind, in order."""
+    return [event for event in place.events() if event.type == kind]
+
+
+def decided(place: Workplace) -> Adaptation:
+    """Wait until the first adaptation has been decided, and return it."""
+    found: Adaptation = until(lambda: of(place, "AdaptationFinished"), place)[0].adaptation
+    return found
 
 
 def _logs(place: Workplace) -> str:

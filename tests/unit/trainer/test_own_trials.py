@@ -6,12 +6,11 @@ import os
 import re
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from own_scripts import epochs, members
-from trainer_processes import Workplace, ended, until
+from trainer_processes import Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
 
@@ -88,14 +87,6 @@ def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
         return place
 
     return make
-
-
-def of(place: Workplace, kind: str) -> list[Any]:
-    return [event for event in place.events() if event.type == kind]
-
-
-def decided(place: Workplace) -> Any:
-    return until(lambda: of(place, "AdaptationFinished"), place)[0].adaptation
 
 
 def goes_on_together(place: Workplace, workers: int) -> None:

@@ -14,9 +14,9 @@ from agent_service import serving
 from espalier_agent.history import decisions
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult
+from espalier_api.report import AdaptationResult
 from espalier_api.trials import gains_seen
-from trainer_processes import Workplace, ended, until
+from trainer_processes import Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
 
@@ -45,15 +45,6 @@ def tried(
         return place
 
     return make
-
-
-def of(place: Workplace, kind: str) -> list[Any]:
-    return [event for event in place.events() if event.type == kind]
-
-
-def decided(place: Workplace) -> Adaptation:
-    found: Adaptation = until(lambda: of(place, "AdaptationFinished"), place)[0].adaptation
-    return found
 
 
 def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):

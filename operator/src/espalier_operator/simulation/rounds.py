@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.spares import fill
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 ROUND_SECONDS: Final = 60.0
 
@@ -76,13 +79,7 @@ class Rounds:
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
-        asked = self.views(progress)
-        view = next(asked, None)
-        while view is not None:
-            try:
-                view = asked.send(self._policy.decide(view))
-            except StopIteration:
-                return
+        answer(self.views(progress), self._policy.decide)
 
     def views(self, progress: Callable[[int], None] = lambda completed: None) -> Generator[View, Decision, None]:
         """Run until all jobs are complete, as `run`, but ask the caller: each view is answered by a decision."""
@@ -171,6 +168,17 @@ class Rounds:
                 job.place(placement_of(nodes))
         self._held = held
         self._moved(held)
+
+
+def answer(asked: Generator[Q, A, None], reply: Callable[[Q], A]) -> None:
+    """Answer what `asked` asks, until it asks no more."""
+    question = next(asked, None)
+    while question is not None:
+        replied = reply(question)
+        try:
+            question = asked.send(replied)
+        except StopIteration:
+            return
 
 
 def fits(free: Sequence[int], nodes: Sequence[int]) -> bool:

@@ -38,8 +38,9 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
 
     **Observations.** `job`: its kind (one of `KINDS`, one-hot), its GPUs over those of a node, and its hours alone.
     `nodes`, of each node: the share of its GPUs that is free, and that jobs of each kind have; then what the trainers
-    of its jobs measure, weighted by their share: by what part a step without the exchange of gradients takes longer
-    than alone, and the seconds of the exchange. `candidates`: the share of each node's GPUs that each takes.
+    of its jobs measure, without noise, weighted by their share: by what part a step without the exchange of gradients
+    takes longer than alone, and the seconds of the exchange. `candidates`: the share of each node's GPUs that each
+    takes.
 
     **Rewards** are minus the hours that all jobs together waited or ran since the last decision: the return is minus
     the mean completion time, in hours, times the number of jobs.
@@ -115,12 +116,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         nodes = np.zeros((family.nodes, 1 + KINDS + 2), np.float32)
         nodes[:, 0] = np.asarray(cluster.occupancy.free, np.float32) / size
         for name, placed in cluster.running():
-            job = cluster.jobs[name]
-            if not job.workers:  # placed in this round: nothing was measured yet
-                for node, count in placed.nodes:
-                    nodes[node, 1 + placed.kind] += count / size
-                continue
-            measured = job.step_time
+            # Of one that was placed in this round nothing was measured yet: it still has the time of a job alone.
+            measured = cluster.jobs[name].step_time
             slower = measured.compute / kinds()[placed.kind].compute_seconds - 1
             for node, count in placed.nodes:
                 nodes[node, 1 + placed.kind] += count / size

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from espalier_operator.simulation.rounds import answer
 from espalier_scheduling.placement.beliefs import Belief
 from espalier_scheduling.placement.candidates import Nodes, consolidate, emptiest, first_fit
 from espalier_scheduling.placement.cluster import Cluster, Pending
@@ -123,11 +124,5 @@ RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {
 
 def run(cluster: Cluster, placer: Placer) -> float:
     """Run an episode; return the mean completion time of its jobs, seconds."""
-    decisions = cluster.decisions()
-    pending = next(decisions, None)
-    while pending is not None:
-        try:
-            pending = decisions.send(placer.choose(cluster, pending))
-        except StopIteration:
-            break
+    answer(cluster.decisions(), lambda pending: placer.choose(cluster, pending))
     return cluster.mean_seconds

@@ -50,17 +50,23 @@ _VANISHED: Final = ("ContainerStatusUnknown", "Unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStatus:
-    """How a pod fares; the fields are those of `Pod`."""
+    """How a pod fares. Times in epoch seconds."""
 
     phase: str
     overran: bool
+    """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
+    """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
+    """Of the container that trains (the first), once it has ended; of the one that failed, where it never started."""
     trouble: Reason | None
+    """What keeps it from starting."""
     message: str
+    """Message on its trouble or its end, for a person."""
     ready: bool
+    """The readiness probe of its first container, if it has one, succeeds."""
 
 
 def read_status(spec: Raw, status: Raw) -> PodStatus:

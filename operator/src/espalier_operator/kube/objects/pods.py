@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
@@ -14,7 +13,7 @@ from espalier_operator.facts import Role
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of
-from espalier_operator.kube.objects.pod_status import read_status, wants_gpus
+from espalier_operator.kube.objects.pod_status import PodStatus, read_status, wants_gpus
 from espalier_operator.kube.objects.requirements import (
     DEFAULT_PATIENCE,
     constraints_of,
@@ -28,7 +27,7 @@ from espalier_operator.kube.settings import KubeSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(PodStatus):
     """One pod that holds or wants GPUs, or is a worker of ours. Times in epoch seconds."""
 
     name: str
@@ -53,7 +52,6 @@ class Pod:
     wants_gpus: bool
     """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
     pod for which it has found no node, and not for lack of GPUs, waits for something else."""
-    phase: str
     pinned_to: str | None
     """The planner's node that is the only one that it may be bound to; of a worker."""
     gated: bool
@@ -63,26 +61,12 @@ class Pod:
     """When its grace period ends, if it is being deleted."""
     grace_seconds: float
     """That grace period."""
-    overran: bool
-    """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
-    disrupted: bool
-    """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
-    started_at: float | None
-    finished_at: float | None
-    exit_code: int | None
-    """Of the container that trains (the first), once it has ended; of the one that failed, where it never started."""
-    trouble: Reason | None
-    """What keeps it from starting."""
-    message: str
-    """Message on its trouble or its end, for a person."""
     patience: float
     """Seconds for which it stays bound to a node that does not report, infinite for ever."""
     announced: tuple[int, str | None] | None
     """Generation and stop of the allocation annotation."""
     device_claims: tuple[str, ...] = ()
     """Keys of the ResourceClaims that were made for it and whose devices are among its GPUs."""
-    ready: bool = True
-    """The readiness probe of its first container, if it has one, succeeds."""
     address: str = ""
     """Its own address; empty if it has none, or that of its node."""
     container: str = ""

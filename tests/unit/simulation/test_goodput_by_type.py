@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_operator.policies.settings import configured
@@ -120,6 +120,7 @@ JOBS = st.lists(
 )
 
 
+@example([(1, (0.0, 5e-324), 0)], 0.0)
 @given(JOBS, st.floats(0, 1e6))
 def test_no_type_is_given_twice_and_a_share_that_fits_is_served(
     drawn: list[tuple[int, tuple[float, float], int]], now: float

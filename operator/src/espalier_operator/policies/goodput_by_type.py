@@ -105,7 +105,9 @@ def _values(view: View, speeds: Speeds, objective: Objective) -> dict[Candidate,
     }
     total = sum(view.gpu_types.values())
     average = {
-        job: sum(speed * view.gpu_types[each] for each, speed in row.items()) / total for job, row in known.items()
+        # The mean of speeds that are hardly above 0 is 0 in floating point; their job can run all the same.
+        job: sum(speed * view.gpu_types[each] for each, speed in row.items()) / total or max(row.values(), default=0.0)
+        for job, row in known.items()
     }
     able = [job for job in view.jobs if average[job]]
     if objective == "makespan":

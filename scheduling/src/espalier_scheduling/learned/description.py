@@ -100,7 +100,10 @@ class Inputs:
 
 
 def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present: Floats) -> Inputs:
-    """Scale what is known. `free`, (...): the free part of the cluster; `present`, (..., jobs): 0 for padding."""
+    """Scale what is known, none of which is NaN.
+
+    `free`, (...): the free part of the cluster; `present`, (..., jobs): 0 for padding.
+    """
     number = np.maximum(1.0, present.sum(-1))
     many = number[..., None]
     known = jobs.known > 0
@@ -121,8 +124,7 @@ def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present
         axis=-1,
     )
     part = options.share * many[..., None]
-    with np.errstate(invalid="ignore"):
-        by_share = _moments(options.saved_ahead / np.maximum(part, 1e-6))
+    by_share = _moments(options.saved_ahead / np.maximum(part, 1e-6))
     offered = np.stack(
         [
             np.where(known[..., None], options.gain, 0),
@@ -161,4 +163,4 @@ def _moments(seconds: Floats) -> Floats:
 
 
 def _bounded(values: Floats) -> Inputs32:
-    return np.clip(np.nan_to_num(values, nan=0.0, posinf=MOST, neginf=-MOST), -MOST, MOST).astype(np.float32)
+    return np.clip(values, -MOST, MOST).astype(np.float32)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_operator.policies.view import Candidate, View
+from espalier_operator.policies.view import Candidate, Decision, Share, View
 from espalier_scheduling.learned.description import (
     WORKERS_ONLY,
     Floats,
@@ -20,6 +20,10 @@ from espalier_scheduling.learned.description import (
 )
 from espalier_scheduling.learned.speeds import LARGEST_GAIN, Gains, gains
 
+AGAIN_SECONDS: Final = 600.0
+"""Jobs come and end more often than that; what is left of them changes slowly, and each change costs a restart."""
+_LEAST_STEPS: Final = 1e-9
+"""A number that can be multiplied with infinite seconds."""
 MOST_WORKERS: Final = 64
 """The speed of a job is looked up with so many workers at most, and it gets no more."""
 
@@ -34,6 +38,8 @@ class Picture:
     """(jobs): so far."""
     free: int
     """GPUs that are left."""
+    order: list[int]
+    """The jobs that have workers, in the order in which they got the first."""
     _fixed: _Fixed = field(repr=False)
 
     @classmethod
@@ -49,7 +55,8 @@ class Picture:
         if taken > view.gpus:  # GPUs went away; the planner sees to what follows
             has, taken = np.zeros(len(jobs), bool), 0
         workers = np.where(has, fixed.base, 0)
-        return cls(jobs, view.gpus, workers, view.gpus - taken, fixed)
+        order = [int(index) for index in np.flatnonzero(workers)]
+        return cls(jobs, view.gpus, workers, view.gpus - taken, order, fixed)
 
     def mask(self) -> NDArray[np.bool_]:
         """Return what can be chosen, (jobs + 1): one worker more for each job that is not complete, then "stop".
@@ -66,7 +73,22 @@ class Picture:
     def give(self, index: int) -> None:
         """Give the job of this index its base workers, or one more."""
         self.free -= int(self._cost()[index])
+        if not self.workers[index]:
+            self.order.append(index)
         self.workers[index] = self._fixed.base[index] if not self.workers[index] else self.workers[index] + 1
+
+    def decision(self, now: float) -> Decision:
+        """Return shares, in the order in which jobs first got workers; asked again after `AGAIN_SECONDS`.
+
+        A job of which no speed is known gets spare workers too, while no share needs their GPUs.
+        """
+        waiting = [index for index in range(len(self.jobs)) if not self.workers[index]]
+        shares = []
+        for index in (*self.order, *waiting):
+            job, workers = self.jobs[index], int(self.workers[index])
+            spare = 0 if self._fixed.known[index] or not workers else job.max_workers - workers
+            shares.append(Share(job=job.key, workers=workers, spare=max(0, spare)))
+        return Decision(shares=tuple(shares), preempts=True, until=now + AGAIN_SECONDS if shares else None)
 
     def inputs(self) -> Inputs:
         """Return what the network sees."""
@@ -75,12 +97,8 @@ class Picture:
         gpus = max(1, self.gpus)
         zeros = np.zeros(len(self.jobs))
         cost = self._cost()
-        with np.errstate(invalid="ignore"):  # no steps that take for ever: bounded later
-            left = fixed.steps * fixed.seconds[rows, workers]
-            saved, saved_ahead = (
-                fixed.steps * fixed.saved[rows, workers],
-                fixed.steps * fixed.saved_ahead[rows, workers],
-            )
+        left = fixed.steps * fixed.seconds[rows, workers]
+        saved, saved_ahead = fixed.steps * fixed.saved[rows, workers], fixed.steps * fixed.saved_ahead[rows, workers]
         jobs = JobQuantities(
             workers=workers.astype(float),
             most_workers=fixed.most.astype(float),
@@ -142,7 +160,7 @@ class _Fixed:
         most = np.maximum(most, base)
         width = int(most.max(initial=0)) + 1
         count = len(jobs)
-        known, steps, best = np.zeros(count), np.zeros(count), np.zeros(count)
+        known, steps, best = np.zeros(count), np.full(count, _LEAST_STEPS), np.zeros(count)
         seconds = np.full((count, width), np.inf)
         columns = {name: np.zeros((count, width)) for name in ("gain", "gain_ahead", "saved", "saved_ahead")}
         for row, job in enumerate(jobs):
@@ -152,7 +170,7 @@ class _Fixed:
             size = int(most[row]) + 1
             own = seconds[row, :size]
             own[base[row] :] = [outlook.step_seconds(workers) for workers in range(int(base[row]), size)]
-            known[row], steps[row] = 1.0, max(0.0, outlook.remaining_steps)
+            known[row], steps[row] = 1.0, max(_LEAST_STEPS, outlook.remaining_steps)
             best[row] = steps[row] * float(own.min())
             found = _gains(own)
             for name, column in columns.items():

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from espalier_operator.policies.view import Decision, Elasticity, Share, View
+from espalier_operator.policies.view import Decision, Elasticity, View
 from espalier_scheduling.learned.description import WORKERS_ONLY
 from espalier_scheduling.learned.files import LearnedPolicy, LearnedPolicyError
 from espalier_scheduling.learned.picture import Picture
@@ -17,8 +15,7 @@ from espalier_scheduling.learned.picture import Picture
 class LearnedAllocation:
     """Gives workers one at a time to the job that the network scores highest, until "stop" scores highest.
 
-    Jobs with the same score: the first one of the view. A job of which no speed is known gets its base workers, and
-    spare ones while no share needs their GPUs.
+    Jobs with the same score: the first one of the view. Nothing is remembered.
     """
 
     policy: LearnedPolicy
@@ -39,27 +36,11 @@ class LearnedAllocation:
         return "by the learned policy"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, in the order in which jobs first got workers."""
-        if not view.jobs:
-            return Decision(shares=(), preempts=True, follows_progress=True)
+        """Return shares that sum up to all GPUs at most."""
         picture = Picture.of(view)
-        order = [int(index) for index in np.flatnonzero(picture.workers)]
-        while (mask := picture.mask()).any():
+        while len(view.jobs) and (mask := picture.mask()).any():
             chosen = int(self.policy.network.scores(picture.inputs(), mask).argmax())
             if chosen == len(view.jobs):
                 break
-            if not picture.workers[chosen]:
-                order.append(chosen)
             picture.give(chosen)
-        order += [index for index in range(len(view.jobs)) if not picture.workers[index]]
-        return Decision(
-            shares=tuple(self._share(view, index, int(picture.workers[index])) for index in order),
-            preempts=True,
-            follows_progress=True,
-        )
-
-    @staticmethod
-    def _share(view: View, index: int, workers: int) -> Share:
-        job = view.jobs[index]
-        spare = 0 if job.key in view.outlooks or not workers else job.max_workers - workers
-        return Share(job=job.key, workers=workers, spare=spare)
+        return picture.decision(view.now)

@@ -248,10 +248,10 @@ class ReclaimQueue:
                         capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
                     self._ask(loan, Reason.GPU_LOST, by)
 
-    def leave_namespace(self, capacity: Capacity, key: str, lacks: Mapping[str, int]) -> bool:
-        """Reclaim as few extra workers in the namespace of the job `key` as request what it `lacks`, by resource.
+    def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[Loan] | None:
+        """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.
 
-        Return whether there are enough; if there are not, nothing is reclaimed.
+        None where there are not enough.
         """
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
         found: list[Loan] = []
@@ -265,12 +265,13 @@ class ReclaimQueue:
                 if any(demand.get(name) for name, amount in missing.items() if amount > 0):
                     found.append(loan)
                     missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
-        if any(amount > 0 for amount in missing.values()):
-            return False
-        for loan in found:
+        return None if any(amount > 0 for amount in missing.values()) else found
+
+    def ask_back(self, capacity: Capacity, loans: Iterable[Loan]) -> None:
+        """Reclaim these loans, whoever gets their GPUs."""
+        for loan in loans:
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
             self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
-        return True
 
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""

@@ -9,7 +9,6 @@ from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
 from espalier_operator.matching import Index, mentioned_values
 
-
 _Groups = tuple[tuple[int, ...], frozenset[int]]
 """Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
 

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from espalier_trainer.rewriting.capture import capture
 from espalier_trainer.rewriting.comparing import PAIRS, Comparison, compare
+from espalier_trainer.rewriting.costs import Costs
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.plans import Plan, Step, apply, device_kind
+from espalier_trainer.rewriting.search import SEARCHES, Found, search
 from espalier_trainer.rewriting.verifying import TOLERANCE, Errors, verify
 
 __all__ = [
     "PAIRS",
+    "SEARCHES",
     "TOLERANCE",
     "Comparison",
+    "Costs",
     "Errors",
+    "Found",
     "Graph",
     "Plan",
     "RewritesRefusedError",
@@ -29,5 +34,6 @@ __all__ = [
     "capture",
     "compare",
     "device_kind",
+    "search",
     "verify",
 ]

@@ -110,7 +110,7 @@ class Edit:
             metas: tuple[Any, ...] = tuple([self._nodes[each].meta for each in node.inputs])
             known = node.operator in OPERATORS
             meta = inferred(node.operator, node.attributes, metas) if known else laid_out(node.meta, metas)
+            self._changed.add(one)  # its cost is another, even where its output lies as before
             if meta != node.meta:
                 self._nodes[one] = replace(node, meta=meta)
-                self._changed.add(one)
                 waiting.extend(self._users[one])

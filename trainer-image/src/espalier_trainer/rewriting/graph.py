@@ -127,35 +127,39 @@ class Graph:
         return [name for name in self.ordered() if self.nodes[name].effect]
 
     def key(self) -> int:
-        """Return a hash of what is computed, whatever the nodes are called; the same only within this process."""
-        return hash(tuple(self._hashes(hash).values()))
+        """Return a hash of what is computed, whatever the nodes are called; the same only within this process.
+
+        Two graphs of which one computes something twice have different keys.
+        """
+        found, roots = self._hashes(hash)
+        return hash((*roots, len(found), sum(found.values())))
 
     def fingerprint(self) -> str:
         """Return a hash that other processes find too: of the computation, its constants and its parameters' shapes.
 
         It does not know the sizes of activations: a plan outlives a change of the batch size.
         """
-        hashes = self._hashes(lambda part: hashlib.sha256(_written(part).encode()).hexdigest())
-        return hashlib.sha256("".join(hashes.values()).encode()).hexdigest()[:16]
+        found, roots = self._hashes(lambda part: hashlib.sha256(written(part).encode()).hexdigest())
+        return hashlib.sha256("".join([*roots, *sorted(found.values())]).encode()).hexdigest()[:16]
 
-    def _hashes(self, digest: Any) -> dict[str, Any]:
-        """Return the digests of the output and of the nodes with effects; each holds those of what it reads."""
+    def _hashes(self, digest: Any) -> tuple[dict[str, Any], list[Any]]:
+        """Return digests of all nodes, each with those of what it reads, and those of the output and of effects."""
         found: dict[str, Any] = {}
-        roots: dict[str, Any] = {}
+        roots: list[Any] = []
         nodes = self.nodes
         for name in self.ordered():
             node = nodes[name]
             shape = node.meta if node.operator == "parameter" else None
             found[name] = digest((node.operator, node.attributes, shape, tuple([found[one] for one in node.inputs])))
             if node.effect or node.operator == OUTPUT:
-                roots[name] = found[name]
-        return roots
+                roots.append(found[name])
+        return found, roots
 
 
-def _written(part: object) -> str:
+def written(part: object) -> str:
     """Return a text of nested settings that is the same in every process."""
     if isinstance(part, tuple):
-        return f"({','.join(map(_written, part))})"
+        return f"({','.join(map(written, part))})"
     if isinstance(part, Value):
         return f"{part.shape}{part.dtype}{part.grad}"
     if callable(part):

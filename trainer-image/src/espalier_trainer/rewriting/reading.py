@@ -29,7 +29,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def _binary(name: str, reverse: str | None) -> Reader:
-    """Return the reader of a function of two operands; one may be a number. `reverse`: its name if that is the first."""
+    """Return the reader of a function of two operands; one may be a number (`reverse`: its name if the first is)."""
 
     def read(first: Any, second: Any) -> Read | None:
         if _number(second):

@@ -80,7 +80,7 @@ def _torchvision(name: str, pixels: int, **options: object) -> Callable[[], Net]
     def build() -> Net:
         from torchvision import models  # half a second to import, so only for the nets that need it
 
-        return models.get_model(name, weights=None, num_classes=10, **options), torch.randn(8, 3, pixels, pixels)
+        return models.get_model(name, weights=None, num_classes=10, **options), torch.randn(4, 3, pixels, pixels)
 
     return build
 

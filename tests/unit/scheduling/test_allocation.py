@@ -33,7 +33,7 @@ from espalier_scheduling.allocation.traces import Trace, draw
 from espalier_scheduling.learned.twin import Twin
 from espalier_scheduling.purposes import Purpose
 
-SMALL = replace(source(), jobs=5, slots=source().slots / 10)
+SMALL = replace(source(), jobs=5, slots=source().slots / 10, most_slots=60)
 """Few and short jobs."""
 FULL = 2**31
 
@@ -173,6 +173,14 @@ def test_nothing_is_given_that_does_not_fit(seed: int, nodes: int) -> None:
         spent[ends] += passed.spent.sum(1)
     done = np.where(played.present, played.done, ~np.isnan(played.ends)) * SMALL.best_slots[played.kinds]
     np.testing.assert_allclose(lost, spent - done.sum(1), atol=1e-6)
+
+
+def test_a_job_that_never_trains_is_given_up() -> None:
+    table = np.full((1, 17, 17), np.inf)
+    table[0, 16, 16] = 1.0
+    stuck = replace(SMALL, names=("stuck",), slots=table, demand=SMALL.demand[:1], jobs=1, most_slots=7)
+    begun = Slots(stuck, 4, [Trace(np.zeros(1, np.int64), np.zeros(1, np.int64))])
+    assert play(begun, fixed(np.ones((1, 2), int)))[0] == 7
 
 
 def test_the_environment_is_as_gymnasium_asks() -> None:

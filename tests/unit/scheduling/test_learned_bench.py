@@ -25,7 +25,7 @@ from espalier_scheduling.learned.serving import LearnedAllocation
 
 @pytest.fixture(autouse=True)
 def few_short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(source(), jobs=3, slots=source().slots / 50)
+    small = replace(source(), jobs=3, slots=source().slots / 50, most_slots=5)
     for module in (judging, learning):
         monkeypatch.setattr(module, "source", lambda: small)
 
@@ -34,12 +34,12 @@ def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(learned, "SETTINGS", Settings(imitated=100, kept=1.0, episodes=4, steps=8))
-    monkeypatch.setattr(learned, "NODES", (8, 12))
+    monkeypatch.setattr(learned, "NODES", (4, 6))
     picture = tmp_path / "learned.png"
-    learned.main(["--seeds", "2", "--episodes", "2", "--decisions", "64", "--picture", str(picture)])
+    learned.main(["--seeds", "1", "--episodes", "2", "--decisions", "32", "--picture", str(picture)])
     printed = capsys.readouterr().out
-    assert "8 nodes, 2 traces" in printed
-    assert "12 nodes, 2 traces" in printed
+    assert "4 nodes, 2 traces" in printed
+    assert "6 nodes, 2 traces" in printed
     for name in ("drf", "optimus-ahead", "fixed counts", "imitation", "learned on 6 types"):
         assert printed.count(f"  {name}") == 2
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -73,9 +73,10 @@ def test_a_policy_is_learnt_and_evaluated_beside_rules(tmp_path: Path) -> None:
         (("learn", "--output", "away/here"), "--output: away is not a folder"),
     ],
 )
-def test_what_cannot_be_used_is_named(arguments: tuple[str, ...], message: str) -> None:
-    runner = CliRunner()
-    with runner.isolated_filesystem():
-        done = runner.invoke(cli, ["policies", *arguments])
+def test_what_cannot_be_used_is_named(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["policies", *arguments])
     assert done.exit_code == 2
     assert message in done.stderr

@@ -132,8 +132,9 @@ class Slots:
         parts = self.speed_parts()[rows]
         rate = self._tables.rates[self.kinds[rows], self.servers[rows], self.workers[rows]] * present
         left = 1 - self.done[rows]
-        ended = present & (rate >= left)
-        spent = np.where(ended, np.divide(left, rate, out=np.zeros_like(left), where=rate > 0), present)
+        complete = present & (rate >= left)
+        ended = complete | (present & (self.slot[here] + 1 - self.comes[rows] >= self.source.most_slots))
+        spent = np.where(complete, np.divide(left, rate, out=np.zeros_like(left), where=rate > 0), present)
         self.ends[rows] = np.where(ended, self.slot[here] + spent, self.ends[rows])
         self.done[rows] = np.where(ended, 1.0, self.done[rows] + rate)
         self.slot[rows] += 1

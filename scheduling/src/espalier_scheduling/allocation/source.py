@@ -45,6 +45,9 @@ class Source:
     offsets: int
     most_arrivals: int
     """In a slot."""
+    most_slots: int = 1000
+    """A job that has been there for so long is given up, and counts as complete: with some numbers of workers and
+    servers jobs do not train at all. The source gives up the whole trace then."""
 
     @property
     def best_slots(self) -> Floats:

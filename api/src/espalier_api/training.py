@@ -142,6 +142,16 @@ class ScheduleSpec(Strict):
 _TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; use keepGlobal"
 
 
+class MemoryFormat(StrEnum):
+    """How kernels of convolutions lie in memory. Results are the same but for rounding."""
+
+    CONTIGUOUS = "Contiguous"
+    """As torch lays them by default (channels first)."""
+    AUTO = "Auto"
+    """After the first epoch, channels-last is tried in pairs of steps and kept if it is faster, within the limits
+    `adaptation.optimiseMinGain` and `optimiseShare`. Growth and checkpoints keep it."""
+
+
 class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
@@ -166,6 +176,8 @@ class TrainingSpec(Strict):
     """Keep only the inputs of blocks (members of a `ModuleList`) for the backward pass and compute the rest again: less
     memory, steps about a third longer. Blocks with batch norms are left as they are."""
     precision: Precision = Precision.FLOAT32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    """The ready trainer only."""
     weight_averaging: float = Field(default=0.0, ge=0, lt=1)
     """Decay per step of an exponential moving average of the weights, such as 0.999. The average is evaluated instead
     of the weights. 0: none."""

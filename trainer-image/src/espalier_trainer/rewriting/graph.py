@@ -170,9 +170,3 @@ def written(part: object) -> str:
 def attributes(settings: Mapping[str, Hashable]) -> Attributes:
     """Return settings as a node holds them."""
     return tuple(sorted(settings.items()))
-
-
-def tensor_of(graph: Graph, name: str) -> Value | None:
-    """Return what is known of the tensor of a node, None where it returns none."""
-    meta = graph.nodes[name].meta
-    return meta if isinstance(meta, Value) else None

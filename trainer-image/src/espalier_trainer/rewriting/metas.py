@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_any, tree_map_only
 
 from espalier_trainer.rewriting.graph import Attributes, Meta, Value
 from espalier_trainer.rewriting.operators import spelled
@@ -81,13 +80,3 @@ def _lies_last(tensor: Tensor) -> bool:
     if tensor.dim() != _IMAGES or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def is_traced(arguments: object) -> bool:
-    """Return whether tensors are among (nested) arguments."""
-    return bool(tree_any(lambda leaf: isinstance(leaf, Tensor), arguments))
-
-
-def on_meta(arguments: Any) -> Any:
-    """Return (nested) arguments whose tensors have no data."""
-    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), arguments)

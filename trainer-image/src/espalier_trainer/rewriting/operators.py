@@ -28,6 +28,14 @@ def dividing(tensor: Tensor, scalar: float) -> Tensor:
     return scalar / tensor
 
 
+def identity_kernel(weight: Tensor) -> Tensor:
+    """Return the weight of a convolution that returns its input: 1 in the middle of weight [C, C, odd, odd], else 0."""
+    kernel = torch.zeros_like(weight)
+    height, width = weight.shape[2:]
+    kernel[:, :, height // 2, width // 2].fill_diagonal_(1)
+    return kernel
+
+
 _PLAIN: Final[Mapping[str, Callable[..., Any]]] = {
     "matmul": torch.matmul,
     "conv2d": functional.conv2d,
@@ -51,7 +59,9 @@ _PLAIN: Final[Mapping[str, Callable[..., Any]]] = {
     "interpolate": functional.interpolate,
     "attention": functional.scaled_dot_product_attention,
     "channels_last": channels_last,
-    "zeros_like": torch.zeros_like,
+    "identity_kernel": identity_kernel,
+    "logical_not": torch.logical_not,
+    "masked_fill": torch.masked_fill,
 }
 """Called as `function(*tensors, **attributes)`."""
 

@@ -155,6 +155,10 @@ def _attention(
     return "attention", (query, key, value, *masks), {"is_causal": is_causal, "scale": scale}
 
 
+def _masked(tensor: Any, mask: Any, value: Any) -> Read | None:
+    return ("masked_fill", (tensor, mask), {"value": float(value)}) if _number(value) else None
+
+
 _SHARED: Final[Mapping[str, Reader]] = {
     "add": _binary("add", "add"),
     "sub": _binary("sub", "rsub"),
@@ -180,6 +184,8 @@ METHODS: Final[Mapping[str, Reader]] = {
     **_SHARED,
     "__add__": _SHARED["add"],
     "__mul__": _SHARED["mul"],
+    "masked_fill": _masked,
+    "t": lambda tensor: _transpose(tensor, -2, -1),
     "square": lambda tensor: ("pow", (tensor,), {"scalar": 2}),
 }
 
@@ -191,6 +197,9 @@ FUNCTIONS: Final[Mapping[Callable[..., Any], Reader]] = {
     python.truediv: _SHARED["div"],
     python.pow: _SHARED["pow"],
     python.matmul: _SHARED["matmul"],
+    torch.masked_fill: _masked,
+    torch.t: METHODS["t"],
+    getattr: lambda tensor, name: _transpose(tensor, -2, -1) if name in ("T", "mT") else None,
     torch.square: METHODS["square"],
     torch.cat: _cat,
     torch.concat: _cat,

@@ -66,9 +66,7 @@ class Translation:
             self._names[node] = self._names[known]
             return
         operator, settings, inputs = known
-        grad = any(has_grad(self._nodes[one].meta) for one in inputs) or (
-            operator == "module" and any(one.requires_grad for one in self._submodule(node).parameters())
-        )
+        grad = self._has_grad(node, operator, inputs)
         try:
             meta = meta_of(result, grad=grad)
         except TypeError as error:
@@ -76,6 +74,13 @@ class Translation:
         self._add(node, Node(operator, settings, inputs, meta, order, effect))
         if changes is not None:
             self._change(changes, node)
+
+    def _has_grad(self, node: fx.Node, operator: str, inputs: tuple[str, ...]) -> bool:
+        if node.op == "call_method" and node.target == "detach":
+            return False
+        if operator == "module" and any(one.requires_grad for one in self._submodule(node).parameters()):
+            return True
+        return any(has_grad(self._nodes[one].meta) for one in inputs)
 
     def _called(
         self, node: fx.Node, args: Any, kwargs: Any
@@ -123,6 +128,8 @@ class Translation:
         read = reader(*args, **kwargs)
         if read is None:
             return None
+        if read[0] == "transpose" and node.target != "transpose" and result.dim() != _MATRIX:
+            return None  # `T` of more dimensions turns all of them
         tensors = all(isinstance(one, str) or self._is_tensor(one) for one in read[1])
         simple = not any(isinstance(one, fx.Node) for value in read[2].values() for one in _items(value))
         return read if tensors and simple else None
@@ -220,6 +227,8 @@ class Translation:
         self._nodes[node.name] = made
         self._names[node] = node.name
 
+
+_MATRIX = 2
 
 _INPLACE_SECOND = frozenset({nn.functional.relu, nn.functional.silu})
 """Functions whose second argument is `inplace`."""

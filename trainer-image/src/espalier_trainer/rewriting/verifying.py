@@ -17,6 +17,8 @@ from espalier_trainer.rewriting.emitting import on_device
 TOLERANCE = 1e-9
 """Largest relative error of a right rewrite in float64."""
 
+_NOISE = 1e-6
+
 Loss = Callable[[Any], Tensor]
 """The loss of a model's outputs."""
 
@@ -29,7 +31,7 @@ class Errors:
     gradient: float
     """Of the gradient of all parameters together: single small ones are noise."""
     buffers: float
-    """The largest of any buffer's."""
+    """The largest of any buffer's, as if none were smaller than 1e-6 of the largest: a mean of 0 is noise."""
 
     @property
     def largest(self) -> float:
@@ -89,13 +91,16 @@ def _gradients(model: nn.Module) -> list[Tensor]:
 
 
 def _largest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    return max((_error([found[name]], [buffer]) for name, buffer in expected.items()), default=0.0)
+    floating = [buffer for buffer in expected.values() if buffer.is_floating_point()]
+    least = _NOISE * max((float(buffer.norm()) for buffer in floating), default=0.0)
+    return max((_error([found[name]], [buffer], least) for name, buffer in expected.items()), default=0.0)
 
 
-def _error(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+def _error(found: Iterable[Tensor], expected: Iterable[Tensor], least: float = 0.0) -> float:
     pairs = [(one.double(), other.double()) for one, other in zip(found, expected, strict=True)]
     if any(one.shape != other.shape for one, other in pairs):
         return float("inf")
     off: float = sum(float((one - other).square().sum()) for one, other in pairs) ** 0.5
     size: float = sum(float(other.square().sum()) for _, other in pairs) ** 0.5
+    size = max(size, least)
     return off / size if size else off

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
+from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph, Node
 
 Location = tuple[str, ...]
@@ -38,10 +39,37 @@ def weights_alone(graph: Graph, name: str, depth: int = 6) -> bool:
     return all(weights_alone(graph, one, depth - 1) for one in node.inputs)
 
 
-def only_user(graph: Graph, name: str) -> Node | None:
-    """Return the node that alone reads `name`, None where there is not exactly one."""
-    users = graph.users[name]
-    return graph.nodes[users[0]] if len(users) == 1 else None
+def only_for(graph: Graph, name: str, user: str) -> bool:
+    """Return whether `user` alone reads `name`, so that it goes with it."""
+    return graph.users[name] == (user,)
+
+
+def at_anchor(graph: Graph, anchor: str, operator: str, inputs: tuple[str, ...], **settings: Hashable) -> Graph:
+    """Return the graph that computes `operator` in the place of `anchor`."""
+    edit = Edit(graph, anchor)
+    edit.replace(anchor, edit.add(operator, inputs, **settings))
+    return edit.done()
+
+
+def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool]) -> Location | None:
+    """Return the nodes that read what `anchor` reads first and are `alike`, if there are others and it is the first.
+
+    Their other inputs are weights alone, so that none of the nodes needs another.
+    """
+    first = graph.nodes[anchor]
+    if not all(weights_alone(graph, weight) for weight in first.inputs[1:]):
+        return None
+    found = []
+    for name in graph.users[first.inputs[0]]:
+        node = graph.nodes[name]
+        if node.operator != first.operator or node.inputs[0] != first.inputs[0] or not alike(first, node):
+            continue
+        if not all(weights_alone(graph, weight) for weight in node.inputs[1:]):
+            continue
+        if (node.order, name) < (first.order, anchor):
+            return None  # that one is the anchor
+        found.append((node.order, name))
+    return tuple(name for _, name in sorted(found)) if len(found) > 1 else None
 
 
 def scalar_of(graph: Graph, name: str, operator: str) -> tuple[str, float] | None:

@@ -198,6 +198,14 @@ class Adaptation(Record):
             return None
         return self.after.ahead_of(self.before)
 
+    @property
+    def timed(self) -> str:
+        """What another computation of steps takes, for people; '' where none was timed."""
+        if self.step_seconds_before is None or self.step_seconds_after is None:
+            return ""
+        error = "" if self.largest_error is None else f", relative error {self.largest_error:.1e}"
+        return f"a step {1000 * self.step_seconds_before:.3g} -> {1000 * self.step_seconds_after:.3g} ms{error}"
+
     def followed_by(self, score: Score | None) -> Adaptation:
         """Return it with the score of the evaluation after it, which it had to wait for."""
         return self.model_copy(update={"accuracy_after": accuracy_of(score), "score_after": other_than_accuracy(score)})

@@ -22,7 +22,7 @@ from torch import nn
 from espalier_api.advice import offered
 from espalier_api.allocation import Allocation
 from espalier_api.events import NOT_GROWABLE
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Trials
+from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Optimise, Trials
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import BATCH_METRIC, AdaptationResult, Arm, TrainerPhase
 from espalier_api.task import score_in
@@ -35,6 +35,7 @@ from espalier_trainer.core.batching import Batching, FixedBatching, Resized
 from espalier_trainer.core.forecasting import Forecasting
 from espalier_trainer.core.hooks import Boundary, Change, Hooks
 from espalier_trainer.core.jumps import Jumps
+from espalier_trainer.core.optimising import Optimiser
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.elastic.batches import ONE, Portion
@@ -55,6 +56,10 @@ from espalier_trainer.trials.leading import Trial, begun
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
+_NO_OPTIMISER: Final = (
+    "adaptation.optimise: the script computes its steps, so that they are not rewritten; use the ready trainer, or set "
+    "it to Off"
+)
 _ENDLESS: Final = 1 << 60
 """Batches of an epoch that does not end."""
 
@@ -106,6 +111,7 @@ class Run:
         cannot_try: str = "",
         base_loss: Callable[[], float | None] | None = None,
         foretells: bool = False,
+        optimiser: Optimiser | None = None,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
@@ -115,11 +121,13 @@ class Run:
         other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy. `base_loss`
         measures the validation loss of the network for such trials; None: it is in the metrics after each epoch.
         `foretells`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
+        `optimiser` looks for a faster computation of steps; None: the loop's author computes them.
         """
         self.job, self.state, self.services = job, state, services
         self.hooks, self._study = hooks or Hooks(), study or Study()
         self._identity, self._cannot_grow, self._example = identity, cannot_grow, example
         self.batching = batching or FixedBatching()
+        self._optimiser = optimiser
         self._scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
@@ -188,6 +196,7 @@ class Run:
                 self._look_ahead()
                 if not self._adapted():
                     continue
+                self._optimise()
             yield self.progress.epoch
             self._finish_epoch()
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
@@ -244,6 +253,8 @@ class Run:
         """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
         if math.isfinite(loss):
             return True
+        if self._abandoned(f"the loss is {loss}"):
+            return False
         change = self.hooks.failed(f"the smaller model's loss is {loss}")
         if change is None:
             raise LossNotFiniteError(
@@ -257,6 +268,8 @@ class Run:
         """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
         message = f"out of memory: {str(error).splitlines()[0]}"
         world = 1 if self.team is None else self.team.world
+        if self._abandoned(message):
+            return
         if smaller := self.batching.out_of_memory(world):
             self._resized(smaller, message)
         elif self._grown_from is not None:
@@ -275,6 +288,8 @@ class Run:
         """Count a step that took `portion` of the epoch; `loss` was computed before the step."""
         progress, place = self.progress, self._place
         seconds = self.services.clock() - self._step_began_wall
+        if self._optimiser is not None:
+            self._optimiser.stepped(seconds)
         self._meter.stepped(place, seconds, progress.epoch, progress.step, loss, portion)
         proved = self.batching.stepped(portion, place.workers)
         progress.cursor += portion.batches
@@ -382,6 +397,9 @@ class Run:
         wanted = self.job.spec.adaptation.trials
         if self._adapter is not None and wanted is not self._trials:
             self.journal.warn("TrialsNotPossible", f"no growth is tried first (trials: {wanted}): {self._cannot_try}")
+        refused = _NO_OPTIMISER if self._optimiser is None else self._optimiser.refused
+        if refused and self.job.spec.adaptation.optimise is not Optimise.OFF:
+            self.journal.warn("RewritesNotPossible", refused)
         if self._cannot_grow and self._adapter is not None:
             self.journal.cannot_grow = self._cannot_grow
             self.journal.warn(NOT_GROWABLE, self._cannot_grow)
@@ -523,6 +541,27 @@ class Run:
         if network.architecture is None or self.progress.consultations >= most:
             return False
         return self.hooks.may_grow and not network.waiting.issuperset(offered(network.architecture))
+
+    def _optimise(self) -> None:
+        """If it is due, look for a faster computation of steps, once a step has shown that the network fits."""
+        if self._optimiser is None or self._trial is not None or self._grown_from is not None:
+            return
+        if self.hooks.may_grow:  # else a smaller network is on trial
+            workers, progress = self._place.workers, self.progress
+            network, allocation, until = self.state.network, self.allocation, self._is_wanted
+            self._change(self._optimiser.look(network, progress.adaptations, allocation, workers, until))
+
+    def _is_wanted(self) -> bool:
+        self.journal.report()
+        return self.cannot_go_on()
+
+    def _abandoned(self, message: str) -> bool:
+        """Let the module compute its steps again, if a rewritten computation did; returns whether one did."""
+        network = self.state.network
+        if self._optimiser is None or network.execution is None:
+            return False
+        self._change(self._optimiser.reverted(network, self.allocation, message))
+        return True
 
     def _look_ahead(self) -> None:
         """Let the scheduler know what growing would gain, unless that is being tried."""
@@ -694,6 +733,8 @@ class Run:
         self.state.adopt(network)
         self.journal.network = self.state.network
         self._meter.network_changed(self.state.network)
+        if self._optimiser is not None:
+            self._optimiser.changed()
         if self.team is not None:
             self.team.grown()
 

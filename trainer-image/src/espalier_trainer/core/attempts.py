@@ -1,17 +1,81 @@
-"""Which attempts at faster steps a run has made, and what they have cost: read from its adaptations. Pure."""
+"""Attempts at faster steps: what came of one, as an adaptation; which a run has made, and what they have cost. Pure."""
 
 from __future__ import annotations
 
+import math
+import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
+from espalier_api.allocation import Allocation
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_trainer.network import Network
+from espalier_trainer.rewriting import Comparison
 
 CHANNELS_LAST: Final = "ChannelsLast"
 REWRITE: Final = "Rewrite"
 
 _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
 """After these, the model is another one, whose graph was not searched yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of an attempt."""
+
+    kind: str
+    message: str = ""
+    won: bool = False
+    rules: int = 0
+    pairs: Comparison | None = None
+    evaluations: int | None = None
+    error: float | None = None
+
+    def record(self, network: Network, allocation: Allocation, used_seconds: float, spent: float) -> Adaptation:
+        """Return the adaptation of an attempt on `network` that took `spent` seconds."""
+        before, after = (None, None) if self.pairs is None else self.pairs.seconds
+        return Adaptation(
+            decision_id=f"measurement-{uuid.uuid4().hex}",
+            time=datetime.now(UTC),
+            used_seconds=used_seconds,
+            trigger=allocation.reason,
+            generation=allocation.generation,
+            action=self.kind if self.kind == CHANNELS_LAST else f"{self.kind}({self.rules})",
+            source=AdaptationSource.MEASUREMENT,
+            policy="memoryFormat" if self.kind == CHANNELS_LAST else "optimise",
+            result=AdaptationResult.REWRITTEN if self.won else AdaptationResult.REVERTED,
+            message=self.message,
+            depth_before=network.depth,
+            depth_after=network.depth,
+            parameters_before=network.parameters,
+            parameters_after=network.parameters,
+            seconds=spent,
+            step_seconds_before=before,
+            step_seconds_after=after,
+            evaluations=self.evaluations,
+            largest_error=self.error if self.error is not None and math.isfinite(self.error) else None,
+        )
+
+
+def gained(pairs: Comparison) -> str:
+    """Describe a comparison."""
+    low, high = pairs.quartiles
+    return f"gain {pairs.gain - 1:+.1%}, quartiles {low - 1:+.1%} and {high - 1:+.1%}"
+
+
+def too_little(pairs: Comparison, least_gain: float, step: float, time_left: float, spent: float) -> str:
+    """Return why another computation is not worth the change; '' if it is.
+
+    A gain of `least_gain` is wanted at least, by three of four pairs one at all, and in the `time_left` steps of
+    `step` seconds must save more than the `spent` seconds.
+    """
+    if not pairs.faster(least_gain):
+        return f"{gained(pairs)}; wanted are {least_gain:.1%}, and more than 0 in three of four pairs"
+    before, after = pairs.seconds
+    saved = (before - after) / max(before, step) * time_left
+    return "" if saved > spent else f"{gained(pairs)}; saves {saved:.2g} s until the end, and cost {spent:.2g} s"
 
 
 def cost_of(adaptations: Sequence[Adaptation]) -> float:

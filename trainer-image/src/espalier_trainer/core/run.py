@@ -231,6 +231,12 @@ class Run:
             yield due
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / batches
 
+    @property
+    def computed(self) -> Network:
+        """What computes the next step: the network, or the same network in another way that is on probation."""
+        network = self.state.network
+        return network if self._optimiser is None else self._optimiser.computed(network)
+
     def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
         if due.group is None or self.team is None:
@@ -288,8 +294,6 @@ class Run:
         """Count a step that took `portion` of the epoch; `loss` was computed before the step."""
         progress, place = self.progress, self._place
         seconds = self.services.clock() - self._step_began_wall
-        if self._optimiser is not None:
-            self._optimiser.stepped(seconds)
         self._meter.stepped(place, seconds, progress.epoch, progress.step, loss, portion)
         proved = self.batching.stepped(portion, place.workers)
         progress.cursor += portion.batches
@@ -301,6 +305,8 @@ class Run:
         jumped = self._jumps.stepped(loss, progress.adaptations)
         if (proved or jumped) and self.team is not None:
             self.team.noted()
+        if self._optimiser is not None and self._optimiser.stepped(seconds):
+            self._change(self._optimiser.decided(self.allocation))
         self._gaps.step_finished(progress)
         self._scheduler.step_finished(self.state.network.architecture)
         seconds = self._scheduler.used_seconds() - self._step_began
@@ -557,11 +563,11 @@ class Run:
 
     def _abandoned(self, message: str) -> bool:
         """Let the module compute its steps again, if a rewritten computation did; returns whether one did."""
-        network = self.state.network
-        if self._optimiser is None or network.execution is None:
+        if self._optimiser is None:
             return False
-        self._change(self._optimiser.reverted(network, self.allocation, message))
-        return True
+        change = self._optimiser.reverted(self.state.network, self.allocation, message)
+        self._change(change)
+        return change is not None
 
     def _look_ahead(self) -> None:
         """Let the scheduler know what growing would gain, unless that is being tried."""

@@ -166,7 +166,7 @@ class Trainer:
 
         def compute() -> Joint:
             source, cursor = self._data.train, run.progress.cursor
-            network, hooks, portion = self.network, self.hooks, due.portion
+            network, hooks, portion = run.computed, self.hooks, due.portion
             return steps.take(
                 self._training,
                 self._method,

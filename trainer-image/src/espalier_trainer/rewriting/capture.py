@@ -93,6 +93,9 @@ def _check(module: nn.Module) -> None:
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule) or kind in ("OptimizedModule", "DistributedDataParallel"):
         raise RewritesRefusedError(f"{kind} is compiled or wrapped; give the module that it was made from")
+    for path, parameter in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(parameter):
+            raise RewritesRefusedError(f"{path!r} has no shape yet (lazy module); run the model on one batch first")
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         raise RewritesRefusedError("hooks are registered for all modules; remove them to have the model rewritten")
     for path, inner in module.named_modules():
@@ -102,6 +105,3 @@ def _check(module: nn.Module) -> None:
             raise RewritesRefusedError(
                 f"{path or kind!r} has hooks, which a rewritten computation would not call; remove them, or do without"
             )
-    for path, parameter in [*module.named_parameters(), *module.named_buffers()]:
-        if is_lazy(parameter):
-            raise RewritesRefusedError(f"{path!r} has no shape yet (lazy module); run the model on one batch first")

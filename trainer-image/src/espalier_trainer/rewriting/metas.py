@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -64,7 +65,9 @@ def inferred(operator: str, attributes: Attributes, inputs: tuple[Meta, ...]) ->
     function, arguments, settings = spelled(operator, [real_of(meta) for meta in inputs], dict(attributes))
     with torch.no_grad():
         result = function(*arguments, **settings)
-    return meta_of(result, grad=any(map(has_grad, inputs)))
+    meta = meta_of(result, grad=any(map(has_grad, inputs)))
+    # A convolution without data returns its channels apart, one with data as its image has them.
+    return laid_out(meta, inputs) if operator == "conv2d" else meta
 
 
 def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
@@ -72,8 +75,8 @@ def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
     if not isinstance(meta, Value) or len(meta.shape) != _IMAGES:
         return meta
     images = [one for one in inputs if isinstance(one, Value) and len(one.shape) == _IMAGES]
-    last = bool(images) and images[0].channels_last
-    return Value(meta.shape, meta.dtype, last, meta.grad)
+    last = bool(images) and images[0].channels_last and _lies_last(stand_in(replace(meta, channels_last=True)))
+    return replace(meta, channels_last=last)
 
 
 def _lies_last(tensor: Tensor) -> bool:

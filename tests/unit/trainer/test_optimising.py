@@ -25,6 +25,7 @@ from espalier_trainer.checkpoint import CheckpointStore
 from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, cost_of, is_tried
 from espalier_trainer.core.services import Services
 from espalier_trainer.execution import Execution, ExecutionState
+from espalier_trainer.metrics import MeteredReporter
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.randomness import seed_everything
@@ -105,6 +106,13 @@ def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
     assert found.step_seconds_after < found.step_seconds_before
     assert found.largest_error <= 1e-9
     assert found.evaluations > 0
+    metrics = MeteredReporter(MemoryReporter(), 9.0)
+    for event in first.events:
+        metrics.record(event)
+    gain = (
+        f'espalier_trainer_step_gain_ratio{{action="Rewrite"}} {found.step_seconds_before / found.step_seconds_after}'
+    )
+    assert gain in metrics.metrics.text().decode()
     second = trained(make_job(**spec_of()), digits, store)
     kept = second.result.adaptations
     assert [one.decision_id for one in kept] == [found.decision_id]

@@ -204,8 +204,8 @@ class Optimiser:
 
     def _due(self, network: Network, adaptations: Sequence[Adaptation]) -> str:
         """Return the kind of the attempt that is due, '' if none is."""
-        if self._probation is not None:
-            return ""
+        if self._probation is not None or network.unfolds:
+            return ""  # a graph of a growth that unfolds would stay as it is now
         if self._lays and not network.channels_last and not is_tried(CHANNELS_LAST, adaptations):
             if has_layouts(network.module):
                 return CHANNELS_LAST

@@ -43,8 +43,8 @@ from espalier_api.measurements import Measurements
 from espalier_api.throughput import Throughput, fitted, step_times
 from espalier_api.validation import with_spec
 from espalier_cli.collect.training import WallScheduler
-from espalier_trainer.core.run import Due
 from espalier_trainer.core.services import Services
+from espalier_trainer.core.steps import Due
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
@@ -181,7 +181,7 @@ def train(job: AdaptiveTrainingJob, case: str, cost: Throughput, batch: BatchSiz
 def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
     """Let each step of the leader cost what it costs."""
     run = leader.trainer._run
-    compute_together, meter = run.together, run._meter
+    compute_together, meter = run.together, run.meter
     meter._sampling = EveryTenth()
 
     def together(due: Due, compute: Any) -> Joint:

@@ -127,8 +127,8 @@ def train(case: Case, seconds: float) -> None:
     services = Services(WallScheduler(seconds, lambda _: 0.0, ()), step_took=gaps.append)
     trainer = Trainer(job, model, data, services, seed=0)
     sampling, meter = Paid(), InTurns(trainer.network)
-    meter._sampling = trainer._run._meter._sampling = sampling
-    trainer._run._meter = meter
+    meter._sampling = trainer._run.meter._sampling = sampling
+    trainer._run.meter = meter
     trainer.run()
     usual = OUTLIER * statistics.median(gaps)
     # The first gap ends with the second step.

@@ -28,7 +28,7 @@ from espalier_api.events import EpochFinished
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_cli.collect.training import WallScheduler
 from espalier_cli.timeline import parse_moment
-from espalier_trainer.core.run import Study
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.models import build_model

@@ -18,8 +18,9 @@ from espalier_api.report import Arm as TrialArm
 from espalier_api.validation import with_spec
 from espalier_cli.collect.training import Fork
 from espalier_trainer.advisor import Advisor, Scripted
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
-from espalier_trainer.core.run import Study
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.models import build_model

@@ -15,7 +15,7 @@ from espalier_api.validation import with_spec
 from espalier_cli.collect.training import Fork, data_of
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.run import Study
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.distillation import Rule, Teaching
 from espalier_trainer.distillation.shrinking import Manner

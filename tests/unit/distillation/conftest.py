@@ -14,7 +14,7 @@ from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Advisor, Scripted
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.models import build_model

@@ -14,10 +14,11 @@ from espalier_api.events import AdaptationFinished, TrialStarted
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.run import Run as Core
 from espalier_trainer.distillation import Rule
-from espalier_trainer.distillation.shrinking import MEASURED_STEPS, Manner, Shrinker
+from espalier_trainer.distillation.shrinking import Manner, Shrinker
+from espalier_trainer.distillation.times import MEASURED_STEPS
 from espalier_trainer.ready import steps
 from espalier_trainer.scheduler import Arrival
 
@@ -91,7 +92,7 @@ def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(recla
 def test_the_larger_goes_on_as_if_nothing_had_been_tried(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espalier_trainer.distillation.shrinking.better", lambda smaller, larger, examples: False)
     taken: list[Any] = []
-    real = Core._change
+    real = Core.change
 
     def changed(self: Any, change: Any) -> None:
         if change is not None:
@@ -100,7 +101,7 @@ def test_the_larger_goes_on_as_if_nothing_had_been_tried(reclaimed: Run, monkeyp
             taken.append((change, tensors, None if kept is None else _weights(kept)))
         real(self, change)
 
-    monkeypatch.setattr(Core, "_change", changed)
+    monkeypatch.setattr(Core, "change", changed)
     done = reclaimed()
     (_, _, before), (back, after, _) = taken
     assert back.adaptation.reason is Reason.LARGER_IS_BETTER

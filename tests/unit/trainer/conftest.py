@@ -22,7 +22,8 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_trainer.advisor import Advisor
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.models import build_model

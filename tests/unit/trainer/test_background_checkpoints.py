@@ -17,7 +17,8 @@ from espalier_api.events import CheckpointSaved, Warned
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.report import TrainerPhase
 from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore, read_checkpoint
 from espalier_trainer.core.writing import Writer
 from espalier_trainer.errors import SupersededError
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from espalier_api.events import BatchSizeChanged
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import TrainerPhase
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data
 from espalier_trainer.method import PLAIN

@@ -7,12 +7,8 @@ import errno
 import pytest
 import torch
 
-from espalier_trainer import checkpoint as module
-from espalier_trainer.checkpoint import (
-    CheckpointStore,
-    DamagedCheckpointError,
-    read_checkpoint,
-)
+from espalier_trainer import checkpoint_store as module
+from espalier_trainer.checkpoint_store import CheckpointStore, DamagedCheckpointError, read_checkpoint
 
 
 def test_what_is_read_is_what_was_saved(tmp_path, make_checkpoint):

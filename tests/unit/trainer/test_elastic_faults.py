@@ -106,7 +106,7 @@ def test_a_model_that_grows_while_its_checkpoints_are_written(elastic: Callable[
     """A checkpoint at every boundary, slow ones, and a leader that dies among them: what is there is whole."""
     slow = """
 import time
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 quick = CheckpointStore.save
 def save(self, checkpoint):
     time.sleep(0.05)

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from espalier_api.environment import LEADER_FILE
 from espalier_api.events import EVENT, TrainerFinished, TrainerStarted
 from espalier_api.report import TrainerPhase
-from espalier_trainer import checkpoint as module
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer import checkpoint_store as module
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.own import join

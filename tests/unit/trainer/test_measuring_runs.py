@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from trainer_processes import ended, until
 
 Runner = Callable[..., Any]

@@ -21,7 +21,7 @@ from espalier_api.advice import Action
 from espalier_api.events import AdaptationFinished
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, cost_of, is_tried
 from espalier_trainer.core.services import Services
 from espalier_trainer.execution import Execution, ExecutionState

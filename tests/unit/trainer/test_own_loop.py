@@ -185,7 +185,7 @@ def test_the_agent_is_told_how_a_job_ended_that_it_advised(
 def test_the_seed_of_the_job_chooses_what_growth_copies(advised: Callable[..., Any]) -> None:
     advised(lambda body: (503, b""))
     loop, *_ = growing()
-    assert loop._run._adapter.seed == 7
+    assert loop._run._growth._adapter.seed == 7
 
 
 def test_a_consultation_that_a_stop_breaks_off_is_asked_again(

@@ -14,7 +14,7 @@ import pytest
 from espalier_api.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, TrainerPhase
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from waiting import PATIENCE, until
 
 

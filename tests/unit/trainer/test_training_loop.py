@@ -15,8 +15,9 @@ from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
-from espalier_trainer.core.run import Study
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data, TensorSource
 from espalier_trainer.models import build_model
@@ -312,9 +313,9 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
 
 
 def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypatch, stop_after):
-    from espalier_trainer import checkpoint
+    from espalier_trainer import checkpoint_store
 
-    real, full = checkpoint._write, [False]
+    real, full = checkpoint_store._write, [False]
 
     def writes(path: Path, content: object):
         if full[0]:
@@ -322,7 +323,7 @@ def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypat
             raise OSError(28, "No space left on device", str(path))
         return real(path, content)
 
-    monkeypatch.setattr(checkpoint, "_write", writes)
+    monkeypatch.setattr(checkpoint_store, "_write", writes)
     job = make_job(checkpoint={"intervalSeconds": 0.05})
     run(job, store=tmp_path, stop=stop_after(60))
     kept = {path.name: (path / "model.safetensors").read_bytes() for path in tmp_path.iterdir()}

@@ -16,7 +16,8 @@ from espalier_api.events import Warned
 from espalier_api.job import Fallback
 from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.ready import steps

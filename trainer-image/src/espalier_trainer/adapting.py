@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from torch import nn
 
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport, TrialOutcome, offered
+from espalier_api.advice import Action, AdviceRequest, offered
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture, GrowthError
@@ -18,8 +18,8 @@ from espalier_api.growth import operation
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
-from espalier_api.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource, Arm
-from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
+from espalier_api.report import Adaptation, AdaptationResult, Arm
+from espalier_api.task import accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
@@ -28,7 +28,6 @@ from espalier_trainer.progress import Progress
 from espalier_trainer.scheduler import Scheduler
 
 MIN_CONSULTATION_WALL_SECONDS = 0.001
-SILENCE_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,28 +96,6 @@ class Asked:
             score_before=other_than_accuracy(score),
             seconds=self.seconds,
         )
-
-
-@dataclass
-class Silence:
-    """When an agent that gave no answer is asked again, by the used seconds of the budget.
-
-    After 1 % of the budget, then twice as long each time in a row: seven times in a budget at most.
-    """
-
-    times: int = 0
-    """How often in a row there was no answer."""
-    until: float = 0.0
-
-    def holds(self, used_seconds: float) -> bool:
-        """Return whether it is too early to ask."""
-        return used_seconds < self.until
-
-    def heard(self, answered: bool, used_seconds: float, budget_seconds: float) -> None:
-        """Take note of a question, whether or not it was answered."""
-        self.times = 0 if answered else self.times + 1
-        if not answered:
-            self.until = used_seconds + SILENCE_SHARE * budget_seconds * 2 ** (self.times - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,41 +255,6 @@ def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation
             "depth_after": network.depth,
             "parameters_after": network.parameters,
         }
-    )
-
-
-def report_outcome(
-    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final: Score, quality: float
-) -> None:
-    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
-
-    `quality` is that of `final`.
-    """
-    carried_out = [
-        adaptation
-        for adaptation in progress.adaptations
-        if adaptation.source is AdaptationSource.AGENT
-        and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
-    ]
-    if advisor is not None and carried_out:
-        advisor.report_outcome(
-            OutcomeReport(
-                job=job.key,
-                decision_ids=tuple(adaptation.decision_id for adaptation in carried_out),
-                final_accuracy=quality,
-                measure=final.measure,
-                time_budget_seconds=job.spec.time_budget_seconds,
-                trials=tuple(map(_tried, (one for one in carried_out if one.arms))),
-            )
-        )
-
-
-def _tried(adaptation: Adaptation) -> TrialOutcome:
-    grown = adaptation.result is AdaptationResult.GROWN
-    return TrialOutcome(
-        decision_id=adaptation.decision_id,
-        action=adaptation.action if grown else str(Action.nothing()),
-        arms=adaptation.arms[:MAX_ARMS],
     )
 
 

@@ -24,7 +24,8 @@ from espalier_api.documents import DocumentError, read_document, write_document
 from espalier_cli.collect.cost import StepCost, cost_of
 from espalier_cli.collect.plan import Run
 from espalier_cli.collect.training import Collection, RunRecord
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
 
 
 class StateError(Exception):

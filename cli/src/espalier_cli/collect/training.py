@@ -22,8 +22,9 @@ from espalier_api.validation import with_spec
 from espalier_cli.collect.cost import StepCost
 from espalier_cli.collect.plan import Kind, Run
 from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
-from espalier_trainer.core.run import Study
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data

@@ -11,12 +11,18 @@ from typing import Final
 
 from espalier_api.allocation import Allocation
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.training import TrainingSpec
 from espalier_trainer.network import Network
 from espalier_trainer.rewriting import Comparison
 
 CHANNELS_LAST: Final = "ChannelsLast"
 REWRITE: Final = "Rewrite"
 
+NOT_OURS: Final = (
+    "adaptation.optimise: the script computes its steps, so they are not rewritten; use the ready trainer, or set it "
+    "to Off"
+)
+"""Why a loop of the user's has no optimiser."""
 _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
 """After these, the model is another one, whose graph was not searched yet."""
 
@@ -91,3 +97,12 @@ def is_tried(kind: str, adaptations: Sequence[Adaptation]) -> bool:
         if one.source is AdaptationSource.MEASUREMENT and one.action.partition("(")[0] == kind:
             return True
     return False
+
+
+def refusal(training: TrainingSpec) -> str:
+    """Return why steps of a job cannot be rewritten, and the remedy; '' if they can."""
+    fields = {"syncBatchNorm": training.sync_batch_norm, "gradientCheckpointing": training.gradient_checkpointing}
+    found = next((name for name, value in fields.items() if value), None)
+    if found is None:
+        return ""
+    return f"adaptation.optimise: does not go with training.{found}, which changes how layers compute; leave one out"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from espalier_api.adaptation import AdaptationSpec, Optimise
 from espalier_api.allocation import Allocation
 from espalier_api.report import Adaptation
-from espalier_api.training import MemoryFormat, TrainingSpec
+from espalier_api.training import MemoryFormat
 from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, gained, is_tried, too_little
 from espalier_trainer.core.hooks import Change
 from espalier_trainer.core.probation import WARMUP, Probation
@@ -273,15 +273,6 @@ class Optimiser:
 
     def _change(self, found: Found, network: Network, allocation: Allocation, spent: float) -> Change:
         return Change(network, found.record(network, allocation, self._scheduler.used_seconds(), spent))
-
-
-def refusal(training: TrainingSpec) -> str:
-    """Return why steps of a job cannot be rewritten, and the remedy; '' if they can."""
-    fields = {"syncBatchNorm": training.sync_batch_norm, "gradientCheckpointing": training.gradient_checkpointing}
-    found = next((name for name, value in fields.items() if value), None)
-    if found is None:
-        return ""
-    return f"adaptation.optimise: does not go with training.{found}, which changes how layers compute; leave one out"
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from espalier_trainer import randomness
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.batching import Batching
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState

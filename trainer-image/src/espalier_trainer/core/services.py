@@ -20,7 +20,7 @@ from torch import nn
 from espalier_api import environment
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
 from espalier_trainer.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.checkpoint import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.contracts import connected
 from espalier_trainer.core.forecasting import Forecaster
 from espalier_trainer.elastic.states import digest

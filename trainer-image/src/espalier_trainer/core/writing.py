@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier_trainer.checkpoint import Checkpoint, CheckpointStore
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,11 @@ loses neither model.
 
 from __future__ import annotations
 
-import statistics
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,18 +20,18 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Boundary, Change, Criterion, Hooks
-from espalier_trainer.data.batches import EpochOrder, epoch_order
+from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import Data
+from espalier_trainer.distillation.adjusting import adjust
 from espalier_trainer.distillation.decision import Facts, Rule, better, decide
-from espalier_trainer.distillation.filling import ShrinkError, readers
-from espalier_trainer.distillation.folding import fold, recalibrate
+from espalier_trainer.distillation.filling import ShrinkError
 from espalier_trainer.distillation.teacher import Teacher, Teaching
+from espalier_trainer.distillation.times import MEASURED_STEPS, Times
 from espalier_trainer.distillation.trial import (
     LESSON,
     Pending,
     ShrinkingState,
     Size,
-    StepTimes,
     Trial,
     kept_network,
     kept_tensors,
@@ -46,11 +44,6 @@ from espalier_trainer.distillation.trial import (
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.evaluation import Evaluation, evaluate
 from espalier_trainer.network import Network
-
-MEASURED_STEPS: Final = 10
-"""Number of steps measured with the GPUs left before a decision: enough for a typical median."""
-_FILLING_BATCHES: Final = 8
-"""Number of training batches to estimate statistics and fit neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ class Shrinker(Hooks):
         self._used, self._clock = used_seconds, clock
         self._manner = manner or Manner()
         self._sizes: list[Size] = []
-        self._times: dict[tuple[str, int], list[float]] = {}
+        self._times = Times()
         self._replicas = 0
         self._pending: Pending | None = None
         self._trial: Trial | None = None
@@ -123,9 +116,7 @@ class Shrinker(Hooks):
 
     def stepped(self, network: Network, seconds: float) -> None:
         """Record the budget seconds of a step."""
-        found = self._times.setdefault((self._structure(network), self._replicas), [])
-        found.append(seconds)
-        del found[:-MEASURED_STEPS]
+        self._times.took(self._structure(network), self._replicas, seconds)
         if self._trial is not None:
             self._trial = self._trial.model_copy(update={"steps": self._trial.steps + 1})
 
@@ -140,10 +131,10 @@ class Shrinker(Hooks):
                 return self._give_up(Reason.GPUS_CAME_BACK)
         elif replicas < before and self._sizes and self._trial is None:
             self._pending = Pending(trigger=allocation.reason, generation=allocation.generation)
-            self._times.pop((self._structure(network), replicas), None)
+            self._times.forget(self._structure(network), replicas)
         if self._trial is not None:
             return self._judged(network, self._trial, boundary.until)
-        if self._pending is None or len(self._seconds(self._structure(network))) < MEASURED_STEPS:
+        if self._pending is None or not self._times.known(self._structure(network), replicas):
             return None
         return self._decided(boundary, self._pending)
 
@@ -159,13 +150,9 @@ class Shrinker(Hooks):
 
     def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
         """Return what a checkpoint must hold: (JSON types, tensors)."""
-        times = tuple(
-            StepTimes(structure=structure, replicas=replicas, seconds=tuple(seconds))
-            for (structure, replicas), seconds in self._times.items()
-        )
         state = ShrinkingState(
             sizes=tuple(self._sizes),
-            times=times,
+            times=self._times.state(),
             replicas=self._replicas,
             pending=self._pending,
             trial=self._trial,
@@ -180,7 +167,7 @@ class Shrinker(Hooks):
         content = checkpoint.state.shrinking
         state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
         self._sizes = list(state.sizes)
-        self._times = {(each.structure, each.replicas): list(each.seconds) for each in state.times}
+        self._times = Times(state.times)
         self._replicas, self._pending, self._trial = state.replicas, state.pending, state.trial
         self._kept = self.teacher = None
         if state.trial is not None:
@@ -207,22 +194,6 @@ class Shrinker(Hooks):
             self._key = (network, "" if description is None else description.fingerprint)
         return self._key[1]
 
-    def _seconds(self, structure: str) -> list[float]:
-        return self._times.get((structure, self._replicas), [])
-
-    def _expected(self, structure: str, grown: str, large: float) -> float | None:
-        """Return the seconds per step of another size with the GPUs left: as measured, or scaled from another number of
-        GPUs.
-
-        The latter in proportion: what the present structure's steps (`large` seconds now) took with that number.
-        """
-        if seconds := self._seconds(structure):
-            return statistics.median(seconds)
-        for (known, replicas), seconds in self._times.items():
-            if known == structure and (grown_seconds := self._times.get((grown, replicas))):
-                return statistics.median(seconds) * large / statistics.median(grown_seconds)
-        return None
-
     def _new_teacher(self) -> Teacher:
         module = None if self._kept is None else self._kept.module
         return Teacher(module, len(self._data.train), self._device, self._manner.teaching)
@@ -231,16 +202,17 @@ class Shrinker(Hooks):
         network = boundary.network
         began = self._clock()
         key = self._structure(network)
-        large = statistics.median(self._seconds(key))
-        faster = [
-            statistics.median(seconds)
-            for (structure, replicas), seconds in self._times.items()
-            if structure == key and replicas > self._replicas
-        ]
+        large = self._times.median(key, self._replicas)
         # The largest first, as the rule requires.
         places = list(reversed(range(len(self._sizes))))
-        sizes = [self._expected(self._sizes[place].key, key, large) for place in places]
-        facts = Facts(boundary.time_left, large, min(faster, default=None), sizes, 2 * boundary.evaluation_seconds)
+        sizes = [self._times.expected(self._sizes[place].key, self._replicas, key, large) for place in places]
+        facts = Facts(
+            boundary.time_left,
+            large,
+            self._times.with_more(key, self._replicas),
+            sizes,
+            2 * boundary.evaluation_seconds,
+        )
         verdict = decide(facts, self._manner.rule)
         self._pending = None
         used = self._used()
@@ -259,7 +231,7 @@ class Shrinker(Hooks):
             told = _figures(facts)
             return Change(network, self._record(trial, AdaptationResult.KEPT, verdict.reason, told, network, network))
         try:
-            smaller = self._taught(network, self._sizes[place], boundary.epoch)
+            smaller = self._smaller(network, self._sizes[place], boundary.epoch)
         except (ShrinkError, CheckpointMismatchError) as error:
             kept = self._record(trial, AdaptationResult.KEPT, Reason.CANNOT_SHRINK, str(error), network, network)
             return Change(network, kept)
@@ -269,22 +241,16 @@ class Shrinker(Hooks):
         self._spent = self._clock() - began
         return Change(smaller, None, verdict.seconds)
 
-    def _taught(self, large: Network, size: Size, epoch: int) -> Network:
-        """Return a network of this size with the large one's weights, statistics and neighbours in order."""
+    def _smaller(self, large: Network, size: Size, epoch: int) -> Network:
+        order = epoch_order(len(self._data.train), self._batch_size, self._seed, epoch, self._device)
         smaller = smaller_network(size, large, self._start, self._spec, self._data.example_input())
-        order: EpochOrder = epoch_order(len(self._data.train), self._batch_size, self._seed, epoch, self._device)
-        count = min(_FILLING_BATCHES, len(order))
-        batches = [self._data.train.batch(order.chosen(cursor), None)[0] for cursor in range(count)]
-        recalibrate(smaller.module, batches)
-        if self._manner.folding and large.architecture is not None and smaller.architecture is not None:
-            fold(smaller.module, large.module, readers(large.architecture, smaller.architecture), batches)
-            recalibrate(smaller.module, batches)
+        adjust(smaller, large, self._data, order, folding=self._manner.folding)
         return smaller
 
     def _judged(self, network: Network, trial: Trial, until: Callable[[], bool]) -> Change | None:
         """Compare the two when it is time."""
         if not trial.measured and trial.steps == MEASURED_STEPS:
-            seconds = statistics.median(self._seconds(self._structure(network)))
+            seconds = self._times.median(self._structure(network), self._replicas)
             if seconds > trial.large_seconds:
                 message = f"a step takes {seconds:.3g} s with teaching, {trial.large_seconds:.3g} s of the grown model"
                 return self._give_up(Reason.NOT_CHEAPER, message)

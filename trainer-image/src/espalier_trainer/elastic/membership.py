@@ -56,6 +56,11 @@ class Arrival(_Message):
     """What came of the order with which it left the last generation, as text."""
     protocol: int = PROTOCOL
 
+    @property
+    def name(self) -> str:
+        """What people call the worker."""
+        return f"{'base' if self.base else 'extra'} worker {self.index}"
+
 
 @dataclass(frozen=True)
 class Plan(_Message):

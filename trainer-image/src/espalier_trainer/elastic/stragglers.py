@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -71,3 +72,17 @@ def observed(speeds: Speeds, workers: Sequence[str], seconds: Sequence[float]) -
     slow = None if rank is None else workers[rank]
     steps = speeds.steps + 1 if slow is not None and slow == speeds.slow else int(slow is not None)
     return replace(speeds, slow=slow, steps=steps), slow if steps == STEPS else None
+
+
+def described(name: str, rank: int, seconds: Sequence[float], pause: float, times: int) -> str:
+    """Return a warning of the straggler `name`, whose `seconds` of a step are those at `rank`.
+
+    `pause`: for how long it is excluded (0: it is not, inf: for good), now for the `times`-th time.
+    """
+    others = sorted(each for place, each in enumerate(seconds) if place != rank)
+    what = "all wait for it at each step"
+    if math.isinf(pause):
+        what = f"it is excluded for good, as it was {times - 1} times before"
+    elif pause:
+        what = f"it is excluded for {pause:.0f} s"
+    return f"{name} computes {seconds[rank]:.3g} s a step, the others {others[len(others) // 2]:.3g} s; {what}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ import torch
 
 from espalier_api.job import Stragglers
 from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.elastic.arrivals import Arrivals
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import NEWCOMER, Arrival, chosen, planned
-from espalier_trainer.elastic.rendezvous import RendezvousServer
+from espalier_trainer.elastic.membership import NEWCOMER, Arrival, planned
 from espalier_trainer.elastic.states import (
     Code,
     Command,
@@ -28,7 +27,7 @@ from espalier_trainer.elastic.states import (
     digest,
 )
 from espalier_trainer.elastic.step import Joint, take_back
-from espalier_trainer.elastic.stragglers import Speeds, observed
+from espalier_trainer.elastic.stragglers import Speeds, described, observed
 from espalier_trainer.network import Network
 from espalier_trainer.schedules import UNKNOWN, Moment
 
@@ -75,15 +74,13 @@ class Team:
         the seconds for which training paused. `hashed` is what must be equal in all members, `node` where the
         leader runs.
         """
-        self._rendezvous = RendezvousServer(place)
+        self._arrivals = Arrivals(place, clock)
         self._device, self._warn, self._clock = device, warn, clock
         self._node = node
         self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
-        self._waiting: dict[str, Arrival] = {}
         self._members: tuple[Arrival, ...] = ()
         """Without the leader."""
-        self._leaving: set[str] = set()
         self._group: Group | None = None
         self._generation = 0
         self._stale = self._noted = False
@@ -92,14 +89,12 @@ class Team:
         self._broken = 0
         self._broken_once = self._reuniting = False
         self._alone_until = 0.0
-        self._listened = self._spoke = 0.0
+        self._spoke = 0.0
         self._speeds = Speeds()
         self._next: _Place | None = None
         """The step after the current one, if all members learn in the current one that it follows."""
         self._foretold: _Place | None = None
         """The step that all members take next, without a command."""
-        self._apart: dict[str, str] = {}
-        """The results of workers that carry out an order, or have ('' until it is known): they take no part."""
         self._winner: str | None = None
         """The worker whose state all members of the next generation take."""
 
@@ -116,8 +111,8 @@ class Team:
     @property
     def waiting(self) -> int:
         """Number of workers known to wait for a place."""
-        self._listen()
-        return len(self._waiting)
+        self._arrivals.listen()
+        return len(self._arrivals.waiting)
 
     @property
     def broken(self) -> bool:
@@ -141,10 +136,10 @@ class Team:
         """
         deadline = self._clock() + REUNION_SECONDS
         while self._clock() < deadline:
-            self._listen()
-            if any(arrival.step > step for arrival in self._waiting.values()):
+            self._arrivals.listen()
+            if any(arrival.step > step for arrival in self._arrivals.waiting.values()):
                 time.sleep(GRACE_SECONDS)  # the others will arrive soon, too
-                self._listen()
+                self._arrivals.listen()
                 self._reuniting = True
                 return True
             time.sleep(LISTEN_SECONDS)
@@ -154,12 +149,12 @@ class Team:
         """Admit workers that wait, up to `replicas`, and release those that leave. Called at each step boundary."""
         now = self._clock()
         urgent = self._broken_once or self._reuniting or self.world > replicas
-        if not urgent and now - self._listened < LISTEN_SECONDS:
+        if not urgent and now - self._arrivals.listened < LISTEN_SECONDS:
             return
-        self._listen()
+        self._arrivals.listen()
         if now < self._alone_until:
             return
-        wanted = self._wanted([*self._members, *self._waiting.values()], replicas)
+        wanted = self._wanted([*self._members, *self._arrivals.waiting.values()], replicas)
         if not self._broken_once and wanted == self._members:
             return
         self._form(replicas, network, step, capture, restore, now)
@@ -180,39 +175,34 @@ class Team:
         if group is None:
             raise GroupBrokenError("there is no group")
         ranks = {rank: orders[each.worker] for rank, each in enumerate(members, 1) if each.worker in orders}
-        for worker in orders:
-            self._rendezvous.begin_order(worker)
+        self._arrivals.begin_orders(orders)
         with self.stepping():
             self._take_back()
             broadcast_orders(group, ranks)
         self._drop()
-        self._apart = dict.fromkeys(orders, "")
+        self._arrivals.ordered(orders)
         self._members = tuple(each for each in members if each.worker not in orders)
         self._broken_once = True  # the others form the next generation
 
     def results(self) -> dict[str, str]:
         """Return by worker what came of the orders that have been carried out."""
-        self._listen()
-        return {worker: result for worker, result in self._apart.items() if result}
+        return self._arrivals.results()
 
     def told(self) -> dict[str, str]:
         """Return by worker how far the orders are that are being carried out, as far as they have reported."""
-        found = {worker: self._rendezvous.told(worker) for worker, result in self._apart.items() if not result}
-        return {worker: text for worker, text in found.items() if text}
+        return self._arrivals.told()
 
     def dismiss(self, worker: str) -> None:
         """Let a worker break its order off, and take part again."""
-        if self._apart.pop(worker, None) == "":
-            self._rendezvous.dismiss(worker)
+        self._arrivals.dismiss(worker)
 
     def bring_back(self, winner: str | None = None) -> None:
         """Let all take part again, in a generation that takes the state of the worker `winner` if it is still there.
 
         Orders that are still being carried out are broken off.
         """
-        for worker in list(self._apart):
-            self.dismiss(worker)
-        self._apart, self._winner = {}, winner
+        self._arrivals.dismiss_all()
+        self._winner = winner
         self._broken_once = self._broken_once or winner is not None
 
     def begin_step(
@@ -260,7 +250,7 @@ class Team:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
         self._foretold = self._next if joint.follows else None
-        self._find_straggler(joint.seconds)
+        self._look_for_straggler(joint.seconds)
 
     def grown(self) -> None:
         """Record that the leader's network has changed: all members receive it before the next step."""
@@ -320,23 +310,8 @@ class Team:
         if foretold is not None and self._group is not None:
             take_back(self._group)
 
-    def _listen(self) -> None:
-        self._listened = self._clock()
-        for arrival in self._rendezvous.listen():
-            if arrival.leaving:
-                self._leaving.add(arrival.worker)
-                self._waiting.pop(arrival.worker, None)
-                self._apart.pop(arrival.worker, None)
-                logger.info("%s leaves", _name(arrival))
-            else:
-                self._waiting[arrival.worker] = arrival
-                if arrival.worker in self._apart:
-                    self._apart[arrival.worker] = arrival.result
-
     def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
-        gone = self._leaving | self._rendezvous.silent() | self._speeds.out(self._clock()) | self._apart.keys()
-        present = {each.worker: each for each in candidates if each.worker not in gone}
-        return chosen(present.values(), replicas)
+        return self._arrivals.chosen(candidates, replicas, self._speeds.out(self._clock()))
 
     def _form(
         self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
@@ -351,22 +326,19 @@ class Team:
             except GroupBrokenError as error:
                 self._break(str(error))
         self._drop()
-        self._gather(holders - self._leaving)
+        self._arrivals.gather(holders, self._patience)
+        self._patience = GRACE_SECONDS
         self._broken_once = False
-        wanted = self._wanted(list(self._waiting.values()), replicas)
+        wanted = self._wanted(list(self._arrivals.waiting.values()), replicas)
         self._generation += 1
         own = Arrival(worker=_LEADER, base=True, index=0, step=step)
         plan = planned(self._generation, own, wanted, newest=self._reuniting, winner=self._winner)
         self._winner = None
-        let_go = [name for name in before if name in self._waiting and name not in plan.members]
-        for name in (*plan.members[1:], *let_go):
-            self._waiting.pop(name, None)
-            self._rendezvous.answer(name, plan)
-        self._leaving.clear()
+        self._arrivals.answer(plan, before)
         self._members = wanted
         if wanted:
             try:
-                host = self._rendezvous
+                host = self._arrivals.rendezvous
                 self._group = Group(
                     host.store, plan.generation, 0, len(plan.members), self._device, host.address, host.port
                 )
@@ -395,15 +367,6 @@ class Team:
             self._on_change(self.world, paused)
         logger.info("generation %d: %d members, after a pause of %.3f s", plan.generation, self.world, paused)
 
-    def _gather(self, expected: set[str]) -> None:
-        """Wait until all `expected` have arrived, or until the time is over."""
-        deadline = self._clock() + self._patience
-        self._patience = GRACE_SECONDS
-        while not expected <= self._waiting.keys() and self._clock() < deadline:
-            time.sleep(0.001)
-            self._listen()
-            expected -= self._leaving
-
     def _break(self, message: str) -> None:
         logger.info("generation %d broke: %s", self._generation, message)
         self._drop()
@@ -425,30 +388,15 @@ class Team:
             self._group.close()
         self._group = self._foretold = None
 
-    def _find_straggler(self, seconds: Sequence[float]) -> None:
+    def _look_for_straggler(self, seconds: Sequence[float]) -> None:
         workers = [_LEADER, *(member.worker for member in self._members)]
         self._speeds, slow = observed(self._speeds, workers, seconds)
         if slow is None:
             return
         rank = workers.index(slow)
-        name = "the leader" if rank == 0 else _name(self._members[rank - 1])
-        others = sorted(each for place, each in enumerate(seconds) if place != rank)
-        what = "all wait for it at each step"
+        name, pause = self._members[rank - 1].name if rank else "the leader", 0.0
         if rank and self._stragglers is Stragglers.DROP:
             now = self._clock()
             self._speeds = self._speeds.dropping(slow, now)
             pause = self._speeds.dropped[slow].until - now
-            times = self._speeds.drops(slow)
-            what = (
-                f"it is excluded for {pause:.0f} s"
-                if math.isfinite(pause)
-                else f"it is excluded for good, as it was {times - 1} times before"
-            )
-        self._warn(
-            "StragglerDetected",
-            f"{name} computes {seconds[rank]:.3g} s a step, the others {others[len(others) // 2]:.3g} s; {what}",
-        )
-
-
-def _name(arrival: Arrival) -> str:
-    return f"{'base' if arrival.base else 'extra'} worker {arrival.index}"
+        self._warn("StragglerDetected", described(name, rank, seconds, pause, self._speeds.drops(slow)))

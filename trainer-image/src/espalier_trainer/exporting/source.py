@@ -15,8 +15,9 @@ from espalier_api.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
 from espalier_api.result import RunResult
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.averaging import averages_in
-from espalier_trainer.checkpoint import MANIFEST, CheckpointState, CheckpointStore, DamagedCheckpointError
-from espalier_trainer.checkpoint import read_checkpoint as read
+from espalier_trainer.checkpoint import CheckpointState
+from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, DamagedCheckpointError
+from espalier_trainer.checkpoint_store import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import ExportError, TrainerError
 from espalier_trainer.examples import ExampleShape

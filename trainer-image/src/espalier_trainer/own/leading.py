@@ -16,7 +16,8 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.task import score_in
 from espalier_trainer.causes import exit_code_of
-from espalier_trainer.core.run import Due, Run
+from espalier_trainer.core.run import Run
+from espalier_trainer.core.steps import Due
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.core.attempts import refusal
 from espalier_trainer.core.batching import batching_of
+from espalier_trainer.core.growth import Study
 from espalier_trainer.core.hooks import Hooks
-from espalier_trainer.core.optimising import Optimiser, Probe, refusal
-from espalier_trainer.core.run import Due, Run, Study
+from espalier_trainer.core.optimising import Optimiser, Probe
+from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import Services
+from espalier_trainer.core.steps import Due
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
 from espalier_trainer.distillation.shrinking import Manner, on_reclaim

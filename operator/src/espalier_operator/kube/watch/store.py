@@ -13,24 +13,22 @@ from typing import Any, Final
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
 from espalier_operator.facts import NamespaceLimit, Node, Worker
-from espalier_operator.kube.objects.device_claims import templates_of
-from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.loads import Load, parse_load
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod, concerns_gpus, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
-from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
-from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
+from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
 from espalier_operator.kube.watch.devices import Devices
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.kube.watch.job_objects import JobObject, job_object
+from espalier_operator.kube.watch.job_inputs import JobInputs
+from espalier_operator.kube.watch.job_objects import JobObject
 from espalier_operator.kube.watch.last_reports import LastReports
+from espalier_operator.kube.watch.node_reach import NodeReach
 from espalier_operator.kube.watch.node_usage import NodeUsage
 
 CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES, *resources.DEVICE_KINDS)
@@ -53,7 +51,9 @@ class Store:
         `changed` is called after each change that the planner may want to know of, `doubted` when a pod becomes
         doubtful.
         """
-        self._settings, self._time, self._announce, self._doubted = settings, time, changed, doubted
+        self._settings, self._time, self._tell, self._doubted = settings, time, changed, doubted
+        self._others_changed = False
+        """There is news of more than the pods and reports of jobs."""
         self.listed_at: float | None = None
         """When all kinds were last listed."""
         self.received_at: dict[str, float] = {}
@@ -62,36 +62,29 @@ class Store:
         self.pods: Indexer[Pod] = Indexer(self._parse_pod, self._pod_changed)
         self.loads: Indexer[Load] = Indexer(lambda raw, _: parse_load(raw, self._settings), self._load_changed)
         """What pods take of their nodes, whether they hold GPUs or not."""
-        self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
-        self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
         self.quotas: Indexer[tuple[NamespaceLimit, ...]] = Indexer(
             lambda raw, _: parse_quota(raw) or None, self._quota_changed
         )
-        self.claims: Indexer[str] = Indexer(lambda raw, _: volume_of(raw), self._claim_changed)
-        """The volumes that claims are bound to."""
-        self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
-        """The node affinity of those that have one."""
         self.devices = Devices(settings, self._devices_changed, self._see_claims, self._template_changed)
         """Those of dynamic resource allocation."""
+        self.inputs = JobInputs(settings, self.devices.templates.get, self._job_changed)
+        self.jobs = self.inputs.jobs
         self._indexers: Mapping[Resource, Indexer[Any]] = {
             resources.NODES: self.nodes,
             resources.PODS: self.pods,
             resources.JOBS: self.jobs,
             resources.CONFIG_MAPS: self.reports.indexer,
-            resources.PRIORITY_CLASSES: self.priorities,
+            resources.PRIORITY_CLASSES: self.inputs.priorities,
             resources.QUEUES: self.queue_objects,
             resources.RESOURCE_QUOTAS: self.quotas,
-            resources.CLAIMS: self.claims,
-            resources.VOLUMES: self.volumes,
+            resources.CLAIMS: self.inputs.claims,
+            resources.VOLUMES: self.inputs.volumes,
             **self.devices.indexers,
         }
-        self._silent: set[str] = set()
-        """Names of the nodes that do not report."""
-        self._widespread = False
-        """Most nodes do not report."""
-        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, changed)
+        self._reach = NodeReach()
+        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce)
         self.planned_nodes = self._usage.planned_nodes
         """By name: the nodes as the planner sees them, with what is used of them."""
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
@@ -169,6 +162,11 @@ class Store:
         changed, self._changed = self._changed, set()
         return changed
 
+    def take_others_changed(self) -> bool:
+        """Return whether there is news since the last call of more than the pods and reports of jobs that are there."""
+        changed, self._others_changed = self._others_changed, False
+        return changed
+
     def take_reported(self) -> set[str]:
         """Return the UIDs of jobs whose leaders have reported since the last call."""
         reported, self._reported = self._reported, set()
@@ -196,18 +194,8 @@ class Store:
         return job is not None and job.ref != claimed
 
     def reach_of(self, pods: Iterable[Pod], now: float) -> Reach:
-        """Return what the nodes of `pods` mean for them at `now`.
-
-        An unknown node counts as one that reports until a list younger than the pod lacks it: events of pods may come
-        before those of their nodes.
-        """
-        pods, nodes = list(pods), {}
-        for pod in pods:
-            if pod.node is not None:
-                node = self.nodes.get(pod.node)
-                if node is not None or self.nodes.is_gone(pod.node, int(pod.resource_version or 0)):
-                    nodes[pod.node] = node
-        return reach_of(pods, nodes, now, widespread=self._widespread)
+        """Return what the nodes of `pods` mean for them at `now`."""
+        return self._reach.of(pods, self.nodes, now)
 
     # ---- parsing
 
@@ -221,16 +209,6 @@ class Store:
             return None
         pod = parse_pod(raw, self._settings, claimed)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
-
-    def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
-        def parsed(kept: Raw) -> KubeJob | InvalidJob:
-            return parse_job(kept, self._settings, self._classes(), self._affinity_of, self.devices.templates.get)
-
-        return job_object(raw, before, self._settings, parsed)
-
-    def _classes(self) -> Mapping[str, int] | None:
-        """Return the values of the PriorityClasses, None while they are not known."""
-        return None if self.priorities.listed_version is None else self.priorities.mapping()
 
     # ---- what follows from a change
 
@@ -275,7 +253,15 @@ class Store:
             self._file(key, after)
             if after.owner is not None:
                 self._news(after.owner)
-        self._announce()
+        if all(pod is None or (pod.owner is not None and self._is_known(pod.owner)) for pod in (before, after)):
+            self._tell()
+        else:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Report news of more than a job's own pods or report: a plan must take it in."""
+        self._others_changed = True
+        self._tell()
 
     def _file(self, key: str, pod: Pod) -> None:
         if pod.owner is not None:
@@ -305,25 +291,12 @@ class Store:
         if before == after:
             return
         self._usage.see(key)
-        touched = set()
-        if (before is None, _reach(before)) != (after is None, _reach(after)):
-            touched.add(key)
-        (self._silent.discard if after is None or after.ready else self._silent.add)(key)
-        widespread = is_widespread(len(self._silent), len(self.nodes.mapping()))
-        if widespread != self._widespread:
-            self._widespread = widespread
-            touched |= self._silent
+        touched = self._reach.changed(key, before, after, len(self.nodes.mapping()))
         if touched:
             for owner, pods in self.pods_by_job.items():
                 if any(pod.node in touched for pod in pods.values()):
                     self._mark(self._changed, owner)
         self._announce()
-
-    def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
-        if before != after:
-            for job in list(self.jobs.values()):
-                if key in (class_of(job.raw), self._settings.extra_priority_class):
-                    self.jobs.reread({**job.raw, "status": job.status})
 
     def _queue_changed(self, key: str, before: QueueObject | None, after: QueueObject | None) -> None:
         if _essence(before) != _essence(after):
@@ -335,41 +308,12 @@ class Store:
         if before != after:
             self._announce()
 
-    def _claim_changed(self, key: str, before: str | None, after: str | None) -> None:
-        if before != after and (before in self.volumes.mapping() or after in self.volumes.mapping()):
-            self._reread_jobs_with({key})
-
-    def _volume_changed(self, key: str, before: Terms | None, after: Terms | None) -> None:
-        if before != after:
-            self._reread_jobs_with({claim for claim, volume in self.claims.mapping().items() if volume == key})
-
-    def _affinity_of(self, claim: str) -> Terms | None:
-        """Return the node affinity of the volume of a claim, by key."""
-        volume = self.claims.get(claim)
-        return None if volume is None else self.volumes.get(volume)
-
-    def _reread_jobs_with(self, claims: Collection[str]) -> None:
-        """Read the jobs again whose pods mount one of `claims`, by key."""
-        namespaces = {claim.partition("/")[0] for claim in claims}
-        for job in list(self.jobs.values()):
-            namespace = job.ref.namespace
-            if namespace in namespaces:
-                mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))
-                if any(f"{namespace}/{claim}" in claims for claim in mounted):
-                    self.jobs.reread({**job.raw, "status": job.status})
-
     def _devices_changed(self, nodes: Collection[str]) -> None:
         for node in nodes:
             self._usage.see(node)
 
     def _template_changed(self, template: str) -> None:
-        """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
-        namespace, _, name = template.partition("/")
-        for job in list(self.jobs.values()):
-            if job.ref.namespace == namespace:
-                named = templates_of(mapping(job.raw, "spec", "template", "spec"))
-                if any(each == name for _, _, each in named):
-                    self.jobs.reread({**job.raw, "status": job.status})
+        self.inputs.template_changed(template)
 
     def _see_claims(self, claims: Collection[str]) -> None:
         if claims:
@@ -378,7 +322,7 @@ class Store:
 
     def _news(self, job: JobRef) -> None:
         self._mark(self._changed, job)
-        self._announce()
+        self._tell()
 
     def _mark(self, uids: set[str], job: JobRef) -> None:
         """Add the UID of a job; not where an object claims a job that is not its own."""
@@ -393,10 +337,3 @@ class Store:
 def _essence(queue: QueueObject | None) -> object:
     """Return what decides about jobs, and what the status of a queue says of its specification."""
     return None if queue is None else (queue.queue, queue.generation)
-
-
-def _reach(node: Node | None) -> tuple[object, ...]:
-    """Return what decides on the pods of a node."""
-    if node is None:
-        return ()
-    return node.ready, node.silent_since, any(taint.key == OUT_OF_SERVICE for taint in node.taints)

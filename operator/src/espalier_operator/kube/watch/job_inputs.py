@@ -1,0 +1,87 @@
+"""The jobs, and what their specifications are read with: PriorityClasses, volumes, templates of ResourceClaims. No I/O.
+
+Jobs are read again when one of these changes that they name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from espalier_kube.resources import Raw
+from espalier_operator.kube.objects.device_claims import Asked, templates_of
+from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
+from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
+from espalier_operator.kube.reading import mapping
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.kube.watch.job_objects import JobObject, job_object
+
+
+class JobInputs:
+    """One indexer for each of these kinds."""
+
+    def __init__(
+        self,
+        settings: KubeSettings,
+        template: Callable[[str], Asked | None],
+        job_changed: Callable[[str, JobObject | None, JobObject | None], None],
+    ) -> None:
+        """Nothing is known yet. `template` looks up a ResourceClaimTemplate by key; `job_changed` is the indexer's."""
+        self._settings, self._template = settings, template
+        self.jobs: Indexer[JobObject] = Indexer(self._parse_job, job_changed)
+        self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
+        self.claims: Indexer[str] = Indexer(lambda raw, _: volume_of(raw), self._claim_changed)
+        """The volumes that claims are bound to."""
+        self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
+        """The node affinity of those that have one."""
+
+    def template_changed(self, template: str) -> None:
+        """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
+        namespace, _, name = template.partition("/")
+        for job in list(self.jobs.values()):
+            if job.ref.namespace == namespace:
+                named = templates_of(mapping(job.raw, "spec", "template", "spec"))
+                if any(each == name for _, _, each in named):
+                    self._reread(job)
+
+    def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
+        def parsed(kept: Raw) -> KubeJob | InvalidJob:
+            return parse_job(kept, self._settings, self._classes(), self._affinity_of, self._template)
+
+        return job_object(raw, before, self._settings, parsed)
+
+    def _classes(self) -> Mapping[str, int] | None:
+        """Return the values of the PriorityClasses, None while they are not known."""
+        return None if self.priorities.listed_version is None else self.priorities.mapping()
+
+    def _affinity_of(self, claim: str) -> Terms | None:
+        """Return the node affinity of the volume of a claim, by key."""
+        volume = self.claims.get(claim)
+        return None if volume is None else self.volumes.get(volume)
+
+    def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
+        if before != after:
+            for job in list(self.jobs.values()):
+                if key in (class_of(job.raw), self._settings.extra_priority_class):
+                    self._reread(job)
+
+    def _claim_changed(self, key: str, before: str | None, after: str | None) -> None:
+        if before != after and (before in self.volumes.mapping() or after in self.volumes.mapping()):
+            self._reread_jobs_with({key})
+
+    def _volume_changed(self, key: str, before: Terms | None, after: Terms | None) -> None:
+        if before != after:
+            self._reread_jobs_with({claim for claim, volume in self.claims.mapping().items() if volume == key})
+
+    def _reread_jobs_with(self, claims: Collection[str]) -> None:
+        """Read the jobs again whose pods mount one of `claims`, by key."""
+        namespaces = {claim.partition("/")[0] for claim in claims}
+        for job in list(self.jobs.values()):
+            namespace = job.ref.namespace
+            if namespace in namespaces:
+                mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))
+                if any(f"{namespace}/{claim}" in claims for claim in mounted):
+                    self._reread(job)
+
+    def _reread(self, job: JobObject) -> None:
+        self.jobs.reread({**job.raw, "status": job.status})

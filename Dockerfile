@@ -35,6 +35,7 @@ COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY agent-image/pyproject.toml agent-image/
 COPY scheduling/pyproject.toml scheduling/
+COPY rewriting/pyproject.toml rewriting/
 COPY cli/pyproject.toml cli/
 RUN mkdir /locked && \
     export="/tools/bin/uv export --quiet --frozen --offline --no-dev --no-emit-workspace --no-annotate --no-header" && \

@@ -53,6 +53,8 @@ _CHECKED_ROWS: Final = 4
 """Examples of the check in double precision, which does not depend on their number."""
 _MOST_SECONDS: Final = 20.0
 """Longest attempt: it ends no sooner for GPUs that are taken back, which come with a notice of 30 s by default."""
+_PLANNED: Final = 0.8
+"""Part of what an attempt may cost after which it is broken off: that shows only between two measurements."""
 _ASKING_SECONDS: Final = 0.1
 """Interval in which an attempt asks if it has to end: other workers are told to wait then."""
 _KNOWN_STEPS: Final = 5
@@ -174,7 +176,7 @@ class Optimiser:
         if not kind or len(self._steps) < _KNOWN_STEPS:
             return None
         left = self._spec.optimise_share * self._scheduler.time_left() - cost_of(adaptations) - self._unrecorded
-        self._allowed = min(_MOST_SECONDS, left)
+        self._allowed = min(_MOST_SECONDS, _PLANNED * left)
         if self._least(kind, network) > self._allowed:
             return None  # and later less is allowed
         self._began, self._until = self._clock(), until

@@ -18,6 +18,7 @@ Each case has a separate cluster, and these stages:
 3. All leaders train, and no GPU is free. GPUs are freed one by one at random times, whether or not the previous one has
    been lent (open loop), alternately by the end of a job and by the deletion of somebody else's pod. The time measured
    is from the API server's answer to the request that freed the GPU until the leader reads the grant from its watch.
+   It is also shown in parts, as the benchmark's watch sees the pod that is lent the GPU: made, bound, running.
 4. `plan` alone, ten times, on the last snapshot of the operator, in CPU time.
 
 With `--apart`, kwok and this process, which make the load, keep off the operator's core, which is the last one. API

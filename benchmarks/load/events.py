@@ -30,8 +30,18 @@ class Freed:
     """A job's end, otherwise the deletion of somebody else's pod."""
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The allocation of a job, as its leader saw it."""
+
+    job: str
+    """Key."""
+    at: float
+    """Monotonic seconds."""
+
+
 async def free_gpus(
-    api: Api, world: World, leaders: Leaders, foreign: list[str], raises: list[float], case: Case
+    api: Api, world: World, leaders: Leaders, foreign: list[str], raises: list[Raised], case: Case
 ) -> dict[str, float | None]:
     """Free GPUs at their times, whether the one before was seen or not, and return how long each took to be seen.
 
@@ -42,6 +52,7 @@ async def free_gpus(
     chance = random.Random(case.seed + 1)
     chance.shuffle(foreign)
     raises.clear()
+    world.stages.clear()
     ending = [leader for leader in reversed(leaders.all) if leader.replicas == 1][: case.events // 2]
     freed: list[Freed] = []
     due = time.monotonic()
@@ -57,14 +68,33 @@ async def free_gpus(
     await world.wait_for("each freed GPU is lent", lambda: len(raises) >= len(freed), _LOST_SECONDS)
     if len(raises) > len(freed):
         raise StuckError(f"{len(raises)} workers were lent, {len(freed)} GPUs came free")
-    seconds = [max(0.0, seen - each.at) for seen, each in zip(raises, freed, strict=True)]
+    seconds = [max(0.0, seen.at - each.at) for seen, each in zip(raises, freed, strict=True)]
     after_end = [took for took, each in zip(seconds, freed, strict=True) if each.by_end]
     after_deletion = [took for took, each in zip(seconds, freed, strict=True) if not each.by_end]
     figures: dict[str, float | None] = {"events": len(seconds), "reactionMaxMs": 1000 * max(seconds)}
     for name, part in (("", seconds), ("End", after_end), ("Deletion", after_deletion)):
         for share in (50, 99):
             figures[f"reaction{name}P{share}Ms"] = 1000 * percentile(part, share / 100) if part else None
-    return figures
+    return figures | _parts(freed, raises, world)
+
+
+def _parts(freed: list[Freed], raises: list[Raised], world: World) -> dict[str, float | None]:
+    """Return how long each part of the way took, from the pod that was lent a GPU: in the order of their making."""
+    parts: dict[str, list[float]] = {"Made": [], "Bound": [], "Runs": [], "Told": []}
+    left = sorted(world.stages.values(), key=lambda stages: stages.made)
+    for each, raised in zip(freed, raises, strict=True):
+        stages = next((one for one in left if one.job == raised.job and one.runs > 0), None)
+        if stages is None:
+            continue
+        left.remove(stages)
+        times = (each.at, stages.made, stages.bound, stages.runs, raised.at)
+        for part, before, after in zip(parts.values(), times, times[1:], strict=False):
+            part.append(max(0.0, after - before))
+    return {
+        f"part{name}P{share}Ms": 1000 * percentile(part, share / 100) if part else None
+        for name, part in parts.items()
+        for share in (50, 99)
+    }
 
 
 async def _end(api: Api, world: World, leaders: Leaders, leader: Leader) -> float:

@@ -40,11 +40,12 @@ class Leader:
 class Leaders:
     """All leaders."""
 
-    def __init__(self, api: Api, interval: float, seed: int, raised: Callable[[float, int], None]) -> None:
+    def __init__(self, api: Api, interval: float, seed: int, raised: Callable[[str, float, int], None]) -> None:
         """Nobody leads yet.
 
         `interval`: seconds from one report to the next while nothing happens; 0: only what is news is reported.
-        `raised` receives when a leader saw that its allocation rose (monotonic seconds), and by how many workers.
+        `raised` receives the key of a job whose leader saw its allocation rise, when (monotonic seconds), and by how
+        many workers.
         """
         self._api, self._interval, self._raised = api, interval, raised
         self._chance = random.Random(seed)
@@ -102,7 +103,7 @@ class Leaders:
             before, known = leader.replicas, leader.generation
             self._take(leader, job)
             if leader.replicas > before:
-                self._raised(at, leader.replicas - before)
+                self._raised(f"{leader.namespace}/{leader.name}", at, leader.replicas - before)
             if leader.generation > known and not leader.done:
                 group.create_task(self.report(leader))  # acknowledges it
 

@@ -19,7 +19,7 @@ from load import objects
 from load.api import for_all
 from load.case import Case, Layout, layout_of
 from load.cluster import PATIENCE, REST_SECONDS, Cluster, Figures, Say, Tools, cluster_of
-from load.events import free_gpus
+from load.events import Raised, free_gpus
 from load.leaders import Leaders
 from load.world import World, condition, rank
 
@@ -104,8 +104,10 @@ def _converged(world: World, count: int, gpus: int) -> bool:
 async def lend(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Figures:
     """Let all leaders train, then free GPUs and time how long it takes until a leader sees that it is lent them."""
     world, probe, api = cluster.world, cluster.probe, cluster.api
-    raises: list[float] = []
-    leaders = Leaders(api, case.report_seconds, case.seed, lambda at, more: raises.extend([at] * more))
+    raises: list[Raised] = []
+    leaders = Leaders(
+        api, case.report_seconds, case.seed, lambda job, at, more: raises.extend([Raised(job, at)] * more)
+    )
     workers = world.workers()
     found = []
     for job in sorted(world.jobs.values(), key=rank):
@@ -119,10 +121,11 @@ async def lend(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Figure
         await world.wait_for("no GPU is free", lambda: world.bound_gpus() == case.gpus, PATIENCE)
         cluster.audit.take()
         probe.begin()
-        begun = time.monotonic()
+        begun, own = time.monotonic(), time.process_time()
         with _no_pauses():
             figures = await free_gpus(api, world, leaders, layout.single, raises, case)
         seconds, waits, cores = time.monotonic() - begun, probe.waits(), probe.cores()
+        figures["loadCores"] = (time.process_time() - own) / seconds
         say(f"{case.events} GPUs freed in {seconds:.0f} s; p99 of the answer {figures['reactionP99Ms']:.0f} ms")
         return {
             **figures,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from espalier_operator.facts import Role
+from espalier_operator.kube.objects.names import ROLE_LABEL
 from load.api import Api
 from load.objects import JOBS_API, gpus_of, key
 
@@ -34,6 +36,16 @@ class Seen:
     """The object, of workers only."""
 
 
+@dataclass
+class Stages:
+    """When a pod was first seen in each of its stages; monotonic seconds, 0 for one that it was not seen in."""
+
+    job: str
+    made: float
+    bound: float = 0.0
+    runs: float = 0.0
+
+
 class World:
     """Jobs by key, pods by key; those that have ended are left out."""
 
@@ -42,6 +54,8 @@ class World:
         self._api, self._check = api, check
         self.jobs: dict[str, Raw] = {}
         self.pods: dict[str, Seen] = {}
+        self.stages: dict[str, Stages] = {}
+        """By key: of each extra worker's pod."""
         self.changed_at = 0.0
         """Monotonic seconds of the last news."""
         self._listed = {"jobs": asyncio.Event(), "pods": asyncio.Event()}
@@ -78,21 +92,21 @@ class World:
                 found.setdefault(pod.job, []).append(pod.raw)
         return found
 
-    async def _follow(self, what: str, path: str, take: Callable[[str, Raw], None]) -> None:
+    async def _follow(self, what: str, path: str, take: Callable[[str, Raw, float], None]) -> None:
         async for at, kind, item in self._api.follow(path):
             if kind == "LISTED":
                 self._listed[what].set()
                 continue
-            take(kind, item)
+            take(kind, item, at)
             self.changed_at = at
 
-    def _take_job(self, kind: str, job: Raw) -> None:
+    def _take_job(self, kind: str, job: Raw, at: float) -> None:
         if kind == "DELETED":
             self.jobs.pop(key(job), None)
         else:
             self.jobs[key(job)] = job
 
-    def _take_pod(self, kind: str, pod: Raw) -> None:
+    def _take_pod(self, kind: str, pod: Raw, at: float) -> None:
         phase = pod["status"].get("phase")
         if kind == "DELETED" or phase in ("Succeeded", "Failed"):
             self.pods.pop(key(pod), None)
@@ -100,7 +114,12 @@ class World:
         name = pod["metadata"].get("labels", {}).get("espalier.dev/job")
         job = f"{pod['metadata']['namespace']}/{name}" if name else None
         node = pod["spec"].get("nodeName")
-        self.pods[key(pod)] = Seen(job, gpus_of(pod), node, phase == "Running", pod if job else None)
+        runs = phase == "Running"
+        self.pods[key(pod)] = Seen(job, gpus_of(pod), node, runs, pod if job else None)
+        if job is not None and pod["metadata"]["labels"].get(ROLE_LABEL) == Role.EXTRA:
+            stages = self.stages.setdefault(key(pod), Stages(job, at))
+            stages.bound = stages.bound or (at if node else 0.0)
+            stages.runs = stages.runs or (at if runs else 0.0)
 
 
 def condition(job: Raw, kind: str) -> str:

@@ -10,11 +10,10 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate
-from typing import NamedTuple
 
 from espalier_operator.buckets import Key, Shelf, Shelves, choose, largest
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
@@ -36,19 +35,10 @@ class Supply(IntEnum):
     """Now; the GPUs are handed out."""
 
 
-class _Change(NamedTuple):
-    """One entry of the journal."""
-
-    node: str
-    gpus: int
-    """Of a worker."""
-    requests: Amounts
-    """What else a worker requests."""
-    now: int
-    """By how many workers' GPUs the node has more now."""
-    later: int
-    placed: int
-    """How many workers were placed by it."""
+_FOREIGN = Role.FOREIGN
+_Change = tuple[str, int, Amounts, int, int, int]
+"""One entry of the journal, of which a plan may write tens of thousands: a node, the GPUs of a worker, what else a
+worker requests, by how many workers' GPUs the node has more now and later, and how many workers were placed by it."""
 
 
 class Capacity:
@@ -74,29 +64,27 @@ class Capacity:
         """
         self._grouping = grouping = Grouping(constraints)
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        self._rooms = Rooms(workers, leaving, jobs, others) if requests else None
-        self._group: dict[str, int] = {}
-        self._now: dict[str, int] = {}
-        self._later: dict[str, int] = {}
-        self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
-        for node in usable:
-            offered = node.allocatable - node.departing
-            self._group[node.name] = group = grouping.group_of(node)
-            self._now[node.name] = self._later[node.name] = offered
+        self._group = groups = {node.name: grouping.group_of(node) for node in usable}
+        offers = {node.name: node.allocatable - node.departing for node in usable}
+        self._rooms = Rooms(usable, groups, offers, workers, leaving, jobs, others) if requests else None
+        self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        for group, offered in zip(groups.values(), offers.values(), strict=True):
             self._slots[group][offered] += 1
-            if self._rooms is not None:
-                self._rooms.add(node, group, offered)
-        offers = dict(self._now)
-        self._others = Counter[str]()
+        self._now = free = dict(offers)
+        self._others: dict[str, int] = defaultdict(int)
         """GPUs that pods of others hold, by node."""
-        for worker in workers:
-            if worker.node in self._group:
-                if worker.role is Role.FOREIGN and worker.name not in leaving:
-                    self._others[worker.node] += worker.gpus
-                self._now[worker.node] -= worker.gpus
-                if worker.name not in leaving:
-                    self._later[worker.node] -= worker.gpus
+        given: dict[str, int] = defaultdict(int)
+        """GPUs that are given back, by node."""
+        for worker in workers:  # tens of thousands
+            node = worker.node
+            if node in free:
+                free[node] -= worker.gpus
+                if leaving and worker.name in leaving:
+                    given[node] += worker.gpus
+                elif worker.role is _FOREIGN:
+                    self._others[node] += worker.gpus
+        self._later = {**free, **{node: free[node] + gpus for node, gpus in given.items()}}
         self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
         for name, held in self._others.items():
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
@@ -202,7 +190,7 @@ class Capacity:
         """
         for supply, shelves, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
             if self._place(shelves, site, gpus, now=now, later=-1, workers=workers) is not None:
-                return supply, self._journal[-1].placed
+                return supply, self._journal[-1][-1]
         return None
 
     def hold(self, site: Site, gpus: int) -> str | None:
@@ -225,17 +213,24 @@ class Capacity:
             return Supply.LATER
         return Supply.NEVER
 
-    def swap(self, site: Site, node: str, gpus: int) -> bool:
-        """Do what `exchange` does where one worker of `gpus` (> 0) replaces another, and nothing else is on the node.
+    def swapping(self, site: Site, gpus: int) -> Callable[[str], bool]:
+        """Return what does `exchange` on a node where one worker of `gpus` (> 0) replaces another, and nothing else.
 
-        Return whether that is so: the node is of the site, has no other GPUs to give, and nothing runs short on it.
+        It returns whether that is so: the node is of `site`, has no other GPUs to give, and nothing runs short on it.
         """
-        if self._later.get(node) != 0 or self._now[node] >= gpus or self._group[node] not in site.members:
-            return False
-        if self._rooms is not None and self._rooms.can_run_short(node):
-            return False
-        self._journal.append(_Change(node, gpus, site.requests, 0, 0, 1))
-        return True
+        now, later, group, members, requests = self._now, self._later, self._group, site.members, site.requests
+        can_run_short = None if self._rooms is None else self._rooms.can_run_short
+        add = self._journal.append
+
+        def swap(node: str) -> bool:
+            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:
+                return False
+            if can_run_short is not None and can_run_short(node):
+                return False
+            add((node, gpus, requests, 0, 0, 1))
+            return True
+
+        return swap
 
     def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
         """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
@@ -243,7 +238,7 @@ class Capacity:
         Nothing is left of what is given back. It must be known that the worker fits later.
         """
         if self._later[node] == 0 and self._now[node] < gpus:  # on no shelf before or after
-            self._journal.append(_Change(node, gpus, site.requests, now=0, later=0, placed=1))
+            self._journal.append((node, gpus, site.requests, 0, 0, 1))
             return Supply.LATER
         self.expect(node, gpus, requests)
         return self.hold_at(site, node, gpus)
@@ -292,7 +287,7 @@ class Capacity:
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""
-        return [change.node for change in self._journal[mark:] for _ in range(change.placed)]
+        return [node for node, *_, placed in self._journal[mark:] for _ in range(placed)]
 
     def mark(self) -> int:
         """Return a point to which `undo` can return."""
@@ -311,7 +306,7 @@ class Capacity:
             if self._place(shelves, site, gpus, now=-1, later=-1, workers=workers) is None:
                 self.undo(mark)
                 return False
-            workers -= self._journal[-1].placed
+            workers -= self._journal[-1][-1]
         return True
 
     def _place(
@@ -352,7 +347,7 @@ class Capacity:
 
     def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
         self._add(node, gpus, requests, now, later)
-        self._journal.append(_Change(node, gpus, requests, now, later, placed))
+        self._journal.append((node, gpus, requests, now, later, placed))
 
     def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
         """Add what this number of workers holds to what `node` has now and later."""

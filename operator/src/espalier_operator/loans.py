@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from espalier_operator.facts import JobFacts, Worker
@@ -41,38 +41,44 @@ class Line:
         self._rest, self._in_order = merged, in_order
         self._sorted: list[Loan] = []
         self._is_whole = False
-        self._read = 0
+        self.read = 0
         """How many were read, by any search."""
         self.first = 0
         """The place of the first that was not passed over for good."""
+        self.beyond: dict[int, int] = {}
+        """By place where there is nothing to be had any more: the next place where there may be."""
 
     def __iter__(self) -> Iterator[Loan]:
         """Yield from `first`."""
         place = self.first
-        while place < self._read or self._read_one():
-            yield self._sorted[place]
+        while (loan := self.at(place)) is not None:
+            yield loan
             place += 1
+
+    def at(self, place: int) -> Loan | None:
+        """Return the loan at `place`, no further than the next that was not read; None if there is none."""
+        return self._sorted[place] if place < self.read or self._read_one() else None
 
     def head(self) -> Loan | None:
         """Return the first that was not passed over; None if there is none."""
-        return self._sorted[self.first] if self.first < self._read or self._read_one() else None
+        return self.at(self.first)
 
     def pass_over(self, is_out: Callable[[Loan], bool]) -> None:
         """Start the next search after the entries at the head that are out, as far as they were read."""
-        while self.first < self._read and is_out(self._sorted[self.first]):
+        while self.first < self.read and is_out(self._sorted[self.first]):
             self.first += 1
 
     def _read_one(self) -> bool:
-        if not self._is_whole and self._read == _MERGED:
+        if not self._is_whole and self.read == _MERGED:
             self._sorted, self._is_whole = self._in_order(), True
         if self._is_whole:
-            if self._read == len(self._sorted):
+            if self.read == len(self._sorted):
                 return False
         elif (loan := next(self._rest, None)) is not None:
             self._sorted.append(loan)
         else:
             return False
-        self._read += 1
+        self.read += 1
         return True
 
 
@@ -100,7 +106,7 @@ class Loans:
         if loans is None:
             job = self._holders[key]
             lent = [worker for worker in self._extras[key] if worker.node and worker.name not in self._leaving]
-            lent.sort(key=lambda worker: -worker.index)
+            lent.sort(key=attrgetter("index"), reverse=True)
             requests = job.terms.constraints.requests
             goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
             loans = [Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent)]
@@ -114,9 +120,9 @@ class Loans:
             holders[job.gpu_type or ""].append(key)
 
         def ranked(key: str) -> Iterator[tuple[Rank, Loan]]:
-            job = self._holders[key]
-            for loan in self.of(key):
-                yield order.lending_rank(job, loan.worker.index), loan
+            loans = self.of(key)
+            ranks = order.lending_ranks(self._holders[key], [loan.worker.index for loan in loans])
+            return zip(ranks, loans, strict=True)
 
         def merged(keys: Iterable[str]) -> Iterator[Loan]:
             for _, loan in heapq.merge(*map(ranked, keys), key=itemgetter(0), reverse=True):

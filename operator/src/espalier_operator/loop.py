@@ -2,6 +2,9 @@
 
 One task. Three things wake it: `wake()` (facts have changed; a burst of changes is one tick), the time at which the
 last plan becomes outdated without any new fact, and a slow resync in case a wake-up was lost.
+
+A plan of a large cluster takes a while, and most news does not ask for one. So a backend may glance at what is new
+first (`notice()`): it carries out what follows from the facts alone, and says how soon a plan must be made.
 """
 
 from __future__ import annotations
@@ -77,23 +80,32 @@ class Loop:
         wall: Callable[[], float] | None = None,
         observer: Observer | None = None,
         memory: PolicyMemory | None = None,
+        glance: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
 
-        `memory` is what the policy remembers of an earlier run.
+        `memory` is what the policy remembers of an earlier run. `glance` is called after a `notice()`: it returns
+        within how many wall seconds a plan must be made, infinity for none.
         """
-        self._observer = observer
+        self._observer, self._glance = observer, glance
         self._backend, self._policy, self._clock = backend, policy, clock
         self._debounce, self._resync = debounce_seconds, resync_seconds
         self._wall = wall
         self._event = asyncio.Event()
+        self._changed = False
+        """Facts have changed, or actions were taken, since the last tick began."""
         self._last_tick: float | None = None
         self._rests_until = 0.0
         self._ignored: Sequence[str] = ()
         self._memory = memory or PolicyMemory(policy.name)
 
     def wake(self) -> None:
-        """Report that facts have changed."""
+        """Report that facts have changed: a plan is made soon."""
+        self._changed = True
+        self._event.set()
+
+    def notice(self) -> None:
+        """Report that there is news: the backend says how soon a plan must be made."""
         self._event.set()
 
     def last_tick_age(self) -> float | None:
@@ -103,18 +115,28 @@ class Loop:
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
-            wait = await self.tick()
+            await self._until_due(await self.tick())
+
+    async def _until_due(self, wait: float) -> None:
+        """Return when the next tick is due: after `wait` wall seconds, or earlier by what happens meanwhile."""
+        due = self._monotonic() + wait
+        while True:
             # Not wait_for: in Python 3.11 it forgets that it was cancelled when the event is set at the same moment.
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(due - self._monotonic()):
                     await self._event.wait()
             except TimeoutError:
-                continue
-            await asyncio.sleep(max(self._debounce, self._rests_until - self._monotonic()))
+                return
+            self._event.clear()
+            within = self._glance()
+            if self._changed:
+                within, self._changed = 0.0, False
+            due = min(due, max(self._monotonic() + max(within, self._debounce), self._rests_until))
 
     async def tick(self) -> float:
         """Plan and apply once; return the wall seconds until the next tick that is due without a wake-up."""
         self._event.clear()
+        self._changed = False
         began = self._monotonic()
         try:
             snapshot = await self._backend.observe()
@@ -140,7 +162,7 @@ class Loop:
         if self._observer is not None:
             self._observer.ticked(planned, thought, self._last_tick - began)
         if planned.actions and not failed:
-            self._event.set()
+            self.wake()
         if planned.wake_at is not None:
             wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
         return wait

@@ -12,8 +12,7 @@ among equals a holder keeps what it has.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from espalier_operator.facts import JobFacts
 from espalier_operator.policies.view import ONE, Decision, Share
@@ -24,8 +23,7 @@ _BELOW, _SPARE = 0, 1
 _NO_SHARE: Final = Share(job="", workers=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Weighing:
+class Weighing(NamedTuple):
     """Compares jobs by their spare GPUs over their weight."""
 
     gpus: int
@@ -45,8 +43,7 @@ class Weighing:
         return spare * self.gpus / self.divisor, -self.weight
 
 
-@dataclass(frozen=True, slots=True)
-class _Standing:
+class _Standing(NamedTuple):
     """A share in the form in which it is compared."""
 
     place: int
@@ -123,12 +120,16 @@ class Order:
 
         It does not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
         """
+        return self.lending_ranks(job, (extra,))[0]
+
+    def lending_ranks(self, job: JobFacts, extras: Iterable[int]) -> list[Rank]:
+        """Return `lending_rank` of each of `extras`."""
         standing = self._standings[job.key]
-        spare = extra - standing.target
-        if spare < 0:
-            return (_BELOW, standing.place)
-        level, lighter = standing.weighing.level(spare)
-        return (_SPARE, level, lighter, standing.place)
+        weighing, target, place = standing.weighing, standing.target, standing.place
+        gpus, divisor, lighter = weighing.gpus, weighing.divisor, -weighing.weight
+        below: Rank = (_BELOW, place)
+        spares = (extra - target for extra in extras)
+        return [(_SPARE, spare * gpus / divisor, lighter, place) if spare >= 0 else below for spare in spares]
 
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
         """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.

@@ -109,12 +109,9 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
 
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
-    largest = max((node.allocatable for node in snapshot.nodes), default=1)
-    return {
-        job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest)
-        for job in jobs
-        if job.terms.trains_together
-    }
+    elastic = [job for job in jobs if job.terms.trains_together]
+    largest = max((node.allocatable for node in snapshot.nodes), default=1) if elastic else 1
+    return {job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest) for job in elastic}
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
 from espalier_api.measurements import GrowthForecast
-from espalier_operator.facts import JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 from espalier_operator.outlooks import outlooks_of
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import ONE, Candidate, Decision, Prospect, Share, View
@@ -25,16 +25,11 @@ def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: f
 def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
     """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
     nodes = {node.name: node.allocatable - node.departing for node in snapshot.nodes if node.ready and node.schedulable}
+    foreign = Role.FOREIGN
     for worker in snapshot.workers:
-        place = worker.node or worker.pinned_to
-        if worker.role is Role.FOREIGN and place in nodes:
+        if worker.role is foreign and (place := worker.node or worker.pinned_to) in nodes:
             nodes[place] = max(0, nodes[place] - worker.gpus)
-    gpu_types: Counter[str] = Counter()
-    for node in snapshot.nodes:
-        gpu_types[node.gpu_type] += nodes.get(node.name, 0)
-    typed = {name: gpus for name, gpus in sorted(gpu_types.items()) if gpus}
-    if len(typed) < 2:
-        typed.clear()  # they are all alike
+    typed = _by_type(snapshot.nodes, nodes)
     return View(
         now=now,
         gpus=sum(nodes.values()),
@@ -49,6 +44,17 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
         memory=snapshot.policy_memory,
     )
+
+
+def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
+    """Return the GPUs of each type that has some, in order of name; nothing where they are all alike."""
+    if len({node.gpu_type for node in nodes}) < 2:
+        return {}
+    found: dict[str, int] = defaultdict(int)
+    for node in nodes:
+        found[node.gpu_type] += gpus.get(node.name, 0)
+    typed = {name: gpus for name, gpus in sorted(found.items()) if gpus}
+    return typed if len(typed) > 1 else {}
 
 
 def prospect_of(forecast: GrowthForecast) -> Prospect:

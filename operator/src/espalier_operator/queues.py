@@ -95,6 +95,7 @@ class Ledger:
     def __init__(self, queues: Iterable[Queue], held: Iterable[tuple[Claim, str]]) -> None:
         """Count what is `held`: each claim with the type of GPU that it was granted."""
         self._queues = {queue.name: queue for queue in queues}
+        held = held if self._queues else ()
         self._used: Counter[tuple[str, _Kind]] = Counter()
         self._closed: set[tuple[str, _Kind]] = set()
         self._deferred: set[tuple[str, _Kind]] = set()

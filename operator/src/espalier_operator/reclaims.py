@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
@@ -35,13 +34,9 @@ class Mark:
     """By type of GPU: where the search begins."""
 
 
-class _Asked(NamedTuple):
-    """One entry of the journal: what a job was to keep, and until when the others, before it was asked again."""
-
-    job: str
-    extra: int | None
-    """None: it had not been asked for anything."""
-    deadline: float
+_Asked = tuple[str, int | None, float]
+"""One entry of the journal, of which a plan may write tens of thousands: a job, what it was to keep and until when the
+others before it was asked again; None: it had not been asked for anything."""
 
 
 class ReclaimQueue:
@@ -76,18 +71,23 @@ class ReclaimQueue:
     def undo(self, mark: Mark) -> None:
         """Drop the reclaims chosen since `mark`."""
         while len(self._journal) > mark.asked:
-            asked = self._journal.pop()
-            if asked.extra is None:
-                del self._taken[asked.job]
+            job, extra, deadline = self._journal.pop()
+            if extra is None:
+                del self._taken[job]
             else:
-                self._taken[asked.job].extra, self._taken[asked.job].deadline = asked.extra, asked.deadline
+                self._taken[job].extra, self._taken[job].deadline = extra, deadline
         self._futile.clear()
         for gpu_type, line in self._lines.items():
             line.first = mark.first[gpu_type]
+            line.beyond.clear()
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
         return job in self._taken
+
+    def is_vain(self, site: Site, gpus: int) -> bool:
+        """Return whether a wish for `gpus` of one node of `site` has found none, nor will one that comes later."""
+        return (site, gpus) in self._futile
 
     def loans(self) -> Mapping[str, Goods]:
         """Return by node what can still be reclaimed."""
@@ -117,7 +117,7 @@ class ReclaimQueue:
         if may_take is not None and (site, gpus) in self._futile:
             return Supply.NEVER
         supply, _ = self._cover(capacity, site, gpus, 1, may_take, spared)
-        if supply is Supply.NEVER and may_take is not None and site.gpu_type in self._lines:
+        if supply is Supply.NEVER and may_take is not None:
             self._futile.add((site, gpus))
         return supply
 
@@ -129,34 +129,44 @@ class ReclaimQueue:
         """
         return self._cover(capacity, site, gpus, workers, None, None)
 
-    def _swap(self, capacity: Capacity, line: Line, site: Site, gpus: int, workers: int) -> int:
+    def _swap(self, swap: Callable[[str], bool], line: Line, gpus: int, workers: int) -> int:
         """Serve as many of `workers` as the loans at the head of the line can, one each, as `_cover` would.
 
-        Thousands of loans go back in a plan, nearly all of them like this.
+        Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
         """
+        known, write = self._taken, self._journal.append
         for served in range(workers):
-            loan = self._foremost(line)
-            if loan is None or not self._swap_one(capacity, loan, site, gpus):
+            head = loan = line.head()
+            if head is None or loan is None:
                 return served
-            line.pass_over(self._is_out)
+            key = loan.job.key
+            taken = known.get(key)
+            if taken is not None and loan.worker.index >= taken.extra:
+                loan = self._below(loan, taken.extra)
+            if loan is None or loan.worker.gpus != gpus or not swap(loan.worker.node or ""):
+                return served
+            if taken is None:
+                self._futile.clear()
+                self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+            else:  # what `_ask` does of one more, whose deadline is no earlier
+                write((key, taken.extra, taken.deadline))
+                taken.extra = loan.worker.index
+            if loan is head:
+                line.first += 1
+            if line.first < line.read:
+                line.pass_over(self._is_out)
         return workers
 
-    def _foremost(self, line: Line) -> Loan | None:
-        """Return the first candidate of `_in_turn`; None where it is not at the head of the line."""
-        loan = line.head()
-        if loan is None:
-            return None
-        taken = self._taken.get(loan.job.key)
-        if taken is None or loan.worker.index < taken.extra:
-            return loan
+    def _below(self, loan: Loan, kept: int) -> Loan | None:
+        """Return of the loans of the same job the next one that it could keep, of `kept`; None: it is asked for all."""
         loans = self._loans.of(loan.job.key)
-        if loans[-1].worker.index >= taken.extra:
-            return None  # of all
-        return next(other for other in islice(loans, loan.place + 1, None) if other.worker.index < taken.extra)
+        if loans[-1].worker.index >= kept:
+            return None
+        return next(other for other in islice(loans, loan.place + 1, None) if other.worker.index < kept)
 
-    def _swap_one(self, capacity: Capacity, loan: Loan, site: Site, gpus: int) -> bool:
+    def _swap_one(self, swap: Callable[[str], bool], loan: Loan, gpus: int) -> bool:
         """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
-        if loan.worker.gpus != gpus or not capacity.swap(site, loan.worker.node or "", gpus):
+        if loan.worker.gpus != gpus or not swap(loan.worker.node or ""):
             return False
         if loan.job.key not in self._taken:
             self._futile.clear()
@@ -177,10 +187,10 @@ class ReclaimQueue:
             return Supply.NEVER, 0
         search, tried, found, begin = self._in_turn(line, may_take), list[Loan](), dict[str, Goods](), line.first
         """By node: what those tried hold of it."""
-        takes_all, served = may_take is None and spared is None, 0
+        takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(site, gpus)
         while served < workers:
             if takes_all and not tried:
-                swapped = self._swap(capacity, line, site, gpus, workers - served)
+                swapped = self._swap(swap, line, gpus, workers - served)
                 if swapped:
                     search, begin, supply = self._in_turn(line, may_take), line.first, Supply.LATER
                     served += swapped
@@ -192,7 +202,7 @@ class ReclaimQueue:
                 if spared is not None and spared(loan.job):
                     continue
                 alone = node not in found and not (tried and tried[-1].job is loan.job)
-                is_swapped = alone and self._swap_one(capacity, loan, site, gpus)
+                is_swapped = alone and self._swap_one(swap, loan, gpus)
                 if is_swapped:
                     break
                 tried.append(loan)
@@ -238,10 +248,10 @@ class ReclaimQueue:
                         capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
                     self._ask(loan, Reason.GPU_LOST, by)
 
-    def leave_namespace(self, capacity: Capacity, key: str, lacks: Mapping[str, int]) -> bool:
-        """Reclaim as few extra workers in the namespace of the job `key` as request what it `lacks`, by resource.
+    def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[Loan] | None:
+        """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.
 
-        Return whether there are enough; if there are not, nothing is reclaimed.
+        None where there are not enough.
         """
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
         found: list[Loan] = []
@@ -255,12 +265,13 @@ class ReclaimQueue:
                 if any(demand.get(name) for name, amount in missing.items() if amount > 0):
                     found.append(loan)
                     missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
-        if any(amount > 0 for amount in missing.values()):
-            return False
-        for loan in found:
+        return None if any(amount > 0 for amount in missing.values()) else found
+
+    def ask_back(self, capacity: Capacity, loans: Iterable[Loan]) -> None:
+        """Reclaim these loans, whoever gets their GPUs."""
+        for loan in loans:
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
             self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
-        return True
 
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""
@@ -276,17 +287,29 @@ class ReclaimQueue:
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
         few jobs as possible. What the job is asked for already is left out.
         """
-        seen, taken = set[str](), self._taken
-        for first in line:
+        seen, taken, at = set[str](), self._taken, line.first
+        run = at  # where the loans begin, up to `at`, whose holders are asked for all: no search need read them again
+        while True:
+            beyond = line.beyond.get(at)
+            if beyond is not None:
+                at = line.beyond[run] = beyond
+                continue
+            first = line.at(at)
+            if first is None:
+                return
+            at += 1
             key = first.job.key
             if may_take is not None and not may_take(first.job, first.worker.index):
                 return
             if key in seen:
+                run = at
                 continue
-            seen.add(key)
             loans, asked = self._loans.of(key), taken.get(key)
             if asked is not None and loans[-1].worker.index >= asked.extra:
-                continue  # of all
+                line.beyond[run] = at
+                continue
+            seen.add(key)
+            run = at
             for place in range(first.place, len(loans)):
                 loan = loans[place]
                 if may_take is not None and place > first.place and not may_take(loan.job, loan.worker.index):
@@ -331,10 +354,10 @@ class ReclaimQueue:
             deadline = min(deadline, max(by, self._now))
         taken = self._taken.get(key)
         if taken is None:
-            self._journal.append(_Asked(key, None, deadline))
+            self._journal.append((key, None, deadline))
             self._taken[key] = _Taken(job, min(job.extra, index), deadline, reason)
             return
-        self._journal.append(_Asked(key, taken.extra, taken.deadline))
+        self._journal.append((key, taken.extra, taken.deadline))
         if index < taken.extra:
             taken.extra = index
         if deadline < taken.deadline:

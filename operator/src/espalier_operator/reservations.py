@@ -56,27 +56,31 @@ class _Prospect:
 
     def __init__(self, capacity: Capacity, site: Site, gpus: int, more: Mapping[str, Goods]) -> None:
         """Begin with what the capacity has for later, and `more` on some nodes."""
-        self._capacity, self._site, self._gpus = capacity, site, gpus
+        self._site, self._gpus = site, gpus
         self._more = {node: goods for node, goods in more.items() if capacity.is_in(site, node)}
-        self.nodes = {*capacity.nodes_with_hopes(site), *self._more}
-        self.workers = sum(map(self.fits, self.nodes))
+        self._is_in, self._fits_with = capacity.is_in, capacity.fits_with
+        nodes = {*capacity.nodes_with_hopes(site), *self._more}
+        self._fitting = {node: self._fits_with(node, site, gpus, self._more.get(node, NOTHING)) for node in nodes}
+        self.workers = sum(self._fitting.values())
         """How many there is room for."""
         self.given: dict[str, Goods] = {}
         """By node: what jobs have given back."""
 
-    def fits(self, node: str) -> int:
-        """Return for how many workers `node` has room."""
-        return self._capacity.fits_with(node, self._site, self._gpus, self._more.get(node, NOTHING))
+    @property
+    def rooms(self) -> list[tuple[str, int]]:
+        """The nodes in order of name, and for how many workers each has room."""
+        return sorted(self._fitting.items())
 
     def give_back(self, holding: Holding) -> None:
         """Let a job end."""
+        fitting, more, given, is_in = self._fitting, self._more, self.given, self._is_in
         for node, goods in holding.by_node:
-            if self._capacity.is_in(self._site, node):
-                before = self.fits(node) if node in self.nodes else 0
-                self.nodes.add(node)
-                self._more[node] = self._more.get(node, NOTHING) + goods
-                self.given[node] = self.given.get(node, NOTHING) + goods
-                self.workers += self.fits(node) - before
+            if is_in(self._site, node):
+                has = more[node] = more[node] + goods if node in more else goods
+                given[node] = given[node] + goods if node in given else goods
+                fits = self._fits_with(node, self._site, self._gpus, has)
+                self.workers += fits - fitting.get(node, 0)
+                fitting[node] = fits
 
 
 class Reservations:
@@ -174,8 +178,10 @@ class Reservations:
         start, prospect, site = min(starts, key=lambda each: each[0])
         needed, nodes = Goods(gpus, site.requests), list[str]()
         made = Reservation(start, site, Holding(nodes, needed))
-        for node in sorted(prospect.nodes):  # not the fullest first: the next plan, after starts, must choose the same
-            here = min(workers, prospect.fits(node))
+        for node, fits in prospect.rooms:  # not the fullest first: the next plan, after starts, must choose the same
+            if workers == 0:
+                break
+            here = min(workers, fits)
             if here > 0:
                 spare = prospect.given.get(node, NOTHING) - taken.get(node, NOTHING)
                 made.expected[node] = (needed * here).of_which(spare)

@@ -7,8 +7,9 @@ counted when they are asked about: most nodes of a cluster have no free GPUs.
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
@@ -25,45 +26,71 @@ class Rooms:
     """What is left on the nodes of one snapshot."""
 
     def __init__(
-        self, workers: Iterable[Worker], leaving: Set[str], jobs: Collection[JobFacts], others: Iterable[Worker] = ()
+        self,
+        nodes: Collection[Node],
+        groups: Mapping[str, int],
+        offers: Mapping[str, int],
+        workers: Collection[Worker],
+        leaving: Set[str],
+        jobs: Collection[JobFacts],
+        others: Collection[Worker] = (),
     ) -> None:
-        """Count the bound `workers` of `jobs`; those named in `leaving` hold nothing later.
+        """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
 
-        `others` are pods of others that wait: what they request may be more than any node has.
+        Each node is in one of `groups` and `offers` GPUs. `others` are pods of others that wait: what they request may
+        be more than any node has. All that is counted when it is asked for, because most plans ask for little.
         """
-        self._leaving = leaving
-        self._requests = {job.key: job.terms.constraints.requests for job in jobs}
-        kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in jobs}
-        self._greatest = _greatest(kinds | {(worker.constraints.requests, worker.gpus) for worker in others})
-        by_node: dict[str, list[Worker]] = defaultdict(list)
-        for worker in workers:
-            if worker.job is not None and worker.node is not None:
-                by_node[worker.node].append(worker)
-        self._workers: dict[str, list[Worker]] = defaultdict(list)
-        for node, own in by_node.items():
-            self._workers[host_of(node)] += own
-        self._nodes: dict[str, tuple[Node, int]] = {}
-        self._hosts: dict[str, str] = {}
-        """By node: its machine."""
-        self._offered: Counter[str] = Counter()
-        """By machine: its GPUs of all kinds."""
-        self._groups: dict[int, list[str]] = defaultdict(list)
+        self._nodes, self._group, self._offers = nodes, groups, offers
+        self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
-        self._ample: set[str] = set()
-        """Nodes that are known to have more of everything than can be requested."""
+        self._left_by_node: dict[str, tuple[_Left, _Left] | None] = {}
+        """The same by node: those of one machine share it."""
         self._answers: dict[object, bool] = {}
 
-    def add(self, node: Node, group: int, offered: int) -> None:
-        """Add a node of `group` that offers `offered` GPUs."""
-        self._nodes[node.name] = node, offered
-        self._hosts[node.name] = host = node.host
-        self._offered[host] += offered
-        self._groups[group].append(node.name)
+    @cached_property
+    def _requests(self) -> Mapping[str, Amounts]:
+        return {job.key: job.terms.constraints.requests for job in self._jobs}
+
+    @cached_property
+    def _greatest(self) -> Mapping[str, float]:
+        kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in self._jobs}
+        return _greatest(kinds | {(worker.constraints.requests, worker.gpus) for worker in self._others})
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self._nodes}
+
+    @cached_property
+    def _offered(self) -> Mapping[str, int]:
+        """By machine: its GPUs of all kinds."""
+        offered: dict[str, int] = defaultdict(int)
+        for name, gpus in self._offers.items():
+            offered[host_of(name)] += gpus
+        return offered
+
+    @cached_property
+    def _of_group(self) -> Mapping[int, list[Node]]:
+        nodes: dict[int, list[Node]] = defaultdict(list)
+        for node in self._nodes:
+            nodes[self._group[node.name]].append(node)
+        return nodes
+
+    @cached_property
+    def _own(self) -> Mapping[str, list[Worker]]:
+        """By machine: the workers of our jobs."""
+        by_node: dict[str, list[Worker]] = defaultdict(list)
+        for worker in self._workers:
+            if worker.job is not None and worker.node is not None:
+                by_node[worker.node].append(worker)
+        by_host: dict[str, list[Worker]] = defaultdict(list)
+        for node, own in by_node.items():
+            by_host[host_of(node)] += own
+        return by_host
 
     def can_run_short(self, node: str) -> bool:
         """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
-        return node not in self._ample and self._left_on(node) is not None
+        return self._left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add a multiple of `requests` to what is left now and later."""
@@ -77,7 +104,7 @@ class Rooms:
 
         `more` is what is added to what the node has left.
         """
-        left = None if node in self._ample else self._left_on(node)
+        left = self._left_on(node)
         if left is None:
             return UNLIMITED
         later = left[1]
@@ -85,7 +112,7 @@ class Rooms:
             later = dict(later)
             _add(later, more, 1)
         most = _times(later, requests)
-        return min(most, _times(left[0], requests)) if now and most > 0 else most
+        return min(most, _times(left[0], requests)) if now and most else most
 
     def could_hold(
         self, groups: Iterable[int], requests: Amounts, gpus: int, workers: int, others: Mapping[str, int] | None
@@ -96,29 +123,27 @@ class Rooms:
         """
         key = (tuple(groups), requests, gpus, workers, others is None)
         if key not in self._answers:
-            nodes = (self._nodes[name] for group in key[0] for name in self._groups[group])
-            counts = (_times_when_empty(node, offered, requests, gpus, others) for node, offered in nodes)
+            nodes = (node for group in key[0] for node in self._of_group.get(group, ()))
+            counts = (_times_when_empty(node, self._offers[node.name], requests, gpus, others) for node in nodes)
             self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
         return self._answers[key]
 
     def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
-        if node_name in self._ample:
-            return None
-        name = self._hosts[node_name]
+        if node_name in self._left_by_node:
+            return self._left_by_node[node_name]
+        name = host_of(node_name)
         if name not in self._left:
-            node, offered = self._nodes[node_name][0], self._offered[name]
+            node, offered = self._by_name[node_name], self._offered[name]
             if self._has_enough(node, offered):
                 self._left[name] = None
             else:
                 unused = _unused(node)
                 self._left[name] = now, later = unused, dict(unused)
-                for worker in self._workers.get(name, ()):
+                for worker in self._own.get(name, ()):
                     requests = self._requests.get(worker.job or "", ())
                     _add(now, requests, -1)
                     _add(later, requests, 0 if worker.name in self._leaving else -1)
-        left = self._left[name]
-        if left is None:
-            self._ample.add(node_name)
+        left = self._left_by_node[node_name] = self._left[name]
         return left
 
     def _has_enough(self, node: Node, offered: int) -> bool:
@@ -154,8 +179,12 @@ def _times(left: Mapping[str, int], requests: Amounts) -> int:
     most = UNLIMITED
     for name, amount in requests:
         if amount and name in left:
-            most = min(most, left[name] // amount)
-    return max(0, most)
+            times = left[name] // amount
+            if times < most:
+                if times <= 0:
+                    return 0
+                most = times
+    return most
 
 
 def _times_when_empty(node: Node, offered: int, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:

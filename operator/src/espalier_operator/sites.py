@@ -78,9 +78,10 @@ class Grouping:
         """Return what of the labels of a node decides: which there are, and where it matters their values."""
         decides = self._values
         found = []
-        for key in decides.keys() & labels.keys():
-            values, value = decides[key], labels[key]
-            found.append((key, value if values is None or value in values else True))
+        for key in decides if len(decides) < len(labels) else labels:
+            if key in decides and key in labels:
+                values, value = decides[key], labels[key]
+                found.append((key, value if values is None or value in values else True))
         return tuple(sorted(found))
 
     def _groups_of(self, gpu_type: str, constraints: Constraints) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ server; another one starts from the statuses alone.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import NotOwnedError
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.urgency import NEVER
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError, Loop
 from espalier_operator.policies import Policy
@@ -167,6 +169,9 @@ class LiveOperator:
         """What is seen of the world, by kind; old until `see`."""
         self.woken = False
         """It asked for another tick at once."""
+        self._has_nothing_to_plan = False
+        self._nothing_until = -math.inf
+        """Before that, nothing is planned again where there is no news."""
         self._ticks, self.validates_every = 0, 1
         """After how many ticks all its jobs are validated."""
         self.due: float | None = None
@@ -202,6 +207,10 @@ class LiveOperator:
             for job in self.backend.jobs.values():
                 job.validate()
 
+    def glance(self) -> float:
+        """Look at what is new and write what needs no plan; return within how many seconds a plan must be made."""
+        return self._runner.run(self._glance())
+
     def close(self) -> None:
         """End at once, whatever it is doing."""
         self._runner.run(self.backend.close(0.0))
@@ -209,20 +218,36 @@ class LiveOperator:
     async def _tick(self) -> None:
         self.woken = False
         self.store.all_listed()
+        self._has_nothing_to_plan = False
+        if self._ticks % 2:  # a plan may find that a glance was first, or not
+            within = await self._glance()
+            self._has_nothing_to_plan = within == NEVER and self._world.now < self._nothing_until
         wait = await self._loop.tick()
+        await self._written()
+        dues = [self._world.now + wait, *(job.due_at for job in self.backend.jobs.values())]
+        self.due = min(due for due in dues if due is not None)
+
+    async def _glance(self) -> float:
+        within = self.backend.glance()
+        await self._written()
+        return within
+
+    async def _written(self) -> None:
         while not self.backend.queue.is_idle() and not self.client.killed:  # noqa: ASYNC110 - nothing tells of both
             await asyncio.sleep(0)
         if self.client.killed:
             await self.backend.close(0.0)
             raise KilledError
-        dues = [self._world.now + wait, *(job.due_at for job in self.backend.jobs.values())]
-        self.due = min(due for due in dues if due is not None)
 
     def _wake(self) -> None:
         self.woken = True
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
-        """Hand on what was planned, before anything is written."""
+        """Hand on what was planned, before anything is written. A glance that asked for no plan was right."""
+        if self._has_nothing_to_plan and plan.actions and self.client.broken is None:
+            self.client.broken = AssertionError(f"a glance said that nothing is to be planned, but {plan.actions} is")
+        due = math.inf if plan.wake_at is None else plan.wake_at
+        self._nothing_until = self._world.now if plan.actions else due
         if self.backend.snapshot is not None:
             self.on_plan(self.backend.snapshot, plan)
 

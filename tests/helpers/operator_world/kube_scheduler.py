@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -28,7 +29,8 @@ _UNITS = {"m": 1e-3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 Amounts = Mapping[str, int]
 
 
-def amount(resource: str, quantity: object) -> int:
+@cache
+def amount(resource: str, quantity: str | int) -> int:
     """Return a quantity: CPUs in thousandths, all else in units."""
     text = str(quantity)
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")

@@ -122,6 +122,36 @@ def test_a_burst_of_changes_is_one_tick(backend):
     virtual_time.run(story())
 
 
+@pytest.mark.parametrize(("within", "ticks"), [(0.0, [1, 1]), (0.5, [0, 1]), (float("inf"), [0, 0])])
+def test_news_is_planned_with_as_soon_as_the_backend_says(backend, within, ticks):
+    async def story():
+        glances = []
+
+        def glance():
+            glances.append(asyncio.get_running_loop().time())
+            return within
+
+        loop = loop_over(backend, glance=glance)
+        task = asyncio.create_task(loop.run())
+        await asyncio.sleep(1)
+        begun, found = backend.seen, []
+        loop.notice()
+        for seconds in (0.2, 0.6):
+            await asyncio.sleep(seconds)
+            found.append(backend.seen - begun)
+        loop.notice()
+        loop.wake()
+        await asyncio.sleep(0.1)
+        assert backend.seen == begun + found[-1] + 1, "a wake-up needs no glance to be urgent"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found, len(glances)
+
+    found, glances = virtual_time.run(story())
+    assert found == ticks
+    assert glances >= 2
+
+
 def test_time_alone_wakes_the_loop(backend):
     """A resync, and before it the time that the plan named (here a job's pre-running deadline)."""
     backend.cluster.jobs.clear()

@@ -165,3 +165,44 @@ def test_grants_never_exceed_the_quota_and_every_job_has_a_reason(hard: int, siz
     new += sum(a.extra for a in found.actions if isinstance(a, GrantExtra))
     assert new == 0 or held + new <= hard
     assert {action.job for action in found.actions} | set(found.refusals) == set(by_key)
+
+
+def waits_for_gpus(*jobs: JobFacts, quota: int, gpus: int = 8) -> Plan:
+    """The plan for `team/w`, which waits for all GPUs of its type, with a job of others on them, beside `jobs`."""
+    stranger = replace(job("else/s", low=gpus, high=gpus, extra=0), gpu_type="b")
+    waiting = job("team/w", low=gpus, high=gpus)
+    waiting = replace(waiting, terms=replace(waiting.terms, gpu_type="b"))
+    nodes = (Node(name="n", gpu_type="a", allocatable=16), Node(name="m", gpu_type="b", allocatable=gpus))
+    workers = [replace(worker, node="m") for worker in workers_of(stranger)]
+    workers += [worker for each in jobs for worker in workers_of(each)]
+    return plan(
+        Snapshot(
+            taken_at=NOW,
+            nodes=nodes,
+            workers=tuple(workers),
+            jobs=(stranger, waiting, *jobs),
+            namespace_limits=(limit(GPU, quota),),
+        ),
+        FairPolicy(),
+        NOW,
+    )
+
+
+def test_a_job_that_waits_for_gpus_keeps_no_quota_from_lending() -> None:
+    found = waits_for_gpus(job("team/a", high=3, extra=0), quota=9)
+    assert found.actions == (GrantExtra(job="team/a", extra=2),)
+    assert found.refusals["team/w"].reason is Reason.NO_FREE_GPU
+    assert found.refusals["team/w"].starts_by is not None
+
+
+def test_what_is_lent_in_its_namespace_is_not_reclaimed_before_its_gpus_are_there() -> None:
+    """So the next plan takes back nothing that this one lends."""
+    found = waits_for_gpus(job("team/a", high=3, extra=2), quota=9)
+    assert found.actions == ()
+    assert found.refusals["team/w"].reason is Reason.NO_FREE_GPU
+
+
+def test_a_job_that_waits_for_gpus_keeps_the_quota_from_jobs_that_come_later() -> None:
+    found = waits_for_gpus(job("team/a", submitted_at=1.0), quota=8)
+    assert [action.job for action in found.actions] == []
+    assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED

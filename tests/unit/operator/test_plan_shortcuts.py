@@ -44,7 +44,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[str, int] | None:
         return choose(self.on(site), gpus, requests, room, workers)
 
-    patch.setattr(ReclaimQueue, "_swap_one", lambda *_: False)
+    patch.setattr(Capacity, "swapping", lambda *_: lambda _: False)
     patch.setattr(loans, "_MERGED", 10**6)
     patch.setattr(buckets, "_STALE", 10**6)
     patch.setattr(Shelves, "choose", each_group)
@@ -69,7 +69,7 @@ def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None
 
 def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above compares two ways: in these snapshots workers are swapped, reserved for and put into racks."""
-    taken = {"swap": 0, "_room_of": 0, "by_node": 0}
+    taken = {"_swap": 0, "_swap_one": 0, "_room_of": 0, "by_node": 0}
 
     def counting(owner: Any, name: str) -> None:
         method = getattr(owner, name)
@@ -81,7 +81,8 @@ def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(owner, name, counted)
 
-    counting(Capacity, "swap")
+    counting(ReclaimQueue, "_swap")
+    counting(ReclaimQueue, "_swap_one")
     counting(topology.Split, "_room_of")
     counting(Loans, "by_node")
     for seed in range(20):

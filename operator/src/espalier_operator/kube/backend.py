@@ -8,15 +8,18 @@
 5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
 6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
 
-`observe` and `apply` make no requests. Requests are made by flushes, at most one task per job, which start when a plan
-is made. So a job whose namespace answers slowly does not delay other jobs.
+Between two plans, `glance` looks at the jobs that have news, and lets them write what follows from it alone: figures,
+and that extra workers run (`state.urgency`).
+
+`observe`, `apply` and `glance` make no requests. Requests are made by flushes, at most one task per job, which start
+when a plan is made, or by a glance. So a job whose namespace answers slowly does not delay other jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from espalier_operator.actions import Action, Plan
@@ -33,6 +36,7 @@ from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.due import Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
+from espalier_operator.kube.state.urgency import NEVER, SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 from espalier_operator.policies.view import Share
@@ -55,14 +59,14 @@ class KubeBackend:
         clock: Clock,
         rules: Rules,
         signals: Signals,
-        wake: Callable[[], None],
+        notice: Callable[[], None],
         recent_use: RecentUse,
         audit: AuditLog | None = None,
         queue_statuses: QueueStatuses | None = None,
     ) -> None:
-        """Join the parts; `signals` times how long decisions take to arrive, `wake` asks for a tick."""
+        """Join the parts; `signals` times how long decisions take to arrive, `notice` says that there is news."""
         self._recent_use, self._audit, self._queue_statuses = recent_use, audit, queue_statuses
-        self._signals, self._wake = signals, wake
+        self._signals, self._notice = signals, notice
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
         """By UID, those that are there and are not being deleted."""
@@ -83,26 +87,65 @@ class KubeBackend:
         """Return all jobs with their workers, the nodes, and others' pods. `BackendError` while not all is known."""
         now = self._clock.now()
         self._require_known(now)
+        self._store.take_others_changed()
+        self._update(now)
+        self._notice_overwriting()
+        self._look(self.jobs.values(), now)
+        return self._recent_use.seen(assemble(self.jobs.values(), self._store, now, self._rules))
+
+    def glance(self) -> float:
+        """Look at the jobs that have news, and let them write what needs no plan.
+
+        Return within how many seconds a plan must be made because of the news, infinity for never.
+        """
+        now = self._clock.now()
+        if not self._is_known(now):
+            return SOON
+        others, came_or_went = self._store.take_others_changed(), self._update(now)
+        within = SOON if others or came_or_went else NEVER
+        looked = [(job, job.picture()) for job in self.jobs.values() if job.wants_look(now)]
+        self._look([job for job, _ in looked], now)
+        for job, before in looked:
+            urgency = urgency_of(before, job.picture())
+            if urgency > SOON:  # otherwise the plan is to see it first
+                self._queue_if_due(job, now)
+            within = min(within, urgency)
+        self._set_timer(now)
+        return within
+
+    def _update(self, now: float) -> bool:
+        """Take in what is new of jobs; return whether jobs came, went, or are to be run in another way."""
+        before = {}
         for uid in self._store.take_changed():
+            before[uid] = self.jobs[uid].job if uid in self.jobs else None
             self._update_job(uid, now)
         for uid in self._store.take_reported():
             if uid in self.jobs:
                 self.jobs[uid].mark_dirty(News.REPORT)
-        self._notice_overwriting()
-        grants = {uid: job.state.grant.generation for uid, job in self.jobs.items()}
-        for job in self.jobs.values():
+        return any(uid not in self.jobs or self.jobs[uid].job is not job for uid, job in before.items())
+
+    def _look(self, jobs: Collection[ManagedJob], now: float) -> None:
+        """Bring jobs up to `now`, and time the signals to their leaders."""
+        grants = [(job, job.state.grant.generation) for job in jobs]
+        for job in jobs:
             job.look(now)
         self._signals.looked()
-        for uid, job in self.jobs.items():
-            if job.state.grant.generation != grants[uid] and job.state.active:
-                self._signals.granted(uid, job.state.grant.generation, now, job.key)
+        for job, generation in grants:
+            if job.state.grant.generation != generation and job.state.active:
+                self._signals.granted(job.uid, job.state.grant.generation, now, job.key)
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
             if facts is None or facts.finished:
                 self._signals.forget(uid)
             else:
                 self._signals.acknowledged(uid, facts.acknowledged_generation, now)
-        return self._recent_use.seen(assemble(self.jobs.values(), self._store, now, self._rules))
+
+    def _is_known(self, now: float) -> bool:
+        try:
+            self._require_known(now)
+        except BackendError:
+            return False
+        return True
 
     def _require_known(self, now: float) -> None:
         if unknown := self._store.unknown():
@@ -160,7 +203,7 @@ class KubeBackend:
         if job is not None:
             job.take_reading(source, values, self._clock.now())
             if source.ended:
-                self._wake()
+                self._notice()
 
     # ---- deciding
 
@@ -180,14 +223,16 @@ class KubeBackend:
             self._queue_statuses.take(snapshot, plan)
         now = self._clock.now()
         self._pace.share(sum(job.state.active for job in self.jobs.values()))
-        for uid, job in self.jobs.items():
+        for job in self.jobs.values():
             refusal = plan.refusals.get(job.key)
             job.refuse(None if refusal is None else refusal.reason)
             job.place(plan.placements.get(job.key, NOWHERE))
-            if job.due and not job.writing.holds(now):
-                self.queue.add(uid, urgent=job.due >= Due.CHANGES)
-        dues = (job.due_at for job in self.jobs.values())
-        self._set_timer(min((due for due in dues if due is not None), default=None), now)
+            self._queue_if_due(job, now)
+        self._set_timer(now)
+
+    def _queue_if_due(self, job: ManagedJob, now: float) -> None:
+        if job.due and not job.writing.holds(now):
+            self.queue.add(job.uid, urgent=job.due >= Due.CHANGES)
 
     # ---- doing
 
@@ -197,22 +242,30 @@ class KubeBackend:
             return
         await self._writer.flush(job)
         if job.news & (News.PODS | News.REPORT):
-            self._wake()
+            self._notice()
         # Only this job is asked: otherwise each flush would cost more, the more jobs there are.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
-            self._set_timer(job.due_at, self._clock.now())
+            self._set_timer_at(job.due_at, self._clock.now())
 
-    def _set_timer(self, due: float | None, now: float) -> None:
-        """Wake the loop at `due`. A loop that wakes up too early sees that nothing is due."""
+    def _set_timer(self, now: float) -> None:
+        """Have the loop look when the first job is due."""
+        dues = (job.due_at for job in self.jobs.values())
+        due = min((due for due in dues if due is not None), default=None)
+        if due is None:
+            self._cancel_timer()
+        else:
+            self._set_timer_at(due, now)
+
+    def _set_timer_at(self, due: float, now: float) -> None:
+        """Have the loop look at `due`. One that looks too early sees that nothing is due."""
         self._cancel_timer()
-        if due is not None:
-            seconds = max(0.0, self._clock.wall_seconds(due - now))
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_rings)
-            self._timer_due = due
+        seconds = max(0.0, self._clock.wall_seconds(due - now))
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._timer_rings)
+        self._timer_due = due
 
     def _timer_rings(self) -> None:
         self._timer = None
-        self._wake()
+        self._notice()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit
@@ -44,7 +44,7 @@ class Admission:
             else:
                 self._admit_in_turn(job, borrowing=True)
         self._tick.stop(self._tick.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
-        self._tick.reservations.end()
+        self._starting.end_reservations()
 
     def _between_types(self) -> list[JobFacts]:
         """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
@@ -88,7 +88,7 @@ class Admission:
                 return False
             self._record.refuse(job, self._reclaim_quota(job, types))
             self._tick.ledger.wait(claim, types)
-        elif not self._has_room_in_namespace(job):
+        elif not self._gets_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(sites):
             borrowed = [site for site in self._tick.allowed(job, sites, borrowing=True) if site not in allowed]
@@ -97,21 +97,25 @@ class Admission:
                 return False
         return True
 
-    def _has_room_in_namespace(self, job: JobFacts) -> bool:
-        """Return whether the ResourceQuotas of its namespace have room for all base workers of a waiting job.
+    def _gets_room_in_namespace(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+        """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `sites`.
 
-        Where they would have it without extra workers that are lent in the namespace, these are reclaimed.
+        They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
+        These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
         """
-        workers = job.terms.min_replicas
-        if self._tick.namespaces.is_closed(job):
+        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        if namespaces.is_closed(job):
             return False
-        if self._tick.namespaces.fits(job, workers):
+        if namespaces.fits(job, workers):
             return True
-        if self._tick.namespaces.could_ever_fit(job, workers):
-            lacks = self._tick.namespaces.lacks(job, workers)
-            if self._tick.reclaims.leave_namespace(self._tick.capacity, job.key, lacks):
-                self._tick.namespaces.hold(job, workers)
-            self._tick.namespaces.wait(job)
+        if namespaces.could_ever_fit(job, workers):
+            lent = self._tick.reclaims.lent_in_namespace(job.key, namespaces.lacks(job, workers))
+            if lent is not None and not self._starting.gets_gpus(job, sites):
+                return True
+            if lent is not None:
+                self._tick.reclaims.ask_back(self._tick.capacity, lent)
+                namespaces.hold(job, workers)
+            namespaces.wait(job)
         return False
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from operator import attrgetter
+from typing import Final
 
 from espalier_operator.facts import Role, Worker, WorkerState
 from espalier_operator.strangers import served
 
+_BASE, _EXTRA, _TERMINATING = Role.BASE, Role.EXTRA, WorkerState.TERMINATING
+_JOB: Final = attrgetter("job")
+
 
 class Census:
-    """Who is where. Workers that terminate are left out."""
+    """Who is where. Workers that terminate are on a list of their own."""
 
     def __init__(self, workers: Collection[Worker]) -> None:
         self.bound: dict[str | None, dict[int, str]] = defaultdict(dict)
@@ -19,19 +24,29 @@ class Census:
         """By job: its live extra workers."""
         self.foreign: list[Worker] = []
         """Pods of others that wait for GPUs."""
-        self.rivals = {worker.node or worker.pinned_to for worker in workers if worker.is_rival}
+        self.rivals: set[str | None] = set()
         """Nodes where workers of another Espalier are, or will be."""
         self.unbound: list[Worker] = []
         """Workers that wait for the node that was chosen for them."""
-        for worker in workers:
-            if worker.state is not WorkerState.TERMINATING:
-                if worker.pinned_to is not None and worker.node is None:
+        self.terminating: list[Worker] = []
+        self.holders: set[str | None] = set(map(_JOB, workers))
+        """Jobs that have workers of any kind, and None where others have."""
+        bound, extras = self.bound, self.extras
+        for worker in workers:  # tens of thousands
+            role, node = worker.role, worker.node
+            if worker.state is _TERMINATING:
+                self.terminating.append(worker)
+            elif role is _BASE:
+                if node is not None:
+                    bound[worker.job][worker.index] = node
+                elif worker.pinned_to is not None:
                     self.unbound.append(worker)
-                if worker.role is Role.EXTRA:
-                    self.extras[worker.job].append(worker)
-                elif worker.role is Role.BASE:
-                    if worker.node is not None:
-                        self.bound[worker.job][worker.index] = worker.node
-                elif worker.node is None and worker.pinned_to is None:
-                    self.foreign.append(worker)
+            elif role is _EXTRA:
+                extras[worker.job].append(worker)
+                if node is None and worker.pinned_to is not None:
+                    self.unbound.append(worker)
+            elif node is None:
+                (self.foreign if worker.pinned_to is None else self.unbound).append(worker)
+            if worker.is_rival:
+                self.rivals.add(node or worker.pinned_to)
         self.foreign = served(self.foreign)

@@ -75,7 +75,10 @@ class Lending:
 
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
-        site, gpus, near = self._tick.site(job), job.terms.gpus_per_worker, self._tick.near(job)
+        site, gpus = self._tick.site(job), job.terms.gpus_per_worker
+        if self._tick.reclaims.is_vain(site, gpus):
+            return Supply.NEVER
+        near = self._tick.near(job)
         if any(self._tick.capacity.take_at(site, node, gpus) for node in self._wished_extra(job)):
             return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:

@@ -28,7 +28,7 @@ class Starting:
         """Which gangs found no GPUs, and why: nor do others like them."""
         self._tried: Counter[tuple[str, ...]] = Counter()
         """By types of GPUs: how many found none."""
-        self._reserved: dict[str, Reservation] = {}
+        self._reserved: dict[str, tuple[JobFacts, Reservation]] = {}
         """By job that waits."""
 
     def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> bool:
@@ -55,13 +55,28 @@ class Starting:
         reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
         if reserved is not None:
             self._tick.hold_quota(job, reserved.site)
-            self._reserved[job.key] = reserved
+            self._reserved[job.key] = job, reserved
         self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
         return False
 
+    def gets_gpus(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+        """Return whether a job that waits would get GPUs of one of `sites` now, or of what is lent or given back."""
+        gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        until = ends_by(job, self._tick.now, self._tick.rules)
+        self._tick.reservations.lift(until)
+        found = any(self._tick.pool.would_await_gang(site, gpus, workers) is not Supply.NEVER for site in sites)
+        self._tick.reservations.restore(until)
+        return found
+
+    def end_reservations(self) -> None:
+        """Keep GPUs and ResourceQuotas no longer for jobs that wait: what follows can be asked back when they start."""
+        self._tick.reservations.end()
+        for job, _ in self._reserved.values():
+            self._tick.namespaces.hold(job, -job.terms.min_replicas)
+
     def start_elsewhere(self, job: JobFacts, sites: Sequence[Site]) -> None:
         """Start a job that waits on one of `sites` if it can start there, and give up what it has reserved."""
-        reserved = self._reserved.get(job.key)
+        _, reserved = self._reserved.get(job.key, (job, None))
         if reserved is not None:
             self._tick.hold_quota(job, reserved.site, sign=-1)
         # Those that wait for the same quota by now come after it.
@@ -72,6 +87,7 @@ class Starting:
         if not isinstance(started, Reason):
             if reserved is not None:
                 self._tick.reservations.cancel(reserved)
+                del self._reserved[job.key]
             if started is not None:
                 self._record.refusals.pop(job.key)
         elif reserved is not None:

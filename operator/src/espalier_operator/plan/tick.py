@@ -11,7 +11,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan, Requeue, Stop
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker, WorkerState
+from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker
 from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import ends_by, stop_seconds
 from espalier_operator.moves import Moves
@@ -37,6 +37,8 @@ class Tick:
         self.now, self.rules = now, snapshot.rules
         self.record = record = Record(now)
         self.census = census = Census(snapshot.workers)
+        self._sites: dict[str, Site] = {}
+        """By admitted job: where its workers may run."""
         self._machines = {node.name: node for node in snapshot.nodes} if census.rivals else {}
         self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
         """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
@@ -181,16 +183,15 @@ class Tick:
     ) -> set[str]:
         """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
         leaving = set()
-        for worker in snapshot.workers:
-            if worker.state is WorkerState.TERMINATING:
-                begin, end = worker.leaves_between()
-                if begin <= self.now < end:
-                    leaving.add(worker.name)
-                for time in (begin, end):
-                    if self.now < time < math.inf:
-                        self.record.wake(time)
+        for worker in self.census.terminating:
+            begin, end = worker.leaves_between()
+            if begin <= self.now < end:
+                leaving.add(worker.name)
+            for time in (begin, end):
+                if self.now < time < math.inf:
+                    self.record.wake(time)
         stays = {job.key for job in self.running if job.stopping is None}
-        over = {job.key for job in snapshot.jobs} - stays
+        over = ({job.key for job in snapshot.jobs} - stays) & self.census.holders
         if over:
             leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
         for key, extra in kept.items():
@@ -222,7 +223,10 @@ class Tick:
 
     def site(self, job: JobFacts) -> Site:
         """Return where the workers of an admitted job may run."""
-        return self.capacity.site(job.gpu_type or "", job.terms.constraints)
+        known = self._sites.get(job.key)
+        if known is None:
+            known = self._sites[job.key] = self.capacity.site(job.gpu_type or "", job.terms.constraints)
+        return known
 
     def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
         """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""

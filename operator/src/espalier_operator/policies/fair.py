@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import ClassVar
 
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, View, base_share
+from espalier_operator.policies.view import ONE, Candidate, Decision, Elasticity, View, base_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,11 @@ class FairPolicy:
         return Decision(shares=tuple(base_share(job, weight=weight_of(job.priority)) for job in jobs))
 
 
+@lru_cache
 def weight_of(priority: int) -> Fraction:
     """Return 1 at priority 0, 1 more with each step up, one over that with each step down: 1 + p, 1 / (1 − p)."""
+    if priority == 0:
+        return ONE
     return Fraction(1 + priority) if priority >= 0 else Fraction(1, 1 - priority)
 
 

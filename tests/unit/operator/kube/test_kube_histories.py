@@ -24,7 +24,11 @@ from espalier_operator.plan.lending import Lending
 from espalier_operator.plan.record import Record
 from espalier_operator.plan.starting import Starting
 from espalier_operator.queues import Ledger
-from operator_world.history.clauses import ClauseError
+from operator_world.history.demands import ClauseError
+from operator_world.history.draws import spec_of, temper_of
+from operator_world.history.room import Room
+from operator_world.history.seen import Seen
+from operator_world.history.stage import Stage
 from operator_world.history.story import Story
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
@@ -118,6 +122,39 @@ def test_a_reason_that_is_always_the_same_breaks_clause_4(reason: Reason, monkey
 
     monkeypatch.setattr(Record, "refuse", refuse)
     breaks(4)
+
+
+# ---- the operator is woken when its plan says so
+
+
+def test_a_job_that_was_held_back_is_judged_by_a_plan_of_later() -> None:
+    """A ResourceQuota refuses a worker that is made again, so the job waits for a while whatever comes free."""
+    stage = Stage(0)
+    try:
+        stage.world.add_machine("node", 4, 16, {}, [])
+        chance = Random(0)
+        spec = {**spec_of(chance), "minReplicas": 2, "maxReplicas": 2, "timeBudgetSeconds": 600, "backoffLimit": 9}
+        stage.world.submit("vision", "job", {**spec, "template": template({"resources": {"limits": {GPU: 1}}})})
+        stage.world.tempers["vision/job"] = replace(temper_of(chance), lasts=1e9, silent=False, hangs=False)
+        stage.rest()
+        stage.world.set_resource_quota("vision", {"pods": 1})
+        stage.world.delete_pod("vision/job-base-1-0", force=True)
+        while not (job := only_job(stage)).waits:
+            stage.world.pass_time(1.0)
+            stage.rest()
+        held_until = job.status.scheduling.hold_until
+        assert (job.reason, held_until is not None) == (Reason.POD_REJECTED, True)
+        while held_until is not None and stage.world.now < held_until.timestamp():
+            stage.world.pass_time(1.0)
+            stage.rest()
+        assert only_job(stage).reason is Reason.RESOURCE_QUOTA_EXCEEDED
+    finally:
+        stage.close()
+
+
+def only_job(stage: Stage) -> Seen:
+    (job,) = Room(stage.world).jobs()
+    return job
 
 
 # ---- kube-scheduler's double: figures of its own tests (least_allocated_test.go, balanced_allocation_test.go)

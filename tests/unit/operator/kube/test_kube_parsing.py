@@ -22,7 +22,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, 
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import parse_pod
-from espalier_operator.kube.objects.queues import parse_queue
+from espalier_operator.kube.objects.queues import parse_queue_object
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, requests_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
@@ -666,7 +666,8 @@ def test_no_job_is_too_strange(raw):
 
 def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> None:
     text = (Path(__file__).parents[4] / "examples" / "queues" / "two-teams.yaml").read_text(encoding="utf-8")
-    vision, language, default = map(parse_queue, YAML(typ="safe", pure=True).load_all(text))
+    read = [parse_queue_object(raw) for raw in YAML(typ="safe", pure=True).load_all(text)]
+    vision, language, default = (each.queue for each in read)
     assert vision == Queue(
         name="vision",
         cohort="research",
@@ -677,4 +678,4 @@ def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> No
     assert (language.quotas, language.max_priority) == ((Quota(nominal=4),), None)
     assert (default.cohort, default.max_priority) == (None, 0)
     damaged = {"kind": "Queue", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
-    assert parse_queue(damaged) == Queue(name="vision", quotas=(Quota(nominal=0),))
+    assert parse_queue_object(damaged).queue == Queue(name="vision", quotas=(Quota(nominal=0),))

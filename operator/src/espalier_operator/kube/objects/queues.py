@@ -48,12 +48,8 @@ def parse_queue_object(raw: Raw) -> QueueObject:
     )
 
 
-def parse_queue(raw: Raw) -> Queue:
-    """Return a queue; one that cannot be read takes no jobs with GPUs, so that a damaged quota is not a missing one."""
-    return _parsed(raw)[0]
-
-
 def _parsed(raw: Raw) -> tuple[Queue, bool]:
+    """Return a queue, and whether it can be read: one that cannot takes no jobs with GPUs."""
     body = {key: value for key, value in raw.items() if key != "status"}
     try:
         spec = QueueManifest.model_validate_json(json.dumps(body), strict=True).spec

@@ -71,7 +71,7 @@ class Operator:
             clock,
             rules,
             metrics.signals,
-            self._wake,
+            self._notice,
             self.recent_use,
             audit,
             self._queue_statuses,
@@ -79,7 +79,9 @@ class Operator:
         self._audit = audit
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
         chosen = policy or configured(rules.policy)
-        self.loop = Loop(self.backend, chosen, clock, observer=metrics, memory=self.policy_memory)
+        self.loop = Loop(
+            self.backend, chosen, clock, observer=metrics, memory=self.policy_memory, glance=self.backend.glance
+        )
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known
         self._stop, self._known = asyncio.Event(), asyncio.Event()
@@ -126,12 +128,12 @@ class Operator:
         await self._known.wait()
         await self.loop.run()
 
-    def _wake(self) -> None:
-        self.loop.wake()
+    def _notice(self) -> None:
+        self.loop.notice()
 
     def _store_changed(self) -> None:
         self._metrics.signals.noticed(self._clock.now())
-        self.loop.wake()
+        self.loop.notice()
 
     def _listed(self) -> None:
         if not self._known.is_set():

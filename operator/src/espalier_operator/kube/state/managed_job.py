@@ -35,6 +35,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid, together
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of
+from espalier_operator.kube.state.urgency import Picture, essence
 from espalier_operator.kube.state.workers import (
     JobPods,
     last_report,
@@ -217,10 +218,18 @@ class ManagedJob:
         self.workers = tuple(workers_of(self.key, self.pods))
         self.promise = promise_of(self.key, self.state)
         self.news = News.NONE
-        if trained != self.facts.training or _essence(before) != _essence(self.state):
+        if trained != self.facts.training or essence(before) != essence(self.state):
             self.mark_dirty(News.NONE, Due.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
             self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway
+
+    def wants_look(self, now: float) -> bool:
+        """Return whether it has news, or something is due."""
+        return bool(self.news) or (self.due_at is not None and now >= self.due_at)
+
+    def picture(self) -> Picture:
+        """Return what plans are made by."""
+        return Picture(state=self.state, facts=self.facts, workers=self.workers)
 
     def observe(self, now: float) -> None:
         """Read its report and sort its pods again where there is news of them."""
@@ -416,8 +425,3 @@ def _later(facts: JobFacts, seconds: float) -> JobFacts:
         return facts
     used, gpu_seconds = facts.used_seconds + seconds, facts.gpu_seconds_used + seconds * facts.gpus_held
     return replace(facts, used_seconds=used, gpu_seconds_used=gpu_seconds)
-
-
-def _essence(state: JobState) -> JobState:
-    """Return `state` without the figures that time alone changes."""
-    return replace(state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)

@@ -51,7 +51,9 @@ class Store:
         `changed` is called after each change that the planner may want to know of, `doubted` when a pod becomes
         doubtful.
         """
-        self._settings, self._time, self._announce, self._doubted = settings, time, changed, doubted
+        self._settings, self._time, self._tell, self._doubted = settings, time, changed, doubted
+        self._others_changed = False
+        """There is news of more than the pods and reports of jobs."""
         self.listed_at: float | None = None
         """When all kinds were last listed."""
         self.received_at: dict[str, float] = {}
@@ -82,7 +84,7 @@ class Store:
             **self.devices.indexers,
         }
         self._reach = NodeReach()
-        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, changed)
+        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce)
         self.planned_nodes = self._usage.planned_nodes
         """By name: the nodes as the planner sees them, with what is used of them."""
         self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
@@ -158,6 +160,11 @@ class Store:
     def take_changed(self) -> set[str]:
         """Return the UIDs of jobs that have news since the last call: their object, pods or nodes."""
         changed, self._changed = self._changed, set()
+        return changed
+
+    def take_others_changed(self) -> bool:
+        """Return whether there is news since the last call of more than the pods and reports of jobs that are there."""
+        changed, self._others_changed = self._others_changed, False
         return changed
 
     def take_reported(self) -> set[str]:
@@ -246,7 +253,15 @@ class Store:
             self._file(key, after)
             if after.owner is not None:
                 self._news(after.owner)
-        self._announce()
+        if all(pod is None or (pod.owner is not None and self._is_known(pod.owner)) for pod in (before, after)):
+            self._tell()
+        else:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Report news of more than a job's own pods or report: a plan must take it in."""
+        self._others_changed = True
+        self._tell()
 
     def _file(self, key: str, pod: Pod) -> None:
         if pod.owner is not None:
@@ -307,7 +322,7 @@ class Store:
 
     def _news(self, job: JobRef) -> None:
         self._mark(self._changed, job)
-        self._announce()
+        self._tell()
 
     def _mark(self, uids: set[str], job: JobRef) -> None:
         """Add the UID of a job; not where an object claims a job that is not its own."""

@@ -1,0 +1,136 @@
+"""What nodes have for workers, and who is owed some of it: read from the objects of the world alone."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from espalier_api.status import JobStatus
+from espalier_operator.kube.objects.jobs import parse_status
+from espalier_operator.kube.objects.names import worker_of
+from operator_world.history.seen import Seen, claimant, identity, times
+from operator_world.history.world import SharedCluster
+from operator_world.kube_api import is_over, node_of
+from operator_world.kube_objects import GPU, Raw
+from operator_world.kube_scheduler import allocatable_of, obstacle, pinned_to, requests_of
+from operator_world.kubernetes import TYPE_LABEL
+
+
+class Room:
+    """The jobs, pods and nodes of one world."""
+
+    def __init__(self, world: SharedCluster) -> None:
+        """Read nothing yet."""
+        self._world = world
+        self._parsed: dict[str, tuple[Raw, JobStatus]] = {}
+
+    def jobs(self) -> Iterator[Seen]:
+        """Yield the jobs."""
+        for key, raw in self._world.jobs.items():
+            known = self._parsed.get(key)
+            if known is None or known[0] is not raw:
+                known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
+            yield Seen(key, raw, known[1])
+
+    def pinned(self) -> Counter[str]:
+        """Return by node the GPUs that workers wait for which are not bound."""
+        found: Counter[str] = Counter()
+        owners = set(map(identity, self._world.jobs.values()))
+        for pod in self._world.pods.values():
+            waits = not node_of(pod) and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+            if waits and claimant(pod) in owners and (node := pinned_to(pod)) is not None:
+                found[node] += requests_of(pod)[GPU]
+        return found
+
+    def leaving(self) -> Counter[str]:
+        """Return by node the GPUs that are being given back."""
+        found: Counter[str] = Counter()
+        jobs = {identity(job.raw): job for job in self.jobs()}
+        for pod in self._world.pods.values():
+            node, owner = node_of(pod), jobs.get(claimant(pod))
+            if node is None or is_over(pod):
+                continue
+            goes = "deletionTimestamp" in pod["metadata"]
+            if owner is not None and not goes:
+                kept = owner.status.scheduling
+                worker = worker_of(owner.key.partition("/")[2], pod["metadata"]["name"])
+                is_extra = worker is not None and worker[0] == "extra"
+                goes = not owner.holds or kept.stopping is not None or (is_extra and kept.reclaim is not None)
+            found[node] += requests_of(pod)[GPU] if goes else 0
+        return found
+
+    def owed(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
+        """Yield what each worker requests that is owed GPUs and has none, and each pod of others that waits
+        for what some node has.
+        """
+        for pod in self._world.pods.values():
+            if not node_of(pod) and not is_over(pod) and requests_of(pod)[GPU] and self._fits_somewhere(pod):
+                yield requests_of(pod)
+        for wants, count in self.missing(jobs):
+            for _ in range(count):
+                yield wants
+
+    def missing(self, jobs: list[Seen]) -> Iterator[tuple[Counter[str], int]]:
+        """Yield what workers request that are granted and not made, and how many are."""
+        live: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for pod in self._world.pods.values():
+            if not is_over(pod) and "deletionTimestamp" not in pod["metadata"]:
+                live[claimant(pod)]["extra" if "-extra-" in pod["metadata"]["name"] else "base"] += 1
+        for job in jobs:
+            if job.holds:
+                own, extra = live[identity(job.raw)], job.status.scheduling.extra
+                yield job.wants, max(0, job.base - own["base"]) + max(0, extra - own["extra"])
+
+    def passing(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
+        """Yield what each worker of `jobs` requests that is extra or being given back, made or not."""
+        owners, unmade = {identity(job.raw): job for job in jobs}, Counter[str]()
+        for job in jobs:
+            unmade[job.key] = job.status.scheduling.extra if job.holds else 0
+        for pod in self._world.pods.values():
+            owner = owners.get(claimant(pod))
+            if owner is None or is_over(pod):
+                continue
+            is_extra, deleted = "-extra-" in pod["metadata"]["name"], "deletionTimestamp" in pod["metadata"]
+            if is_extra or deleted or not owner.holds or owner.status.scheduling.stopping is not None:
+                yield requests_of(pod)
+            if is_extra and not deleted:
+                unmade[owner.key] -= 1
+        for job in jobs:
+            for _ in range(unmade[job.key]):
+                yield job.wants
+
+    def types(self) -> set[str]:
+        """Return the types of GPU of nodes that take pods."""
+        return {self._world.type_of(name) for name in self._world.nodes if self._world.is_open(name)}
+
+    def size(self, job: Seen, gpu_type: str, *, bare: bool) -> int:
+        """Return how many workers of a job the nodes of a type would take if they were empty; `bare`: whatever its
+        template asks.
+        """
+        wants = {GPU: job.wants[GPU]} if bare else job.wants
+        nodes = self._nodes(job, gpu_type, bare=bare)
+        return sum(times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
+
+    def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]]) -> int:
+        """Return how many workers of a job fit now, whatever nodes those take that are owed something."""
+        held, wants = self._world.held(), job.wants
+        room = 0
+        for name in self._nodes(job, gpu_type):
+            whole = allocatable_of(self._world.nodes[name])
+            room += times({each: whole[each] - held[name][each] for each in whole}, wants)
+        return room - sum(max(-(-each[name] // wants[name]) for name in wants) for each in owed)
+
+    def _nodes(self, job: Seen, gpu_type: str, *, bare: bool = False) -> Iterator[str]:
+        """Yield the nodes of a type that take the workers of a job."""
+        selected = job.spec["template"]["spec"].get("nodeSelector", {}).get(TYPE_LABEL)
+        for name, node in self._world.nodes.items():
+            right = self._world.type_of(name) == gpu_type and selected in (None, gpu_type)
+            if right and self._world.is_open(name) and (bare or obstacle(job.spec["template"], node) is None):
+                yield name
+
+    def _fits_somewhere(self, pod: Raw) -> bool:
+        """Return whether a node would take a pod if it were empty."""
+        return any(
+            obstacle(pod, node) is None and times(allocatable_of(node), requests_of(pod)) > 0
+            for node in self._world.nodes.values()
+        )

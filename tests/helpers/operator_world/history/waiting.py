@@ -1,0 +1,127 @@
+"""Whether each job that waits says truly why, and waits for something. Clauses 3 and 4."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Rules
+from operator_world.history.demands import demand
+from operator_world.history.quotas import Quotas
+from operator_world.history.room import Room
+from operator_world.history.seen import Seen
+from operator_world.history.world import SharedCluster
+
+_QUOTA = (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
+_BUSY = (Reason.NO_FREE_GPU, Reason.UNSCHEDULABLE, Reason.RESOURCE_QUOTA_EXCEEDED, *_QUOTA)
+_SLACK = 1e-6
+
+
+class Waiting:
+    """The waiting jobs of one world."""
+
+    def __init__(self, world: SharedCluster, room: Room, quotas: Quotas, rules: Rules, patience: float) -> None:
+        """Nobody waits yet."""
+        self._world, self._room, self._quotas, self._rules, self._patience = world, room, quotas, rules, patience
+        self._since: dict[str, float] = {}
+        """By job: since when it waits for others to give GPUs back though it fits on other ones."""
+
+    def judge(self, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, checked: Counter[str]) -> None:
+        """Judge all of `jobs` that wait; `owed` is what is owed to others, `plan` the last one."""
+        given, fitting = any(self._room.leaving().values()), set[str]()
+        for job in jobs:
+            if job.waits:
+                checked[f"waits: {job.reason}"] += 1
+                if self._may_be_told_so(job) and self._waits_though_it_fits(job, jobs, owed, plan, given):
+                    fitting.add(job.key)
+        self._since = {key: since for key, since in self._since.items() if key in fitting}
+
+    def _may_be_told_so(self, job: Seen) -> bool:
+        """Judge the reasons that a job alone gives; return whether there may be others."""
+        reason, spec = job.reason, job.spec
+        queues = self._world.queues
+        queue = queues.get(spec.get("queue", "default"))
+        limit = None if queue is None else queue["spec"].get("maxPriority")
+        held_until = job.status.scheduling.hold_until
+        expected: tuple[Reason, ...] | None = None
+        if spec.get("suspend"):
+            expected, why = (Reason.SUSPENDED,), "is suspended"
+        elif queues and (queue is None or job.namespace not in queue["spec"].get("namespaces", (job.namespace,))):
+            expected, why = (Reason.QUEUE_NOT_FOUND,), "has no queue"
+        elif limit is not None and spec.get("priority", 0) > limit:
+            expected, why = (Reason.PRIORITY_TOO_HIGH,), f"is above {limit}"
+        elif held_until is not None and held_until.timestamp() > self._world.now:
+            expected, why = (Reason.UNSCHEDULABLE, Reason.POD_REJECTED), "is held back"
+        elif not self._sites(job, bare=True):
+            expected, why = (Reason.TOO_LARGE,), "is too large"
+        elif not self._sites(job, bare=False):
+            expected, why = (Reason.UNSCHEDULABLE,), "fits on no node"
+        if expected is None:
+            demand(reason in _BUSY, 4, f"{job.key} might run and says {reason}")
+            return True
+        demand(reason in expected, 4, f"{job.key} {why} and says {reason}")
+        return False
+
+    def _sites(self, job: Seen, *, bare: bool) -> set[str]:
+        """Return the types of GPU on which a job would fit if nobody else ran."""
+        return {kind for kind in self._room.types() if self._room.size(job, kind, bare=bare) >= job.base}
+
+    def _waits_though_it_fits(
+        self, job: Seen, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, given: bool
+    ) -> bool:
+        """Judge what a job waits for; return whether it fits as well, and waits for what is `given` back."""
+        reason, now = job.reason, self._world.now
+        others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
+        allowed = {kind for kind in self._sites(job, bare=False) if self._quotas.allows(job, kind)}
+        alike = [each for each in others if self._quotas.are_shared(job, each)]
+        if reason is Reason.MIN_RUNTIME:
+            young = any(self._quotas.has_just_borrowed(job, each) for each in jobs)
+            demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
+        if reason in _QUOTA:
+            demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
+            return False
+        demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
+        near = [each for each in others if each.namespace == job.namespace]
+        if reason is Reason.RESOURCE_QUOTA_EXCEEDED:
+            room = self._quotas.namespace_fits(job, job.base, jobs)
+            demand(not room or bool(near), 4, f"{job.key} waits for a ResourceQuota that has room")
+            return False
+        # What is lent in its namespace is given back once its GPUs are there.
+        room = self._quotas.namespace_fits(job, job.base, jobs, later=True)
+        if alike or near:
+            allowed = allowed if room else set()  # who is before it there may be kept a part
+        demand(room or bool(near), 4, f"{job.key} has no room in its namespace and says {reason}")
+        fitting = [kind for kind in allowed if room and self._room.fits(job, kind, owed) >= job.base]
+        if not fitting or self._is_after_another(job, others, allowed, plan, given):
+            return False
+        told = plan.refusals.get(job.key)
+        gets = told is not None and told.starts_by is None and given  # others, in a notice
+        waited = now - self._since.setdefault(job.key, now) if gets else math.inf
+        demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
+        return True
+
+    def _is_after_another(self, job: Seen, others: list[Seen], allowed: set[str], plan: Plan, given: bool) -> bool:
+        """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
+
+        Or one that waits for a quota that both need.
+        """
+        order = {share.job: place for place, share in enumerate(plan.shares)}
+        borrows = not any(self._quotas.allows(job, kind, borrows=False) for kind in allowed)
+        for other in others:
+            refusal = plan.refusals.get(other.key)
+            if refusal is None or refusal.reason not in _BUSY:
+                continue
+            if not borrows and order.get(other.key, 0) > order.get(job.key, 0):
+                continue
+            closed = refusal.reason in _QUOTA and self._quotas.are_shared(job, other)
+            closed |= refusal.reason is Reason.RESOURCE_QUOTA_EXCEEDED and other.namespace == job.namespace
+            if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
+                return True
+        return False
+
+    def _ends_by(self, job: Seen) -> float:
+        budget = float(job.spec["timeBudgetSeconds"])
+        rest = budget + max(10.0, budget / 10) + self._rules.evaluation_seconds
+        return self._world.now + self._rules.startup_seconds + rest - job.status.time_budget.used_seconds

@@ -10,6 +10,7 @@ policies: Final = LazyGroup(
     name="policies",
     help="Learn scheduling policies, and evaluate them beside rules.",
     elsewhere={
+        "retrain": "espalier_cli.policies.retrain:retrain",
         "learn": "espalier_cli.policies.learn:learn",
         "evaluate": "espalier_cli.policies.evaluate:evaluate",
     },

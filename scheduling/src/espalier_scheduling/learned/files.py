@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from espalier_scheduling.learned.description import (
 )
 from espalier_scheduling.learned.network import Network, Weights, shapes
 from espalier_scheduling.learned.speeds import STEPS
+from espalier_scheduling.placement.tasks import KINDS
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Of a policy's file; a network of the usual size takes 25 kB."""
@@ -35,6 +36,15 @@ _HEADER: Final = "espalier"
 """The key of the lineage in the header of safetensors."""
 _LENGTH: Final = 8
 """Bytes before that header: its length, little-endian (the format of safetensors)."""
+
+
+_REST: Final = 2 * KINDS + 2
+PLACEMENT: Final[dict[str, tuple[int, ...]]] = {
+    "placement.slowness": (2,),
+    "placement.rest": (_REST,),
+    "placement.covariance": (_REST, _REST),
+}
+"""Tensors of a placement prior, which a file may have: the fields of `placement.beliefs.Prior`, with their shapes."""
 
 
 class LearnedPolicyError(ValueError):
@@ -87,11 +97,14 @@ class LearnedPolicy:
     lineage: Lineage
     version: str
     """Twelve hex digits of the digest of weights, features and lineage."""
+    placement: Weights = field(default_factory=dict)
+    """The learnt placement prior (`PLACEMENT`), where the file has one."""
 
 
-def make_policy(network: Network, lineage: Lineage) -> LearnedPolicy:
+def make_policy(network: Network, lineage: Lineage, placement: Weights | None = None) -> LearnedPolicy:
     """Return the policy, with the version that its contents determine."""
-    return LearnedPolicy(network, lineage, _version(network.weights, lineage.to_json()))
+    prior = {} if placement is None else placement
+    return LearnedPolicy(network, lineage, _version({**network.weights, **prior}, lineage.to_json()), prior)
 
 
 def write_policy(policy: LearnedPolicy, path: Path) -> None:
@@ -102,7 +115,8 @@ def write_policy(policy: LearnedPolicy, path: Path) -> None:
         **_features(),
         "lineage": policy.lineage.to_json(),
     }
-    weights = {name: np.ascontiguousarray(value) for name, value in policy.network.weights.items()}
+    tensors = {**policy.network.weights, **policy.placement}
+    weights = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     write_bytes_atomically(path, save(weights, metadata={_HEADER: json.dumps(header, sort_keys=True)}))
 
 
@@ -148,7 +162,9 @@ def parse_policy(content: bytes, source: str) -> LearnedPolicy:
             f"{source}: says that it is version {header.get('version')!r}, and its contents are {found!r}: it was "
             "changed after it was written; copy it again, or learn it again"
         )
-    return LearnedPolicy(Network(weights), lineage, found)
+    network = {name: value for name, value in weights.items() if name not in PLACEMENT}
+    placement = {name: value for name, value in weights.items() if name in PLACEMENT}
+    return LearnedPolicy(Network(network), lineage, found, placement)
 
 
 def _header(content: bytes, source: str) -> dict[str, Any]:
@@ -175,7 +191,7 @@ def _check(weights: Weights, options: int, source: str) -> None:
     hidden = bias.shape[0] if bias is not None and bias.ndim == 1 else 0
     if not 1 <= hidden <= MAX_HIDDEN:
         raise LearnedPolicyError(f"{source}: job.bias is missing, or not a vector of 1 to {MAX_HIDDEN} values")
-    expected = shapes(options, hidden)
+    expected = shapes(options, hidden) | (PLACEMENT if PLACEMENT.keys() & weights.keys() else {})
     if surplus := sorted(set(weights) - set(expected)):
         raise LearnedPolicyError(f"{source}: tensor {surplus[0]!r} does not belong to this network")
     for name, shape in expected.items():

@@ -150,6 +150,10 @@ bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what d
 bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
+.PHONY: bench-learned
+bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
+	.venv/bin/python benchmarks/learned.py $(ARGS)
+
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)

@@ -69,6 +69,7 @@ LABELS: Final = {
     "state": "use of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",
     "role": "`base` for the workers that a job requested, `extra` for workers on lent GPUs",
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` if the GPUs disappeared first",
+    "answer": "`answered`, `late`, `away`, `refused` (the file cannot be used, or not for this cluster), or `failed`",
     "stage": "the part of the process that is timed",
     "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `Rewrite` and "
     "`ChannelsLast` (another computation of the same steps), `other`; "
@@ -304,6 +305,27 @@ FAMILIES: Final = (
             "Parts of the policy's last decision that cannot be applied, such as unknown nodes; the log names them.",
             (),
             (),
+        ),
+        (
+            _G,
+            "espalier_scheduling_policy_fallback",
+            "1 while fair decides because the policy learned has no answer of its file, else 0; the log says why.",
+            (),
+            (),
+        ),
+        (
+            _C,
+            "espalier_scheduling_policy_questions_total",
+            "Times that the file of the policy learned was asked for a decision.",
+            ("answer",),
+            (),
+        ),
+        (
+            _H,
+            "espalier_scheduling_policy_answer_seconds",
+            "How long plans waited for an answer of the file of the policy learned.",
+            (),
+            _QUICK,
         ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),
     ),

@@ -22,7 +22,8 @@ from espalier_api.events import AdaptationFinished
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, cost_of, is_tried
+from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
+from espalier_trainer.core.probation import Probation
 from espalier_trainer.core.services import Services
 from espalier_trainer.execution import Execution, ExecutionState
 from espalier_trainer.metrics import MeteredReporter
@@ -202,6 +203,19 @@ def test_another_device_and_another_model_compute_by_the_module(
     network, example = started(digits, make_job(**spec_of())), digits.example_input()
     for plan in (Plan(fingerprint="other", device=device_kind(network.module)), Plan(fingerprint="", device="gpu")):
         assert network.computed_as(ExecutionState(plan=plan), example).execution is None
+
+
+@given(st.floats(0.001, 10), st.floats(0.001, 10))
+def test_a_probation_compares_each_way_with_itself_in_turn(before: float, after: float) -> None:
+    network, other = (Network(nn.Linear(1, 1), None, None) for _ in range(2))  # type: ignore[arg-type]
+    probation = Probation(network, other, Found(REWRITE), 0.0)
+    order = []
+    while not probation.over:
+        order.append(probation.next is other)
+        probation.stepped(after if order[-1] else before)
+    assert set(probation.comparison.pairs) == {(before, after)}
+    assert order[:4] == [False, True, True, False]
+    assert len(order) == 2 * (2 + (15 if before / after >= 0.9 else 5))
 
 
 RESULTS = st.sampled_from([AdaptationResult.REWRITTEN, AdaptationResult.REVERTED])

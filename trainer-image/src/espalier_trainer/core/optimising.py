@@ -150,14 +150,19 @@ class Optimiser:
         return self._change(found, network, allocation, probation.spent)
 
     def reverted(self, network: Network, allocation: Allocation, message: str) -> Change | None:
-        """Let the module compute the steps again, since another way has failed; returns None if it did all the time."""
+        """Let the module compute the steps again, since another way has failed; returns None if it did all the time.
+
+        All workers get the state: one whose module computed that step has updated its weights by it.
+        """
         probation, self._probation = self._probation, None
         if probation is not None:
-            return self._change(replace(probation.found, message=message), network, allocation, probation.spent)
-        if network.execution is None:
+            change = self._change(replace(probation.found, message=message), network, allocation, probation.spent)
+        elif network.execution is not None:
+            found = Found(REWRITE, message, rules=len(network.execution.plan.rules))
+            change = self._change(found, replace(network, execution=None), allocation, 0.0)
+        else:
             return None
-        found = Found(REWRITE, message, rules=len(network.execution.plan.rules))
-        return self._change(found, replace(network, execution=None), allocation, 0.0)
+        return replace(change, share=True)
 
     def look(
         self,

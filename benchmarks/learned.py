@@ -1,7 +1,7 @@
 """How should GPUs be shared among jobs? Learnt allocation in DL2's cluster, compared with rules.
 
-python benchmarks/learned.py [--seeds 5] [--episodes 10] [--decisions 160000] [--work-dir DIR] [--picture FILE]
-    [--markdown] [--quick]
+python benchmarks/learned.py [--seeds 5] [--beside 2] [--episodes 10] [--decisions 160000] [--work-dir DIR]
+    [--picture FILE] [--markdown] [--quick]
 
 All ways of allocating see the same traces: 60 jobs of 8 types that come to 96 or 48 nodes
 (docs/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, in the mean over traces.
@@ -42,8 +42,6 @@ from espalier_scheduling.purposes import Purpose
 SETTINGS: Final = Settings()
 UNSEEN: Final = ("seq2seq", "cnn-text-classification")
 """Types of which `learned on 6 types` never sees a job."""
-FEW_SEEDS: Final = 2
-"""Of the rows beside `learned`."""
 
 Judged = dict[str, list[np.ndarray]]
 """By row: for each seed, the mean completion time of each trace."""
@@ -111,18 +109,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--episodes", type=int, default=10, help="traces to judge on")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
+    parser.add_argument("--beside", type=int, default=2, help="seeds of the other rows that learn; 0 leaves them out")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--work-dir", type=Path, help="keep policies here; those that are there are not learnt again")
     parser.add_argument("--picture", type=Path, help="draw completion times by trace into this PNG file")
-    parser.add_argument("--quick", action="store_true", help="1 seed, 3 traces, 40,000 decisions: 60 s")
+    parser.add_argument("--quick", action="store_true", help="1 seed, 2 traces, 20,000 decisions, 48 nodes: 60 s")
     options = parser.parse_args(arguments)
     seeds, episodes, decisions = options.seeds, options.episodes, options.decisions
-    settings = SETTINGS
+    settings, sizes, few = SETTINGS, NODES, min(options.beside, seeds)
     if options.quick:
-        seeds, episodes, decisions = 1, 3, 40_000
+        seeds, episodes, decisions, few, sizes = 1, 2, 20_000, 0, NODES[:1]
         settings = replace(settings, imitated=4_000)
     print(f"{command()}\n{environment('torch', 'numpy')}\n{seeds} seeds, {decisions:,} decisions, {episodes} traces")
-    few = min(FEW_SEEDS, seeds)
     folder = options.work_dir or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, decisions=decisions)
@@ -135,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     best = np.array([np.unravel_index(table.argmin(), table.shape) for table in source().slots])
     rules = {**RULES, "fixed counts": fixed(best)}
     found: dict[int, Judged] = {}
-    for nodes in sorted(NODES, reverse=True):
+    for nodes in sorted(sizes, reverse=True):
         found[nodes] = {name: [judge(rule, nodes, episodes, Purpose.JUDGE)] for name, rule in rules.items()}
-        for name, each in policies.items():
+        for name, each in ((name, each) for name, each in policies.items() if each):
             found[nodes][name] = [judge(greedy(one.network), nodes, episodes, Purpose.JUDGE) for one in each]
         print(table(found[nodes], nodes, markdown=options.markdown), flush=True)
     if options.picture is not None:

@@ -88,6 +88,17 @@ def test_the_shipped_policy_is_judged_on_families_that_it_has_not_met(tmp_path: 
     assert regret["race"] < regret["none"]
 
 
+def test_learned_allocation_is_compared_with_rules(tmp_path: Path) -> None:
+    """The quick form. It fails where what is learnt is worse than the rule that the source imitates."""
+    command = [sys.executable, str(BENCHMARKS / "learned.py"), "--quick", "--work-dir", str(tmp_path), "--markdown"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    slots = {row[0]: float(row[1].split()[0]) for row in rows[2:]}
+    assert slots["learned"] < slots["drf"]
+    assert [path.name for path in tmp_path.iterdir()] == ["learned-0.safetensors"]
+
+
 def test_a_residual_net_is_compared_with_fixed_depths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

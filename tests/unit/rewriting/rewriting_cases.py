@@ -111,6 +111,8 @@ CASES = [
     Case("ChainedLinears", lambda: nn.Sequential(nn.Linear(8, 6, bias=False), nn.Linear(6, 3)), ROWS, "without a bias"),
     Case("ChannelsLast", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2),
                                                nn.Flatten(), nn.Linear(24, 3)), IMAGES),
+    Case("ChannelsLast", lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.Dropout(0.5), nn.ReLU(), nn.Conv2d(6, 2, 1)),
+         IMAGES, "before dropout"),
     Case("CommonSubexpression", lambda: Written(lambda m, x: m.a(x) + m.a(x).relu(), a=nn.Conv2d(4, 5, 3)), IMAGES),
     Case("ConvolutionWithShortcut", lambda: Written(lambda m, x: (m.a(x) + x).relu(), a=nn.Conv2d(4, 4, 3, padding=1)),
          IMAGES),

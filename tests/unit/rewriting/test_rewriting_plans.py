@@ -41,6 +41,17 @@ class WritesIntoAView(nn.Module):
         return y
 
 
+class DropsInPlace(nn.Module):
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.layer, self.drop, self.again = nn.Linear(4, 4), nn.Dropout(0.5, inplace=True), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        z = self.drop(y.flatten(1))
+        return z + y if self.again else z
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +83,11 @@ def _hooked() -> nn.Module:
         (_hooked(), "'0' has hooks"),
         (Decides(), "must not decide by the values"),
         (WritesIntoAView(), "in place"),
+        (DropsInPlace(again=True), "reads layer, which drop has changed"),
         (Counts(), "changes a buffer"),
         (nn.LazyLinear(3), "lazy"),
     ],
-    ids=["hooks", "decides", "writes", "counts", "lazy"],
+    ids=["hooks", "decides", "writes", "reads", "counts", "lazy"],
 )
 def test_what_cannot_be_rewritten_is_refused_with_the_reason(model: nn.Module, why: str) -> None:
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -110,6 +122,12 @@ def test_a_forward_that_depends_on_the_mode_is_executed_in_train_mode_alone() ->
     assert verify(model, execution, rows, Tensor.sum).right
     with pytest.raises(RewritesRefusedError, match="train mode"):
         execution.eval()(rows)
+
+
+def test_a_change_in_place_that_nobody_else_sees_is_captured() -> None:
+    model, rows = DropsInPlace(again=False), torch.randn(3, 4)
+    execution = apply(model, Plan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
+    assert verify(model, execution, rows, Tensor.sum).right
 
 
 def test_verify_finds_an_execution_that_computes_something_else() -> None:

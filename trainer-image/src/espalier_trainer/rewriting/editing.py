@@ -29,6 +29,10 @@ class Edit:
         """Return a node as it is now."""
         return self._nodes[name]
 
+    def users(self, name: str) -> frozenset[str]:
+        """Return the nodes that read a node as it is now."""
+        return frozenset(self._users[name])
+
     def add(self, operator: str, inputs: Sequence[str], **settings: Hashable) -> str:
         """Return the name of a node that computes this: a new one, unless there is one already.
 

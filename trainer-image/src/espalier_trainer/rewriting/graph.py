@@ -53,8 +53,9 @@ class Node:
     meta: Meta
     order: float
     """Its place in the model's forward; a new node has that of the one that it stands for."""
-    effect: bool = False
-    """It draws random numbers or changes buffers: it stays, even if nobody reads it, and in its order."""
+    effect: str = ""
+    """`random` or `buffers` where it draws random numbers or changes buffers: it stays, even if nobody reads it, and in
+    its order. Random numbers are drawn in the order of the memory, so the layout of what it reads must stay, too."""
 
     @property
     def content(self) -> tuple[str, Attributes, tuple[str, ...]]:

@@ -18,6 +18,11 @@ def channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
+def channels_first(tensor: Tensor) -> Tensor:
+    """Return a tensor [N, C, H, W] that lies in memory in this order."""
+    return tensor.contiguous()
+
+
 def subtracted_from(tensor: Tensor, scalar: float) -> Tensor:
     """Return scalar - tensor."""
     return scalar - tensor
@@ -58,6 +63,7 @@ _PLAIN: Final[Mapping[str, Callable[..., Any]]] = {
     "adaptive_avg_pool2d": functional.adaptive_avg_pool2d,
     "interpolate": functional.interpolate,
     "attention": functional.scaled_dot_product_attention,
+    "channels_first": channels_first,
     "channels_last": channels_last,
     "identity_kernel": identity_kernel,
     "logical_not": torch.logical_not,

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 
 Read = tuple[str, tuple[Any, ...], dict[str, Any]]
 """Operator, tensor inputs (whatever stands for them), attributes."""
@@ -270,19 +271,31 @@ PURE_LAYERS: Final = (
 
 _RANDOM: Final = (
     "drop", "rand", "normal", "bernoulli", "multinomial", "poisson", "exponential", "rrelu", "gumbel", "fractional",
-    "batch_norm", "instance_norm", "scaled_dot_product_attention", "multi_head_attention", "uniform", "seed",
+    "scaled_dot_product_attention", "multi_head_attention", "uniform", "seed",
 )  # fmt: skip
-"""Parts of the names of functions that may draw random numbers, or change buffers."""
+"""Parts of the names of functions that may draw random numbers."""
+
+_NORMS: Final = ("batch_norm", "instance_norm")
 
 
-def has_effect(function: Callable[..., Any] | str) -> bool:
-    """Return whether a function, or the method of a tensor, may draw random numbers or change what it did not make."""
+def effect_of(function: Callable[..., Any] | str) -> str:
+    """Return the effect of a function, or of the method of a tensor, as a node has it; what is unknown may draw."""
     name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    if any(part in name for part in _NORMS):
+        return "buffers"
     if any(part in name for part in _RANDOM):
-        return True
+        return "random"
     if isinstance(function, str) or function in _HARMLESS:
-        return False
-    return not (getattr(function, "__module__", "") or "torch").startswith(("torch", "_operator"))
+        return ""
+    package = (getattr(function, "__module__", "") or "torch").partition(".")[0]
+    return "" if package in ("torch", "_operator") else "random"
+
+
+def layer_effect(layer: nn.Module) -> str:
+    """Return the effect of a layer that is none of `LAYERS`."""
+    if isinstance(layer, PURE_LAYERS):
+        return ""
+    return "buffers" if isinstance(layer, _NormBase) else "random"
 
 
 _HARMLESS: Final = frozenset({getattr, math.sqrt, math.floor, math.ceil})

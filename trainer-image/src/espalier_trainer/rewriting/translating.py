@@ -15,7 +15,7 @@ from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, attributes
 from espalier_trainer.rewriting.metas import has_grad, meta_of, value_of
 from espalier_trainer.rewriting.operators import VIEWS
-from espalier_trainer.rewriting.reading import FUNCTIONS, IN_PLACE, LAYERS, METHODS, PURE_LAYERS, Read, has_effect
+from espalier_trainer.rewriting.reading import FUNCTIONS, IN_PLACE, LAYERS, METHODS, Read, effect_of, layer_effect
 from espalier_trainer.rewriting.templates import Slot, as_template
 
 _MAY_SHARE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Identity, nn.Flatten, nn.Unflatten)
@@ -35,6 +35,8 @@ class Translation:
         self._index: dict[tuple[Any, ...], str] = {}
         self._constants: dict[str, Tensor] = {}
         self._results: dict[fx.Node, Any] = {}
+        self._spoilt: dict[str, str] = {}
+        """Nodes whose memory was changed through a view of it, and by whom: nobody may read them any more."""
         self._names: dict[fx.Node, str] = {}
         """The node of ours that has the value of one of torch.fx at this moment: a change in place moves on."""
 
@@ -84,17 +86,17 @@ class Translation:
 
     def _called(
         self, node: fx.Node, args: Any, kwargs: Any
-    ) -> tuple[Any, tuple[str, Attributes, tuple[str, ...]] | fx.Node, bool]:
-        """Return the result of a call, its operator with settings and inputs, and whether it has an effect."""
+    ) -> tuple[Any, tuple[str, Attributes, tuple[str, ...]] | fx.Node, str]:
+        """Return the result of a call, its operator with settings and inputs, and its effect."""
         if node.op == "call_module":
             layer = self._submodule(node)
             result = layer(*args, **kwargs)
             if type(layer) is nn.Identity and isinstance(node.args[0], fx.Node):
-                return result, node.args[0], False
+                return result, node.args[0], ""
             reader = LAYERS.get(type(layer))
             read = self._try(reader, node, (layer, *node.args), node.kwargs, result)
             known = self._known(read, str(node.target)) or self._opaque(node, "module", "path", str(node.target))
-            return result, known, known[0] == "module" and not isinstance(layer, PURE_LAYERS)
+            return result, known, layer_effect(layer) if known[0] == "module" else ""
         if node.op == "call_method":
             name = str(node.target)
             plain = name[:-1] if _in_place(name) else name
@@ -103,7 +105,7 @@ class Translation:
             result = getattr(args[0], plain)(*args[1:], **kwargs)
             read = self._try(METHODS.get(plain), node, node.args, node.kwargs, result)
             known = self._known(read) or self._opaque(node, "method", "target", plain)
-            return result, known, known[0] == "method" and has_effect(plain)
+            return result, known, effect_of(plain) if known[0] == "method" else ""
         target = node.target
         if not callable(target) or target is python.setitem:
             raise RewritesRefusedError(f"{node.name}: the forward writes into a tensor in place")
@@ -113,7 +115,7 @@ class Translation:
         result = function(*args, **plain_kwargs)
         read = self._try(FUNCTIONS.get(function), node, node.args, settings, result)
         known = self._known(read) or self._opaque(node, "call", "target", function, settings)
-        return result, known, known[0] == "call" and has_effect(function)
+        return result, known, effect_of(function) if known[0] == "call" else ""
 
     def _try(
         self, reader: Callable[..., Read | None] | None, node: fx.Node, args: Any, kwargs: Any, result: Any
@@ -175,16 +177,23 @@ class Translation:
     def _change(self, changed: fx.Node, by: fx.Node) -> None:
         """Let those that read `changed` from here on read what `by` returned."""
         name = self._names[changed]
-        readers = [other for other in self._nodes.values() if name in other.inputs]
-        if self._may_share(self._nodes[name]) or any(
-            self._may_share(other) for other in readers if other is not self._nodes[self._names[by]]
-        ):
-            raise RewritesRefusedError(
-                f"{by.name} changes a tensor in place that others may see ({name}); compute it anew instead"
-            )
+        self._check_alone(name, self._names[by], by)
         for each, its in self._names.items():
             if its == name:
                 self._names[each] = self._names[by]
+
+    def _check_alone(self, name: str, by: str, at: fx.Node) -> None:
+        """Raise `RewritesRefusedError` where memory that `by` changes may be that of others; note what it spoils."""
+        node = self._nodes[name]
+        readers = [each for other, each in self._nodes.items() if name in each.inputs and other != by]
+        viewed = node.operator in VIEWS or (node.operator == "method" and node.get("target") in _VIEWING)
+        if any(self._may_share(each) for each in readers) or (self._may_share(node) and not viewed):
+            raise RewritesRefusedError(
+                f"{at.name} changes a tensor in place that others may see ({name}); compute it anew instead"
+            )
+        if viewed:
+            self._spoilt[node.inputs[0]] = at.name
+            self._check_alone(node.inputs[0], name, at)
 
     def _may_share(self, node: Node) -> bool:
         """Return whether the memory of a node's output may belong to another."""
@@ -224,11 +233,17 @@ class Translation:
         return fx.map_arg(arguments, lambda one: self._results[one])
 
     def _add(self, node: fx.Node, made: Node) -> None:
+        for one in made.inputs:
+            if one in self._spoilt:
+                raise RewritesRefusedError(f"{node.name} reads {one}, which {self._spoilt[one]} has changed in place")
         self._nodes[node.name] = made
         self._names[node] = node.name
 
 
 _MATRIX = 2
+
+_VIEWING = frozenset({"view", "reshape", "permute", "unsqueeze", "squeeze", "contiguous"})
+"""Methods of a tensor whose result may share its memory, and no other's."""
 
 _INPLACE_SECOND = frozenset({nn.functional.relu, nn.functional.silu})
 """Functions whose second argument is `inplace`."""

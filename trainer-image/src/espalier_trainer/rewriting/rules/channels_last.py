@@ -1,4 +1,4 @@
-"""Images whose channels lie together in memory; the layers after it keep the layout as far as they can."""
+"""Images whose channels lie together in memory; the layers after it keep the layout, up to one that draws numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,18 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     edit = Edit(graph, location[0])
     laid = edit.add("channels_last", [location[0]])
     edit.replace(location[0], laid, keep=frozenset({laid}))
+    for name in graph.ordered():
+        if graph.nodes[name].effect == "random":
+            _draw_as_before(graph, edit, name)
     return edit.done()
+
+
+def _draw_as_before(graph: Graph, edit: Edit, name: str) -> None:
+    """Let a node that draws random numbers read what lies in memory as before: then it draws the same."""
+    for one, before in zip(edit.node(name).inputs, graph.nodes[name].inputs, strict=True):
+        if edit.node(one).meta != graph.nodes[before].meta:
+            first = edit.add("channels_first", [one])
+            edit.replace(one, first, keep=edit.users(one) - {name})
 
 
 RULE = Rule(

@@ -28,6 +28,7 @@ import httpx
 from ruamel.yaml import YAML
 
 JOBS = "/apis/espalier.dev/v1alpha1"
+_DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _START_SECONDS = 90.0
 _ANSWER_SECONDS = 90.0
 _END_SECONDS = 2.0
@@ -243,9 +244,8 @@ class ApiServer:
         for file in sorted(folder.glob("*.yaml")):
             definition = YAML(typ="safe", pure=True).load(file)
             name = definition["metadata"]["name"]
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
             answer = self.api.patch(
-                f"{path}/{name}",
+                f"{_DEFINITIONS}/{name}",
                 params={"fieldManager": "test", "force": "true"},
                 content=json.dumps(definition),
                 headers={"Content-Type": "application/apply-patch+yaml"},
@@ -266,14 +266,18 @@ class ApiServer:
 
     def uninstall(self, *names: str) -> None:
         """Delete CRDs and their objects, where they are there."""
-        self.kubectl("delete", "crd", *names, "--ignore-not-found", "--wait=false")
+        paths = [f"{_DEFINITIONS}/{name}" for name in names]
+        for path in paths:
+            self._delete(path)
         touches = itertools.count()
 
         def gone() -> bool:
             """Touch what is still there: the server retries what failed ever later, unless the definition changes."""
-            left = self.kubectl("get", "crd", *names, "--ignore-not-found", "--output=name").split()
-            if left and (touch := next(touches)) % 10 == 9:
-                self.kubectl("annotate", "--overwrite", *left, f"example.com/touch={touch}", check=False)
+            left = [path for path in paths if self.api.get(path).status_code != 404]
+            if left and (touch := next(touches)) % 20 == 19:
+                for path in left:
+                    body = {"metadata": {"annotations": {"example.com/touch": str(touch)}}}
+                    self.api.patch(path, json=body, headers={"Content-Type": "application/merge-patch+json"})
             return not left
 
         self._wait(f"{', '.join(names)} are gone", gone)
@@ -287,9 +291,12 @@ class ApiServer:
         self.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
         return name
 
-    def clear(self) -> None:
-        """Delete all that tests leave (`CLEARED`), at once; namespaces and their ServiceAccount `default` stay."""
-        for path in CLEARED:
+    def clear(self, *paths: str) -> None:
+        """Delete all of these kinds (none given: all that tests leave, `CLEARED`), at once.
+
+        Namespaces and their ServiceAccount `default` stay.
+        """
+        for path in paths or CLEARED:
             for item in self.request("GET", path)["items"]:
                 name, namespace = item["metadata"]["name"], item["metadata"].get("namespace")
                 if namespace in _OWN_NAMESPACES and namespace != "default":
@@ -298,9 +305,12 @@ class ApiServer:
                     continue
                 group, _, plural = path.rpartition("/")
                 where = f"{group}/namespaces/{namespace}/{plural}" if namespace else path
-                answer = self.api.delete(f"{where}/{name}", params={"gracePeriodSeconds": "0"})
-                if answer.is_error and answer.status_code != 404:
-                    raise ServerError(f"{where}/{name} cannot be deleted: {_message(answer)}")
+                self._delete(f"{where}/{name}", gracePeriodSeconds="0")
+
+    def _delete(self, path: str, **parameters: str) -> None:
+        answer = self.api.delete(path, params=parameters)
+        if answer.is_error and answer.status_code != 404:
+            raise ServerError(f"{path} cannot be deleted: {_message(answer)}")
 
 
 def _message(answer: httpx.Response) -> str:

@@ -23,6 +23,9 @@ from operators import World
 from releases import Release, installable
 from trainers import Trainers
 
+# The API server, helm and Prometheus are programs in Go: with room for garbage they take a fifth less CPU time.
+os.environ.setdefault("GOGC", "400")
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 _BUILD_SECONDS = 1800

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +12,8 @@ from typing import Self
 import httpx
 from apiserver import ApiServer
 from fake_kubelet import PATIENCE
+
+from forked import Forked
 
 
 class OperatorProcess:
@@ -26,8 +26,8 @@ class OperatorProcess:
         with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
             self._http, self._private = one.getsockname()[1], other.getsockname()[1]
         self.log = directory / f"{name}.log"
-        self._command = [
-            *(sys.executable, "-m", "espalier_operator"),
+        self._folder = directory
+        self._options = [
             f"--kubeconfig={server.kubeconfig}",
             f"--namespace={namespace}",
             f"--http=127.0.0.1:{self._http}",
@@ -37,15 +37,13 @@ class OperatorProcess:
         self._environment = {**os.environ, "POD_NAME": name}
 
     def __enter__(self) -> Self:
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+        self.process = Forked(
+            "espalier_operator", *self._options, env=self._environment, out=self.log, cwd=self._folder
+        )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()
         self.process.wait(20)
 
     @property

@@ -11,7 +11,6 @@ from apiserver import JOBS, ApiServer
 from audits import Audit, Right
 from charts import bound_rights, rights
 from fake_kubelet import FakeKubelet
-from operator_process import OperatorProcess
 from operators import Jobs, World
 from releases import PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
@@ -61,20 +60,21 @@ def pod_of_another(world: World, namespace: str) -> None:
     world.kubelet.end(namespace, str(metadata["name"]), 0)
 
 
-def whole_life(world: World, start: Callable[[], OperatorProcess], meanwhile: Callable[[], None]) -> None:
+def whole_life(world: World, operators: Operators, meanwhile: Callable[[], None]) -> None:
     """Let a job wait, run, be lent a GPU, lose its operator, stop, continue, end and be deleted."""
     world.kubelet.add_node("node", 2)
 
     def until(kind: str, reason: str) -> None:
         world.until_condition("job", kind, "True", reason, PATIENCE)
 
-    with start() as operator:
+    with operators.process() as operator:
         until_it_lives(world, operator)
         world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
         world.until("both workers run", lambda: len(world.running("job")) == 2, PATIENCE)
         until("Running", "Running")
         operator.end(signal.SIGKILL)
-    with start() as operator:
+    operators.end_lease()
+    with operators.process() as operator:
         until_it_lives(world, operator)
         world.jobs.change("job", suspend=True)
         until("Suspended", "Suspended")
@@ -119,7 +119,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
         queue = {"apiVersion": "espalier.dev/v1alpha1", "kind": "Queue", "metadata": {"name": "default"}}
         server.request("POST", queues, queue)
         with world:
-            whole_life(world, operators.process, elsewhere if mode == "namespaced" else logs)
+            whole_life(world, operators, elsewhere if mode == "namespaced" else logs)
         server.request("DELETE", f"{queues}/default")
     assert audit.forbidden() == []
     used = audit.used()

@@ -10,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,11 +33,12 @@ from espalier_kube.errors import ExpiredError, Retries
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import JOBS
 from espalier_operator.actions import Fail, Finish
+from forked import Forked
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
 
-COMMAND = [sys.executable, "-u", "-c", "from espalier_cli.main import main; main()", "watch"]
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 class Story:
@@ -96,53 +96,45 @@ class Story:
 
 
 class Watching:
-    """The command in a process of its own, its lines as they come."""
+    """The command in a process of its own."""
 
-    def __init__(self, story: Story, *words: str, kubeconfig: Path | None = None) -> None:
+    def __init__(self, story: Story, folder: Path, *words: str, kubeconfig: Path | None = None) -> None:
         where = ["-n", story.jobs.namespace, "--kubeconfig", str(kubeconfig or story.cluster.kubeconfig)]
-        self.process = subprocess.Popen(
-            [*COMMAND, "digits", *where, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "NO_COLOR": "1"},
+        self._out, self._err = folder / "out", folder / "err"
+        environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(HELPERS)}
+        self.process = Forked(
+            *("espalier_command", "watch", "digits", *where, *words),
+            env=environment,
+            out=self._out,
+            log=self._err,
+            cwd=folder,
         )
-        self.out: list[str] = []
-        self.err: list[str] = []
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream, lines))
-            for stream, lines in ((self.process.stdout, self.out), (self.process.stderr, self.err))
-        ]
-        for reader in self._readers:
-            reader.start()
 
-    def _read(self, stream: Any, lines: list[str]) -> None:
-        for line in stream:
-            lines.append(line.rstrip("\n"))
-            self._news.put(None)
-        self._news.put(None)
+    @property
+    def out(self) -> list[str]:
+        """The whole lines that it has printed."""
+        return self._out.read_text().split("\n")[:-1]
+
+    @property
+    def err(self) -> list[str]:
+        """Those that it has printed to stderr."""
+        return self._err.read_text().split("\n")[:-1]
 
     def said(self, text: str, *, on_stderr: bool = False) -> str:
         """Return the first line with `text` once it is there."""
-        lines = self.err if on_stderr else self.out
-        deadline = time.monotonic() + PATIENCE
-        while not (found := [line for line in lines if text in line]):
-            left = deadline - time.monotonic()
-            assert left > 0, f"nobody says {text!r}: {self.out} {self.err}"
-            assert self.process.poll() is None or not self._news.empty(), (text, self.out, self.err)
-            try:
-                self._news.get(timeout=left)
-            except queue.Empty:
-                continue
-        return found[0]
+
+        def found() -> str | None:
+            ended = self.process.poll() is not None
+            lines = [line for line in (self.err if on_stderr else self.out) if text in line]
+            assert lines or not ended, (text, self.out, self.err)
+            return lines[0] if lines else None
+
+        line: str = until(found, lambda: f"nobody says {text!r}: {self.out} {self.err}")
+        return line
 
     def end(self) -> int:
         """Return its exit code once it has ended."""
-        code = self.process.wait(PATIENCE)
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        return code
+        return self.process.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -151,22 +143,20 @@ def story(cluster: ApiServer) -> Story:
 
 
 @pytest.fixture
-def watch(story: Story) -> Iterator[Callable[..., Watching]]:
+def watch(story: Story, tmp_path: Path) -> Iterator[Callable[..., Watching]]:
     """Begin to watch the job of the story."""
     begun: list[Watching] = []
 
     def begin(*words: str, **options: Any) -> Watching:
-        begun.append(Watching(story, *words, **options))
+        folder = tmp_path / f"watching-{len(begun)}"
+        folder.mkdir()
+        begun.append(Watching(story, folder, *words, **options))
         return begun[-1]
 
     yield begin
     for watching in begun:
-        if watching.process.poll() is None:
-            watching.process.kill()
+        watching.process.kill()
         watching.end()
-        for stream in (watching.process.stdout, watching.process.stderr):
-            assert stream is not None
-            stream.close()
 
 
 # ---- the command
@@ -283,7 +273,8 @@ def test_on_a_terminal_there_is_a_table_and_without_colour_none(story: Story, re
         if not colour:
             environment["NO_COLOR"] = "1"
         where = ["-n", story.jobs.namespace, "--kubeconfig", str(story.cluster.kubeconfig)]
-        process = subprocess.Popen([*COMMAND, "digits", *where], stdout=theirs, stderr=subprocess.PIPE, env=environment)
+        command = [Path(sys.executable).with_name("espalier"), "watch", "digits"]
+        process = subprocess.Popen([*command, *where], stdout=theirs, stderr=subprocess.PIPE, env=environment)
         request.addfinalizer(process.kill)  # which does nothing to one that has ended
         os.close(theirs)
         seen = b""

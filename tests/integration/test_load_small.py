@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[2]
 sys.path.insert(0, str(PROJECT / "benchmarks"))
 
 from load.case import Case, layout_of  # noqa: E402
-from load.cluster import Tools  # noqa: E402
+from load.cluster import Figures, Tools  # noqa: E402
 from load.objects import gpus_of  # noqa: E402
 from load.stages import measure  # noqa: E402
 from load.table import table  # noqa: E402
@@ -38,31 +38,43 @@ def kwok() -> Path:
     return Path(result.stdout.strip())
 
 
-def test_every_gpu_that_comes_free_is_lent_and_seen(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
-    case = Case(nodes=5, jobs=10, events=6, spacing=0.2, report_seconds=1.0, idle_pods=50)
-    tools = Tools(binaries=kubernetes_binaries, kwok=kwok)
-    said: list[str] = []
-    figures, version = asyncio.run(measure(case, tools, tmp_path, said.append))
+def gpus_come_free(case: Case, figures: Figures, said: list[str]) -> None:
+    """Every GPU that comes free is lent, and that is seen."""
     assert figures["admitted"] == 10, said
     assert figures["workers"] == sum(job["spec"]["minReplicas"] for job in layout_of(case).jobs)
     assert figures["requestsPerJob create services"] == 1.0
-    assert figures["requestsPerJob create pods"] == figures["workers"] / 10
+    assert figures["requestsPerJob create pods"] == (figures["workers"] or 0) / 10
     assert figures["events"] == 6
     assert (figures["reactionP50Ms"] or 0) > 0
     assert (figures["peakMiB"] or 0) > (figures["idleMiB"] or 0) / 2 > 0
     assert figures["warnings"] == 0, said
-    assert version.startswith("v1.")
     lines = table([case], [figures]).splitlines()
     assert "5 nodes, 10 jobs" in lines[0]
     assert any(line.split() == ["jobs", "admitted", "10"] for line in lines)
 
 
-def test_jobs_that_do_not_fit_wait_and_nothing_is_freed(kubernetes_binaries: Path, kwok: Path, tmp_path: Path) -> None:
-    case = Case(nodes=1, jobs=10, events=6)
+def some_do_not_fit(case: Case, figures: Figures, said: list[str]) -> None:
+    """They wait, and nothing is freed."""
     assert layout_of(case).foreign == []
-    figures, _ = asyncio.run(measure(case, Tools(binaries=kubernetes_binaries, kwok=kwok), tmp_path, lambda _: None))
-    assert 0 < (figures["admitted"] or 0) < 10
+    assert 0 < (figures["admitted"] or 0) < 10, said
     assert "events" not in figures
+
+
+CASES = {
+    "all fit": (Case(nodes=5, jobs=10, events=6, spacing=0.2, report_seconds=1.0, idle_pods=50), gpus_come_free),
+    "some do not": (Case(nodes=1, jobs=10, events=6), some_do_not_fit),
+}
+
+
+@pytest.mark.sweep("cases of the operator's benchmark")
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_measured_to_its_end(kubernetes_binaries: Path, kwok: Path, tmp_path: Path, name: str) -> None:
+    case, holds = CASES[name]
+    said: list[str] = []
+    tools = Tools(binaries=kubernetes_binaries, kwok=kwok)
+    figures, version = asyncio.run(measure(case, tools, tmp_path, said.append))
+    assert version.startswith("v1.")
+    holds(case, figures, said)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "espalier"
@@ -114,9 +114,17 @@ class Helm:
 
 def parse(text: str) -> Iterator[Raw]:
     """Yield the objects of rendered YAML; a key that appears twice is an error."""
-    for found in YAML(typ="safe", pure=True).load_all(text):
+    for found in yaml.load_all(text, Loader=_Loader):  # in C: of the custom resource ten times as fast
         if found is not None:
             yield found
+
+
+class _Loader(yaml.CSafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if len(keys) > len(set(keys)):
+            raise yaml.constructor.ConstructorError("while reading a mapping", node.start_mark, f"a key twice: {keys}")
+        return super().construct_mapping(node, deep)
 
 
 def of(objects: Iterable[Raw], kind: str, name: str | None = None) -> list[Raw]:

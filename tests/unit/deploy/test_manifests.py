@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ SYSTEM = "espalier-system"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
+@functools.cache
 def manifests() -> list[dict[str, Any]]:
+    """Return all objects; not to be changed."""
     yaml = YAML(typ="safe", pure=True)
     return [found for file in sorted(DEPLOY.glob("*.yaml")) for found in yaml.load_all(file)]
 

@@ -1,0 +1,7 @@
+"""The command `espalier` as a module that `forked.Forked` can run."""
+
+from __future__ import annotations
+
+from espalier_cli.main import main
+
+main()

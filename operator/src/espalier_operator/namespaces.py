@@ -23,6 +23,8 @@ class _Account:
     """Now."""
     leaving: int = 0
     """What is being given back."""
+    others: int = 0
+    """What pods request that are no worker of our jobs: they may never leave."""
 
 
 class NamespaceLedger:
@@ -77,6 +79,7 @@ class NamespaceLedger:
                 resource = account.limit.resource
                 used = max(account.limit.used, seen[namespace][resource])
                 account.left = account.limit.hard - used - owed[namespace][resource]
+                account.others = used - seen[namespace][resource]
                 account.leaving = leaves[namespace][resource]
 
     def fits(self, job: JobFacts, workers: int) -> bool:
@@ -105,10 +108,14 @@ class NamespaceLedger:
         return found
 
     def could_ever_fit(self, job: JobFacts, workers: int) -> bool:
-        """Return whether the workers would fit if the namespace were otherwise empty."""
+        """Return whether the workers would fit if all our jobs in the namespace had ended."""
         demand = _demand(job)
         accounts = self._accounts.get(_namespace(job), ())
-        return all(workers * demand[account.limit.resource] <= account.limit.hard for account in accounts)
+        return all(
+            workers * demand[account.limit.resource] <= account.limit.hard - account.others
+            for account in accounts
+            if demand[account.limit.resource]
+        )
 
     def hold(self, job: JobFacts, workers: int) -> None:
         """Count this many more workers of a job."""

@@ -137,14 +137,27 @@ def test_the_gpu_budget_ends_a_job_earlier() -> None:
 
 def test_only_so_many_different_gangs_are_tried() -> None:
     nodes, workers = ALMOST_FULL
-    wide = tuple(waits(f"wide{size}", size, at=float(size)) for size in (4, 3, 2))
-    alike = tuple(waits(f"alike{number}", 4, at=10.0 + number) for number in range(5))
-    late = waits("late", budget=10.0, at=20)
-    for depth, expected in ((3, set()), (4, {"late"})):
+    wide = tuple(waits(f"ns/wide{size}", size, at=float(size)) for size in (4, 3, 2))
+    alike = tuple(waits(f"ns/alike{number}", 4, at=10.0 + number) for number in range(5))
+    late = waits("ns/late", budget=10.0, at=20)
+    for depth, expected in ((3, set()), (4, {"ns/late"})):
         rules = replace(RULES, backfill_depth=depth, reservations=1)
         planned = decide(nodes, (HOLDER, *wide, *alike, late), workers, rules=rules)
         assert admitted(planned) == expected, "those alike are not tried again"
-        assert planned.refusals["alike0"].reason is Reason.NO_FREE_GPU
+        assert planned.refusals["ns/alike0"].reason is Reason.NO_FREE_GPU
+
+
+def test_the_gangs_of_one_tenant_do_not_keep_those_of_another_from_being_tried() -> None:
+    """Each job of `a` would fit on empty nodes, and no two are alike."""
+    holder = runs(waits("holder", 13, budget=1e5))
+    many = tuple(waits(f"a/{size}", size, budget=1e5, at=1) for size in range(6, 12))
+    short = waits("b/short", 2, budget=10.0, at=2)
+    rules = replace(RULES, backfill_depth=4)
+    workers = on(holder, *["n"] * 13)
+    planned = decide((node("n", 16),), (holder, *many, short), workers, rules=rules)
+    assert admitted(planned) == {"b/short"}
+    own = waits("a/short", 2, budget=10.0, at=2)
+    assert not admitted(decide((node("n", 16),), (holder, *many, own), workers, rules=rules)), "it has had its share"
 
 
 @pytest.mark.parametrize(("cpus", "starts"), [(6000, True), (5000, False)])

@@ -82,11 +82,18 @@ def test_a_job_waits_for_the_quota_of_its_namespace_and_others_go_on(limits: tup
 
 
 def test_a_smaller_job_does_not_pass_one_that_waits_for_the_same_quota() -> None:
+    jobs = (job("team/r", low=2, high=2, extra=0), job("team/a", low=4), job("team/b", submitted_at=1.0))
+    found = planned(*jobs, limits=(limit(GPU, 4, used=2),))
+    assert found.actions == ()
+    assert {found.refusals[key].reason for key in ("team/a", "team/b")} == {Reason.RESOURCE_QUOTA_EXCEEDED}
+
+
+def test_a_job_that_waits_for_pods_of_others_to_leave_the_quota_holds_nobody_back() -> None:
+    """They may stay for ever, as a notebook does."""
     jobs = (job("team/a", low=4), job("team/b", submitted_at=1.0))
     found = planned(*jobs, limits=(limit(GPU, 4, used=2),))
-    assert {key: refusal.reason for key, refusal in found.refusals.items()} == dict.fromkeys(
-        ("team/a", "team/b"), Reason.RESOURCE_QUOTA_EXCEEDED
-    )
+    assert found.actions == (Admit(job="team/b", gpu_type="a"),)
+    assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
 
 
 def test_a_job_that_could_never_fit_into_the_quota_holds_nobody_back() -> None:

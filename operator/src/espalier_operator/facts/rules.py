@@ -41,7 +41,7 @@ class Rules:
     """A job that waits rises by a step of priority in the order of admission each time so long has passed; 0: never."""
     backfill_depth: int = 100
     """How many different gangs that find no GPUs are tried, by types of GPUs; as Slurm's bf_max_job_test, it limits the
-    time of a plan. Jobs after these wait."""
+    time of a plan. Jobs after these wait, unless their namespace has not had its share of as many again."""
     reservations: int = 8
     """How many jobs that wait keep GPUs, the first ones of the queue: none that comes later delays them."""
     evaluation_seconds: float = 60.0

@@ -20,6 +20,10 @@ _Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
 """Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
 
 
+_Tries = tuple[tuple[str, ...], str | None]
+"""Gangs that may use these types of GPUs, of one namespace; None: of all."""
+
+
 class _Reserved(NamedTuple):
     """What is kept for a job that waits."""
 
@@ -36,8 +40,11 @@ class Starting:
         self._tick, self._record = tick, tick.record
         self._vain: dict[_Attempt, Reason] = {}
         """Which gangs found no GPUs, and why: nor do others like them."""
-        self._tried: Counter[tuple[str, ...]] = Counter()
-        """By types of GPUs: how many found none."""
+        self._tried: Counter[_Tries] = Counter()
+        """How many found none."""
+        namespaces = {job.claim.namespace for job in tick.waiting}
+        self._share = max(1, tick.rules.backfill_depth // max(1, len(namespaces)))
+        """How many different gangs of a namespace are tried whatever others there are."""
         self._reserved: dict[str, _Reserved] = {}
         """By job that waits."""
 
@@ -50,14 +57,15 @@ class Starting:
         until = ends_by(job, self._tick.now, self._tick.rules)
         attempt = tuple(sites), gpus, workers, self._tick.reservations.kept_from(until)
         reason, types = self._vain.get(attempt), tuple(site.gpu_type for site in sites)
-        if reason is None and self._tried[types] >= self._tick.rules.backfill_depth:
+        own = types, job.claim.namespace
+        if reason is None and not self._may_try(own):
             reason = Reason.NO_FREE_GPU
         if reason is None:
             started = self._start_beside_others(job, sites, until)
             if not isinstance(started, Reason):
                 return True
             reason = self._vain[attempt] = started
-            self._tried[types] += 1
+            self._tried.update(((types, None), own))
         if self._preempt(job, sites, until, reason):
             return True
         # Where it fits only once others' pods have left, it keeps nothing from those who fit before.
@@ -69,6 +77,14 @@ class Starting:
             self._reserved[job.key] = _Reserved(job, reserved, fits_namespace)
         self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
         return False
+
+    def _may_try(self, own: _Tries) -> bool:
+        """Return whether another gang is tried: of all namespaces together no more than the rules say, and of each at
+        least its share, so that nobody's jobs keep those of others from being tried.
+        """
+        types, _ = own
+        tried, most = self._tried[types, None], self._tick.rules.backfill_depth
+        return tried < most or (tried < 2 * most and self._tried[own] < self._share)
 
     def gets_gpus(self, job: JobFacts, sites: Sequence[Site]) -> bool:
         """Return whether a job that waits would get GPUs of one of `sites` now, or of what is lent or given back."""

@@ -35,6 +35,7 @@ COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY agent-image/pyproject.toml agent-image/
 COPY scheduling/pyproject.toml scheduling/
+COPY rewriting/pyproject.toml rewriting/
 COPY cli/pyproject.toml cli/
 RUN mkdir /locked && \
     export="/tools/bin/uv export --quiet --frozen --offline --no-dev --no-emit-workspace --no-annotate --no-header" && \
@@ -63,7 +64,13 @@ FROM kube AS trainer-wheels
 COPY trainer-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM kube AS agent-wheels
+# The agent's image also runs the policy server: learned scheduling with what it uses of the operator, which needs nothing
+# that the agent does not have.
+FROM operator-wheels AS scheduling-wheels
+COPY scheduling /src
+RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
+
+FROM scheduling-wheels AS agent-wheels
 COPY agent-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

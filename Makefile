@@ -16,7 +16,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? c
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-MEMBERS := api kube operator trainer-image agent-image scheduling cli
+MEMBERS := api kube operator trainer-image agent-image scheduling rewriting cli
 
 .PHONY: help
 help:  ## list the targets
@@ -141,6 +141,18 @@ bench-spare-gpus: .venv/.ready  ## who should grow? what lent GPUs gain under `g
 .PHONY: bench-placement
 bench-placement: .venv/.ready  ## where should workers run? a performance model learnt over clusters, compared with rules (20 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/placement.py $(ARGS)
+
+.PHONY: bench-optimised-jobs
+bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what do they bring? 30 jobs, budgets of 60 CPU seconds (15 minutes)
+	.venv/bin/python benchmarks/optimised_jobs.py --time-budget 60 $(ARGS)
+
+.PHONY: bench-rewrites
+bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
+	.venv/bin/python benchmarks/rewrites.py $(ARGS)
+
+.PHONY: bench-learned
+bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
+	.venv/bin/python benchmarks/learned.py $(ARGS)
 
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick

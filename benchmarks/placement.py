@@ -29,7 +29,8 @@ from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
 from espalier_scheduling.placement.cluster import Cluster
 from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
 from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.tasks import Episode, Family, Purpose, episode
+from espalier_scheduling.placement.tasks import Episode, Family, episode
+from espalier_scheduling.purposes import Purpose
 
 MEMORIES: Final = (float("inf"), 40_000.0)
 """Seconds after which 1/e is left of what was measured."""

@@ -88,6 +88,15 @@ ALERTS: Final = (
         "{{ $value | humanizeDuration }}. The operator lists every resource every five minutes.",
     ),
     Alert(
+        name="EspalierPolicyFallsBack",
+        expression="avg_over_time(espalier_scheduling_policy_fallback[10m]) > 0.5 and espalier_operator_leader == 1",
+        lasts="5m",
+        severity=Severity.WARNING,
+        summary="The policy learned does not decide",
+        description="In {{ $value | humanizePercentage }} of the last ten minutes, fair decided, because the policy "
+        "learned had no answer of its policy file.",
+    ),
+    Alert(
         name="EspalierJobWaits",
         expression='max by (namespace, job_name, reason) (espalier_job_waiting_seconds{reason!="Suspended"}) > 3600',
         lasts="5m",

@@ -80,6 +80,18 @@ class Trials(StrEnum):
     worker; with a larger base, it works as `Confirm`."""
 
 
+class Optimise(StrEnum):
+    """Whether the ready trainer looks for a faster way to compute the same steps."""
+
+    OFF = "Off"
+    """Steps are computed as the model's code says. In a file for Kubernetes, write it in quotes, because YAML reads a
+    bare `Off` as false."""
+    REWRITES = "Rewrites"
+    """After the first epoch, and after the first one of each growth, rules are sought that rewrite the computation of
+    the model. Weights, gradients and results stay the same but for rounding. They are kept if they are exact in double
+    precision and measured to be faster in pairs of steps."""
+
+
 class AgentRef(Strict):
     """The agent of the job."""
 
@@ -108,3 +120,10 @@ class AdaptationSpec(Strict):
     insertion: Insertion = Insertion.EXACT
     trials: Trials = Trials.OFF
     """Needs `training.elasticBatch`."""
+    optimise: Optimise = Optimise.OFF
+    """The ready trainer only; not with `training.syncBatchNorm` or `gradientCheckpointing`."""
+    optimise_min_gain: float = Field(default=0.03, ge=0, le=10)
+    """By which share steps must be faster for a rewritten computation (or `training.memoryFormat: Auto`) to be kept."""
+    optimise_share: float = Field(default=0.01, gt=0, le=0.5)
+    """Share of the time left that looking for it may cost, all attempts together. Where that is too little to
+    measure, nothing is tried."""

@@ -15,6 +15,7 @@ from espalier_api.adaptation import (
     Fallback,
     Insertion,
     OnReclaim,
+    Optimise,
     Trials,
 )
 from espalier_api.base import MAX_PATH, YEAR_SECONDS, Strict
@@ -26,6 +27,7 @@ from espalier_api.training import (
     BatchSizing,
     DatasetSpec,
     ElasticBatch,
+    MemoryFormat,
     ModelSpec,
     OptimizerSpec,
     Precision,
@@ -56,10 +58,12 @@ __all__ = [
     "Insertion",
     "JobName",
     "JobSpec",
+    "MemoryFormat",
     "ModelSpec",
     "Name",
     "ObjectMeta",
     "OnReclaim",
+    "Optimise",
     "OptimizerSpec",
     "Precision",
     "Preemption",

@@ -64,15 +64,17 @@ LABELS: Final = {
     "phase": "`status.phase` of the job",
     "reason": "one of the reasons of the API (reasons.md)",
     "result": "for jobs `Complete` or `Failed`; "
-    "for adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`",
+    "for adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`, `Rewritten`, `Reverted`",
     "gpu_type": "value of the node label that distinguishes GPU types",
     "state": "use of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",
     "role": "`base` for the workers that a job requested, `extra` for workers on lent GPUs",
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` if the GPUs disappeared first",
+    "answer": "`answered`, `late`, `away`, `refused` (the file cannot be used, or not for this cluster), or `failed`",
     "stage": "the part of the process that is timed",
-    "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `other`; "
+    "action": "kind of the action: `Deepen`, `Widen`, `Nothing`, `Distill` (after a reclaim), `Rewrite` and "
+    "`ChannelsLast` (another computation of the same steps), `other`; "
     "for the scheduler, an action of the planner, such as `Admit`",
-    "source": "who decided: `agent`, `fallback`, or `reclaim` (the rule of `onReclaim`)",
+    "source": "who decided: `agent`, `fallback`, or `reclaim` (the rule of `onReclaim`), or `measurement` (of steps)",
     "choice": "a possible decision: `Nothing`, `Deepen` with the growth point, or `Widen` with the group",
     "chosen": "`yes` for the choice that was made, `no` for the others",
     "measure": "measure of the job's task: `accuracy`, `r2`, or `bits_per_character` (lower is better)",
@@ -304,6 +306,27 @@ FAMILIES: Final = (
             (),
             (),
         ),
+        (
+            _G,
+            "espalier_scheduling_policy_fallback",
+            "1 while fair decides because the policy learned has no answer of its file, else 0; the log says why.",
+            (),
+            (),
+        ),
+        (
+            _C,
+            "espalier_scheduling_policy_questions_total",
+            "Times that the file of the policy learned was asked for a decision.",
+            ("answer",),
+            (),
+        ),
+        (
+            _H,
+            "espalier_scheduling_policy_answer_seconds",
+            "How long plans waited for an answer of the file of the policy learned.",
+            (),
+            _QUICK,
+        ),
         (_G, "espalier_build_info", "Always 1; the label is the version of the operator.", ("version",), ()),
     ),
     *_group(
@@ -322,6 +345,13 @@ FAMILIES: Final = (
             "Duration of a consultation with its growth.",
             ("result",),
             _SIGNALS,
+        ),
+        (
+            _G,
+            "espalier_trainer_step_gain_ratio",
+            "Time of a step as the model's code computes it, divided by that of the other computation tried last.",
+            ("action",),
+            (),
         ),
         (_C, "espalier_trainer_advice_problems_total", "Consultations that a fallback decided.", ("reason",), ()),
     ),

@@ -70,6 +70,10 @@ class AdaptationResult(StrEnum):
     """GPUs were taken back, and a smaller model that learned from the grown one replaced it."""
     KEPT = "Kept"
     """GPUs were taken back, and the grown model stays."""
+    REWRITTEN = "Rewritten"
+    """From here on, steps are computed in another way, which is faster and gives the same."""
+    REVERTED = "Reverted"
+    """Steps are computed as the model's code says (again): another way was not found, not faster, or it failed."""
 
 
 class AdaptationSource(StrEnum):
@@ -79,6 +83,8 @@ class AdaptationSource(StrEnum):
     FALLBACK = "fallback"
     RECLAIM = "reclaim"
     """The rule of `adaptation.onReclaim`; the agent was not asked."""
+    MEASUREMENT = "measurement"
+    """Steps were measured (`adaptation.optimise`, `training.memoryFormat`); the agent was not asked."""
 
 
 class Slice(Record):
@@ -124,7 +130,7 @@ class Adaptation(Record):
     """Generation of that allocation."""
     action: str
     """`Deepen(<growth point>)`, `Widen(<group>)`, `Widen(<group>, <width>)`, `Nothing`; `Distill` after GPUs were taken
-    back."""
+    back; `Rewrite(<number of rules>)` and `ChannelsLast` for another computation of the same steps."""
     source: AdaptationSource
     policy: str = ""
     """`name@version` of the policy, or the fallback's name."""
@@ -165,7 +171,15 @@ class Adaptation(Record):
     arms: tuple[Arm, ...] = ()
     """What was tried on extra workers before it (`adaptation.trials`)."""
     seconds: float = Field(ge=0)
-    """Duration of consultation and growth together, wall time."""
+    """Duration of consultation and growth together, wall time; for another computation, that of search and checks."""
+    step_seconds_before: float | None = None
+    """For another computation: forward and backward pass of a step before, the median of the measured pairs."""
+    step_seconds_after: float | None = None
+    """The same with the other computation."""
+    evaluations: int | None = None
+    """For rewrites: graphs whose cost was looked up or measured."""
+    largest_error: float | None = None
+    """For rewrites: the largest relative error of outputs, gradient and buffers in double precision."""
 
     @property
     def before(self) -> Score | None:
@@ -183,6 +197,14 @@ class Adaptation(Record):
         if self.before is None or self.after is None:
             return None
         return self.after.ahead_of(self.before)
+
+    @property
+    def timed(self) -> str:
+        """What another computation of steps takes, for people; '' where none was timed."""
+        if self.step_seconds_before is None or self.step_seconds_after is None:
+            return ""
+        error = "" if self.largest_error is None else f", relative error {self.largest_error:.1e}"
+        return f"a step {1000 * self.step_seconds_before:.3g} -> {1000 * self.step_seconds_after:.3g} ms{error}"
 
     def followed_by(self, score: Score | None) -> Adaptation:
         """Return it with the score of the evaluation after it, which it had to wait for."""

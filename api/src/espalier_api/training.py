@@ -109,6 +109,10 @@ class OptimizerSpec(Strict):
     """Adam and AdamW only: decay of the first and of the second moment. Default: torch's, 0.9 and 0.999."""
     max_gradient_norm: float | None = Field(default=None, gt=0, le=1e9)
     """Gradients whose norm, over all parameters, is larger are scaled to it. If absent, they are not."""
+    fused: bool = True
+    """Update all parameters in one call, where torch can (Adam, AdamW and SGD; not with sparse gradients): the same
+    update, computed faster. Results differ from those of separate calls in the last digits. A job that resumes keeps
+    what its checkpoint says."""
 
     @model_validator(mode="after")
     def _known_to_it(self) -> Self:
@@ -138,6 +142,16 @@ class ScheduleSpec(Strict):
 _TWO_RULES: Final = "cannot be scaleLinear with batch: Goodput, which chooses the size for all workers; use keepGlobal"
 
 
+class MemoryFormat(StrEnum):
+    """How kernels of convolutions lie in memory. Results are the same but for rounding."""
+
+    CONTIGUOUS = "Contiguous"
+    """As torch lays them by default (channels first)."""
+    AUTO = "Auto"
+    """After the first epoch, channels-last is tried in pairs of steps and kept if it is faster, within the limits
+    `adaptation.optimiseMinGain` and `optimiseShare`. Growth and checkpoints keep it."""
+
+
 class TrainingSpec(Strict):
     """Settings of the ready trainer; your own image may ignore them."""
 
@@ -162,6 +176,8 @@ class TrainingSpec(Strict):
     """Keep only the inputs of blocks (members of a `ModuleList`) for the backward pass and compute the rest again: less
     memory, steps about a third longer. Blocks with batch norms are left as they are."""
     precision: Precision = Precision.FLOAT32
+    memory_format: MemoryFormat = MemoryFormat.CONTIGUOUS
+    """The ready trainer only."""
     weight_averaging: float = Field(default=0.0, ge=0, lt=1)
     """Decay per step of an exponential moving average of the weights, such as 0.999. The average is evaluated instead
     of the weights. 0: none."""

@@ -159,6 +159,21 @@ affinity:
 {{- if and $policy.subPath (ne $policy.source "PersistentVolumeClaim") -}}
 {{- fail (printf "agent.policy.subPath is %q, and agent.policy.source is %s: only a PersistentVolumeClaim has one" $policy.subPath $policy.source) -}}
 {{- end -}}
+{{- $file := .Values.policy.file -}}
+{{- $settings := .Values.policy.settings -}}
+{{- $learned := eq .Values.policy.name "learned" -}}
+{{- if and $learned (eq $file.source "None") (not (hasKey $settings "url")) -}}
+{{- fail "policy.name is learned, and policy.file.source is None: name a ConfigMap, Secret or PersistentVolumeClaim with the policy file" -}}
+{{- end -}}
+{{- if and (ne $file.source "None") (not $learned) -}}
+{{- fail (printf "policy.file.source is %s, and policy.name is %s: only learned has a file; set the source to None" $file.source .Values.policy.name) -}}
+{{- end -}}
+{{- if and (ne $file.source "None") (not $file.name) -}}
+{{- fail (printf "policy.file.name is empty, and policy.file.source is %s: name it" $file.source) -}}
+{{- end -}}
+{{- if and (eq $file.source "None") $file.name -}}
+{{- fail (printf "policy.file.name is %q, and policy.file.source is None: set the source to the kind of that object, or leave the name out" $file.name) -}}
+{{- end -}}
 {{- $audit := .Values.operator.audit -}}
 {{- if and $audit.claim (not $audit.enabled) -}}
 {{- fail (printf "operator.audit.claim is %q, and operator.audit.enabled is false: enable it, or leave the claim out" $audit.claim) -}}

@@ -169,7 +169,10 @@ def _why(reason: str) -> str:
 
 def _adaptation(adaptation: Adaptation) -> str:
     who = adaptation.policy or str(adaptation.source)
-    text = f"{who} says {adaptation.action}: {adaptation.result}"
+    verb = "tries" if adaptation.source is AdaptationSource.MEASUREMENT else "says"
+    text = f"{who} {verb} {adaptation.action}: {adaptation.result}"
+    if adaptation.timed:
+        text += f", {adaptation.timed}"
     if adaptation.source is AdaptationSource.RECLAIM:
         text += f", {adaptation.reason}"
     if adaptation.depth_after != adaptation.depth_before:

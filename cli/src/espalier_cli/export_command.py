@@ -25,7 +25,19 @@ from espalier_cli.errors import InputError
     is_flag=True,
     help="Write the average of the weights that the script of the run has given to join, not the model's own weights.",
 )
-def export(run: Path, output: Path | None, model: str | None, average: bool) -> None:
+@click.option(
+    "--torch-export",
+    "program",
+    is_flag=True,
+    help="Also write model.pt2, what torch.export captures: it runs without Espalier and without the model's code.",
+)
+@click.option(
+    "--fold-batch-norms",
+    "fold",
+    is_flag=True,
+    help="In model.pt2, make batch norms a part of the convolutions before them: faster, for inference only.",
+)
+def export(run: Path, output: Path | None, model: str | None, average: bool, program: bool, fold: bool) -> None:
     """Write the trained model of RUN as a folder: weights (safetensors), how to build it, a model card.
 
     RUN is the folder of a run, of its checkpoints, or of one checkpoint. The newest checkpoint is exported, also while
@@ -36,7 +48,7 @@ def export(run: Path, output: Path | None, model: str | None, average: bool) -> 
 
     sys.path.insert(0, str(Path.cwd()))
     try:
-        exported = write(run, output or run / "export", model, average=average)
+        exported = write(run, output or run / "export", model, average=average, program=program, fold=fold)
     except ExportError as error:
         raise InputError(str(error)) from error
     for file in sorted(exported.folder.iterdir()):

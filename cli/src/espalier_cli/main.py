@@ -30,6 +30,7 @@ _ELSEWHERE = {
     "watch": "espalier_cli.cluster.watch_command:watch",
     "snapshot": "espalier_cli.cluster.plan_command:snapshot",
     "plan": "espalier_cli.cluster.plan_command:plan",
+    "policies": "espalier_cli.policies_command:policies",
 }
 """Commands whose imports take time (torch takes seconds); they are imported on use."""
 

@@ -75,13 +75,14 @@ class Trial:
 
 
 def labels_of(events: Iterable[AnyEvent], end: float) -> tuple[Label, ...]:
-    """Return the labels of growths on an axis from 0 to `end` seconds, so far apart that none covers another.
+    """Return the labels of growths and of faster computations on an axis from 0 to `end` seconds.
 
-    Those that are closer share the label of the first: `3x Deepen(block0)`, or `Deepen(a) +2` if they differ.
+    They are so far apart that none covers another. Those that are closer share the label of the first: `3x
+    Deepen(block0)`, or `Deepen(a) +2` if they differ.
     """
     groups: list[list[tuple[float, str]]] = []
     for event in events:
-        if isinstance(event, AdaptationFinished) and event.adaptation.result is AdaptationResult.GROWN:
+        if isinstance(event, AdaptationFinished) and event.adaptation.result in _MARKS:
             each = event.used_seconds, event.adaptation.action
             if groups and each[0] - groups[-1][0][0] < _LABEL_WIDTH * end:
                 groups[-1].append(each)
@@ -252,7 +253,12 @@ def _draw_labels(axes: Axes, labels: Iterable[Label]) -> None:
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "GPUs came or went": {"color": BLUE, "lw": 1, "ls": ":"},
     "the model grew": {"color": BROWN, "lw": 1, "ls": "--"},
+    "steps are computed faster": {"color": GREEN, "lw": 1, "ls": "--"},
     "the trainer was started again": {"color": GREY, "lw": 1, "ls": "-."},
+}
+_MARKS: Final = {
+    AdaptationResult.GROWN: "the model grew",
+    AdaptationResult.REWRITTEN: "steps are computed faster",
 }
 
 
@@ -270,8 +276,8 @@ def _mark(every: Sequence[Axes], events: Iterable[AnyEvent]) -> list[Line2D]:
 def _kind(event: AnyEvent) -> str:
     if isinstance(event, AllocationChanged) and event.allocation.direction != "none" and event.used_seconds > 0:
         return "GPUs came or went"
-    if isinstance(event, AdaptationFinished) and event.adaptation.result is AdaptationResult.GROWN:
-        return "the model grew"
+    if isinstance(event, AdaptationFinished):
+        return _MARKS.get(event.adaptation.result, "")
     return "the trainer was started again" if isinstance(event, TrainerStarted) and event.resumed else ""
 
 

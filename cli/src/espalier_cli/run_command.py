@@ -33,7 +33,7 @@ from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
 from espalier_operator.local.ownership import is_own
-from espalier_operator.planning import DEFAULT_POLICY
+from espalier_operator.planning import DEFAULT_POLICY, configured_here
 
 
 @click.command()
@@ -99,6 +99,10 @@ def run(
     budget = jobs[0].spec.time_budget_seconds
     notice = max(job.spec.preemption.notice_seconds for job in jobs)
     devices = () if simulate else cuda_devices()
+    try:
+        configured_here(policy)
+    except ValueError as error:
+        raise InputError(f"--policy {error}") from error
     if no_agent and agent_url is not None:
         raise InputError("--no-agent and --agent-url exclude each other; give one of them")
     try:

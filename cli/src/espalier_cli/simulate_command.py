@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
 from espalier_cli.simulation_report import Run, document, print_report, title_of
+from espalier_cli.simulation_shadow import documents_of, policies_beside, print_shadows, shadows_of
 from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
-from espalier_operator.planning import configured, takes_seed
+from espalier_operator.planning import DEFAULT_POLICY, configured_here, takes_seed
 from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.latencies import LATENCIES
 from espalier_operator.simulation.outcome import outcome_of
@@ -51,9 +52,7 @@ PICTURES = (".png", ".svg")
     "policies",
     metavar="NAME[:KEY=VALUE,...]",
     multiple=True,
-    default=("fair",),
-    show_default=True,
-    help="Scheduling policy, with its settings. Repeatable.",
+    help=f"Scheduling policy, with its settings. Repeatable.  [default: {DEFAULT_POLICY}]",
 )
 @click.option(
     "--driver",
@@ -73,6 +72,12 @@ PICTURES = (".png", ".svg")
     "--base-preemption",
     type=click.Choice([each.value for each in BasePreemption]),
     help="With --driver plan: spec.preemption.base of all jobs.  [default: Checkpoint]",
+)
+@click.option(
+    "--shadow",
+    metavar="NAME[:KEY=VALUE,...]",
+    help="For audit: also show what this policy would have decided at each recorded plan. Without --policy, simulate "
+    "the operator's policy and this one.",
 )
 @click.option(
     "--seeds",
@@ -96,6 +101,7 @@ def simulate(
     driver: str,
     latency: str | None,
     base_preemption: str | None,
+    shadow: str | None,
     seeds: int | None,
     picture: Path | None,
     as_json: bool,
@@ -120,6 +126,8 @@ def simulate(
             latency=latency,
             base_preemption=base_preemption,
         )
+        shadows = [] if shadow is None else shadows_of(traces, form, shadow)
+        policies = policies_beside(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
         drawn = [trace for trace in traces if trace.startswith(PREFIX)]
         # Policies draw among types of GPU alone.
         random = [policy for policy in policies if takes_seed(policy) and form == GAVEL]
@@ -142,9 +150,11 @@ def simulate(
     if picture is not None:
         _draw(runs, picture)
     if as_json:
-        click.echo(json.dumps(document(runs, driver, several=seeds is not None), indent=2))
+        found = document(runs, driver, several=seeds is not None)
+        click.echo(json.dumps(found if shadow is None else {**found, "shadows": documents_of(shadows)}, indent=2))
     else:
         print_report(runs, several=seeds is not None)
+        print_shadows(shadows)
 
 
 def _draw(runs: Sequence[Run], path: Path) -> None:
@@ -172,7 +182,7 @@ def _draw(runs: Sequence[Run], path: Path) -> None:
 
 def _simulated(source: Source, trace: str, policy: str, seed: int | None, bar: Progress) -> Run:
     chosen = policy if seed is None or not takes_seed(policy) else f"{policy}{',' if ':' in policy else ':'}seed={seed}"
-    simulation = source.prepare(trace, configured(chosen), seed or 0)
+    simulation = source.prepare(trace, configured_here(chosen), seed or 0)
     name = f"{title_of(trace)} {policy}" + ("" if seed is None else f" seed {seed}")
     task = bar.add_task(name, total=len(simulation.jobs))
     began = time.perf_counter()

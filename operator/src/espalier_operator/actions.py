@@ -132,5 +132,7 @@ class Plan:
     """What the policy decided, as far as it can be, in the order in which shares are served."""
     ignored: tuple[str, ...] = ()
     """What of the policy's decision cannot be, in words."""
+    fallback: str = field(default="", repr=False)
+    """Why another policy decided in its place, in words; empty: it decided itself."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""

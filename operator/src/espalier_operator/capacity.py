@@ -1,27 +1,15 @@
-"""Where GPUs are free, now and once everything that is leaving has left.
-
-Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
-standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
-takes from both, setting aside from `later` only, so nobody is lent what somebody waits for.
-
-Nodes of one type that no constraint tells apart form a group. In a group, nodes are kept in buckets by free GPUs:
-finding the best fit costs the number of groups and of GPUs of a node, not the number of nodes.
-"""
+"""Who gets free GPUs, and on which nodes: single workers and gangs, now, or once what is leaving has left."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
-from itertools import accumulate
 
-from espalier_operator.buckets import Key, Shelf, Shelves, choose, largest
-from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
-from espalier_operator.facts import JobFacts, Node, Role, Worker
-from espalier_operator.goods import Goods
-from espalier_operator.rooms import UNLIMITED, Rooms
-from espalier_operator.sites import Grouping, Site
-from espalier_operator.topology import Racks, Split, racks_of
+from espalier_operator.buckets import Shelf, Shelves, choose, largest
+from espalier_operator.constraints import Amounts
+from espalier_operator.sites import Site
+from espalier_operator.stock import Stock
+from espalier_operator.topology import Split
 
 
 class Supply(IntEnum):
@@ -35,105 +23,8 @@ class Supply(IntEnum):
     """Now; the GPUs are handed out."""
 
 
-_FOREIGN = Role.FOREIGN
-_Change = tuple[str, int, Amounts, int, int, int]
-"""One entry of the journal, of which a plan may write tens of thousands: a node, the GPUs of a worker, what else a
-worker requests, by how many workers' GPUs the node has more now and later, and how many workers were placed by it."""
-
-
-class Capacity:
-    """The free GPUs of one snapshot, with a journal to undo what was only tried.
-
-    Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
-    """
-
-    def __init__(
-        self,
-        nodes: Iterable[Node],
-        workers: Collection[Worker],
-        leaving: set[str],
-        constraints: Collection[Constraints] = (ANYWHERE,),
-        jobs: Collection[JobFacts] = (),
-        rack_label: str | None = None,
-        others: Collection[Worker] = (),
-    ) -> None:
-        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
-
-        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
-        nodes that names their rack; `others` are pods of others that wait.
-        """
-        self._grouping = grouping = Grouping(constraints)
-        requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
-        self._group = groups = {node.name: grouping.group_of(node) for node in usable}
-        offers = {node.name: node.allocatable - node.departing for node in usable}
-        self._rooms = Rooms(usable, groups, offers, workers, leaving, jobs, others) if requests else None
-        self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        for group, offered in zip(groups.values(), offers.values(), strict=True):
-            self._slots[group][offered] += 1
-        self._now = free = dict(offers)
-        self._others: dict[str, int] = defaultdict(int)
-        """GPUs that pods of others hold, by node."""
-        given: dict[str, int] = defaultdict(int)
-        """GPUs that are given back, by node."""
-        for worker in workers:  # tens of thousands
-            node = worker.node
-            if node in free:
-                free[node] -= worker.gpus
-                if leaving and worker.name in leaving:
-                    given[node] += worker.gpus
-                elif worker.role is _FOREIGN:
-                    self._others[node] += worker.gpus
-        self._later = {**free, **{node: free[node] + gpus for node, gpus in given.items()}}
-        self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
-        for name, held in self._others.items():
-            sizes, offered = self._without_jobs[self._group[name]], offers[name]
-            sizes[offered] -= 1
-            sizes[offered - held] = sizes.get(offered - held, 0) + 1
-        self._offers, self._hopes = Shelves(), Shelves()
-        racks = racks_of(usable, rack_label)
-        self._racks = Racks(racks) if racks else None
-        self._journal: list[_Change] = []
-        for name, later in self._later.items():
-            if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
-                self._enter(name)
-
-    @property
-    def gpu_types(self) -> list[str]:
-        """The types that ready, schedulable nodes have, in order of name."""
-        return self._grouping.gpu_types
-
-    def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
-        """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
-        return self._grouping.site(gpu_type, constraints)
-
-    def without_requests(self, site: Site) -> Site:
-        """Return `site` for a worker that needs nothing but GPUs."""
-        return self._grouping.without_requests(site)
-
-    def is_in(self, site: Site, node: str | None) -> bool:
-        """Return whether `node` is one of the site's."""
-        return node is not None and self._group.get(node) in site.members
-
-    def can_run_short(self, node: str | None) -> bool:
-        """Return whether workers on the GPUs of `node` could use up another resource of it."""
-        return self._rooms is not None and node is not None and self._rooms.can_run_short(node)
-
-    def overdrawn(self) -> list[tuple[str, int]]:
-        """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
-        return sorted((name, -free) for name, free in self._later.items() if free < 0)
-
-    def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
-        """Return whether `workers` of `gpus` each would fit on empty nodes."""
-        if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, others=None)
-        return _holds(self._slots, site, gpus, workers)
-
-    def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
-        """Return whether they would fit if all our jobs had ended, and what others hold were held."""
-        if site.requests and self._rooms is not None:
-            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
-        return _holds(self._without_jobs, site, gpus, workers)
+class Capacity(Stock):
+    """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
 
     def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> str | None:
         """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
@@ -272,33 +163,6 @@ class Capacity:
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=-1)
 
-    def nodes_with_hopes(self, site: Site) -> Iterator[str]:
-        """Yield the nodes of `site` that will have free GPUs."""
-        for shelf in self._hopes.on(site):
-            for bucket in shelf.values():
-                yield from bucket
-
-    def fits_with(self, node: str, site: Site, gpus: int, more: Goods) -> int:
-        """Return for how many workers `node` would have room later if it had `more`."""
-        workers = max(0, (self._later[node] + more.gpus) // gpus)
-        if not workers or self._rooms is None or not site.requests:
-            return workers
-        return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
-
-    def placed_since(self, mark: int) -> list[str]:
-        """Return the nodes of the workers that were placed since `mark`, in their order."""
-        return [node for node, *_, placed in self._journal[mark:] for _ in range(placed)]
-
-    def mark(self) -> int:
-        """Return a point to which `undo` can return."""
-        return len(self._journal)
-
-    def undo(self, mark: int) -> None:
-        """Undo everything since `mark`."""
-        while len(self._journal) > mark:
-            node, gpus, requests, now, later, _ = self._journal.pop()
-            self._add(node, gpus, requests, -now, -later)
-
     def _fill(self, shelves: Shelves | Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
         """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
         mark = self.mark()
@@ -336,54 +200,3 @@ class Capacity:
         known = ((min(self._now[node], self._later[node]), node) for node in nodes if node in self._now)
         fitting = (node for free, node in sorted(known) if free >= gpus and self.is_in(site, node))
         return next((node for node in fitting if self._room_now(node, site.requests)), None)
-
-    def _room_now(self, node: str, requests: Amounts) -> int:
-        """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
-        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=True)
-
-    def _room_later(self, node: str, requests: Amounts) -> int:
-        """Return for how many workers `node` will have what they request in addition to GPUs."""
-        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=False)
-
-    def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
-        self._add(node, gpus, requests, now, later)
-        self._journal.append((node, gpus, requests, now, later, placed))
-
-    def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
-        """Add what this number of workers holds to what `node` has now and later."""
-        self._leave(node)
-        self._now[node] += now * gpus
-        self._later[node] += later * gpus
-        self._enter(node)
-        if self._rooms is not None and requests:
-            self._rooms.change(node, requests, now, later)
-
-    def _keys(self, node: str) -> tuple[Key, Key]:
-        """Return where `node` is among the offers and among the hopes."""
-        later = self._later[node]
-        return (min(self._now[node], later), later), (later, later)
-
-    def _enter(self, node: str) -> None:
-        group, (offer, hope) = self._group[node], self._keys(node)
-        if offer[0] > 0:
-            self._offers.put(node, group, offer)
-            if self._racks is not None:
-                self._racks.put(node, group, offer)
-        if hope[0] > 0:
-            self._hopes.put(node, group, hope)
-
-    def _leave(self, node: str) -> None:
-        group, (offer, hope) = self._group[node], self._keys(node)
-        if offer[0] > 0:
-            self._offers.drop(node, group, offer)
-            if self._racks is not None:
-                self._racks.drop(node, group, offer)
-        if hope[0] > 0:
-            self._hopes.drop(node, group, hope)
-
-
-def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
-    if gpus == 0:
-        return True
-    sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
-    return any(room >= workers for room in accumulate(count * (max(0, size) // gpus) for size, count in sizes))

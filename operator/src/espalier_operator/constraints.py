@@ -8,6 +8,7 @@ alone, such as affinity to other pods, is left to kube-scheduler.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,9 @@ REPELLING: Final = ("NoSchedule", "NoExecute")
 
 Amounts = tuple[tuple[str, int], ...]
 """Amounts of resources by name, without GPUs: `cpu` in thousandths, memory in bytes, `pods` in pods."""
+
+NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
+"""Resources that every node has; others, such as network cards and huge pages, only some machines have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +165,12 @@ class Constraints:
 ANYWHERE: Final = Constraints()
 
 
+_WHOLE: Final = re.compile("[+-]?[0-9]{1,99}")
+
+
 def _whole(text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
+    """Return a whole number as `strconv.ParseInt(text, 10, 64)` of Go does: neither 1_000 nor other digits are one."""
+    if text is None or _WHOLE.fullmatch(text) is None:
         return None
+    number = int(text)
+    return number if -(2**63) <= number < 2**63 else None

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from espalier_operator.actions import Action, Plan
+from espalier_operator.asking import Asking
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Snapshot
 from espalier_operator.plan import plan
@@ -81,13 +82,16 @@ class Loop:
         observer: Observer | None = None,
         memory: PolicyMemory | None = None,
         glance: Callable[[], float] = lambda: 0.0,
+        asking: Asking | None = None,
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
 
         `memory` is what the policy remembers of an earlier run. `glance` is called after a `notice()`: it returns
-        within how many wall seconds a plan must be made, infinity for none.
+        within how many wall seconds a plan must be made, infinity for none. `asking` asks a policy that is evaluated
+        elsewhere.
         """
-        self._observer, self._glance = observer, glance
+        self._observer, self._glance, self._asking = observer, glance, asking
+        self._fallback = ""
         self._backend, self._policy, self._clock = backend, policy, clock
         self._debounce, self._resync = debounce_seconds, resync_seconds
         self._wall = wall
@@ -140,6 +144,9 @@ class Loop:
         began = self._monotonic()
         try:
             snapshot = await self._backend.observe()
+            if await self._ask(snapshot):  # the world may have changed meanwhile
+                began = self._monotonic()  # to wait is no work, after which to rest
+                snapshot = await self._backend.observe()
         except BackendError as error:
             logger.warning("the world cannot be seen, trying again in %g s: %s", RETRY_SECONDS, error)
             self._failed("observe")
@@ -147,6 +154,7 @@ class Loop:
         snapshot, planned = self._plan(snapshot)
         self._memory.keep(planned.policy_memory)
         self._say_ignored(planned.ignored)
+        self._say_fallback(planned.fallback)
         thought = self._monotonic() - began
         wait, failed = self._resync, False
         for action in planned.actions:
@@ -167,6 +175,15 @@ class Loop:
             wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
         return wait
 
+    async def _ask(self, snapshot: Snapshot) -> bool:
+        """Have a policy asked that is evaluated elsewhere; return whether that took place."""
+        if self._asking is None:
+            return False
+        memory = await self._asking.memory_for(replace(snapshot, policy_memory=self._memory.memory))
+        if memory is not None:
+            self._memory.keep(memory)
+        return memory is not None
+
     def _plan(self, snapshot: Snapshot) -> tuple[Snapshot, Plan]:
         """Return what is planned, and the snapshot with what the policy remembers."""
         seen = replace(snapshot, policy_memory=self._memory.memory)
@@ -181,6 +198,14 @@ class Loop:
             more = f"; and {len(ignored) - IGNORED_NAMED} more" if len(ignored) > IGNORED_NAMED else ""
             logger.warning("policy %s: ignored what cannot be: %s%s", self._policy.name, some, more)
         self._ignored = ignored
+
+    def _say_fallback(self, why: str) -> None:
+        """Log that another policy decides in its place, or does so no more, when that changes."""
+        if why and why != self._fallback:
+            logger.warning("policy %s: fair decides in its place: %s", self._policy.name, why)
+        elif self._fallback and not why:
+            logger.info("policy %s decides again", self._policy.name)
+        self._fallback = why
 
     def _failed(self, what: str) -> None:
         if self._observer is not None:

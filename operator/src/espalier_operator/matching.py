@@ -54,8 +54,8 @@ class Index:
         self._by_label: dict[str, tuple[Mapping[str, _Groups], _Groups]] = {}
         self._by_expression: dict[Expression, _Groups] = {}
 
-    def admitting(self, gpu_type: str, constraints: Constraints) -> list[int]:
-        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`, in order."""
+    def admitting(self, gpu_type: str, constraints: Constraints) -> frozenset[int]:
+        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`."""
         found = self._by_type.get(gpu_type, _NO_GROUPS)
         for key, value in constraints.node_selector:
             found &= self._labelled(key)[0].get(value, _NO_GROUPS)
@@ -63,7 +63,7 @@ class Index:
             found &= _NO_GROUPS.union(*map(self._matching, terms))
         if found:
             found &= self._tolerated(constraints.tolerates)
-        return sorted(found)
+        return found
 
     def _tolerated(self, tolerates: Callable[[Iterable[Taint]], bool]) -> _Groups:
         return _NO_GROUPS.union(*(groups for taints, groups in self._by_taints.items() if tolerates(taints)))

@@ -111,7 +111,12 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlo
     """
     elastic = [job for job in jobs if job.terms.trains_together]
     largest = max((node.allocatable for node in snapshot.nodes), default=1) if elastic else 1
-    return {job.key: MeasuredOutlook(job=_on_its_type(job), gpus_per_node=largest) for job in elastic}
+    return {job.key: outlook_of(job, largest) for job in elastic}
+
+
+def outlook_of(job: JobFacts, gpus_per_node: int) -> MeasuredOutlook:
+    """Return the outlook of one job, whose workers train together, on nodes with so many GPUs."""
+    return MeasuredOutlook(job=_on_its_type(job), gpus_per_node=gpus_per_node)
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:

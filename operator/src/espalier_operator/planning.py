@@ -34,8 +34,13 @@ from espalier_operator.policies import (
     POLICIES,
     Policy,
 )
+from espalier_operator.policies.learned import (
+    FALLBACK,
+    PolicyFileError,
+)
 from espalier_operator.policies.settings import (
     configured,
+    configured_here,
     takes_seed,
 )
 from espalier_operator.policies.view import (
@@ -48,6 +53,7 @@ from espalier_operator.resuming import (
 
 __all__ = [
     "DEFAULT_POLICY",
+    "FALLBACK",
     "POLICIES",
     "Action",
     "Admit",
@@ -61,6 +67,7 @@ __all__ = [
     "Order",
     "Plan",
     "Policy",
+    "PolicyFileError",
     "Refusal",
     "ReleaseExtra",
     "Replace",
@@ -73,6 +80,7 @@ __all__ = [
     "Worker",
     "WorkerState",
     "configured",
+    "configured_here",
     "plan",
     "plan_resumed",
     "takes_seed",

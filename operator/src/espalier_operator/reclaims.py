@@ -8,20 +8,13 @@ from itertools import islice
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
+from espalier_operator.asks import Asks
 from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.goods import Goods
 from espalier_operator.loans import Line, Loan, Loans
 from espalier_operator.order import Order
 from espalier_operator.sites import Site
-
-
-@dataclass(slots=True)
-class _Taken:
-    job: JobFacts
-    extra: int
-    deadline: float
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +25,6 @@ class Mark:
     """How often workers had been asked for."""
     first: Mapping[str, int]
     """By type of GPU: where the search begins."""
-
-
-_Asked = tuple[str, int | None, float]
-"""One entry of the journal, of which a plan may write tens of thousands: a job, what it was to keep and until when the
-others before it was asked again; None: it had not been asked for anything."""
 
 
 class ReclaimQueue:
@@ -54,28 +42,21 @@ class ReclaimQueue:
         now: float,
     ) -> None:
         """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
-        self._now = now
         self._futile: set[tuple[Site, int]] = set()
         """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
-        self._taken: dict[str, _Taken] = {}
-        self._journal: list[_Asked] = []
+        self._asks = Asks(now)
         self._loans = Loans(jobs, extras, leaving)
         self._lines = self._loans.lines(order)
 
     def mark(self) -> Mark:
         """Return the reclaims chosen so far, for `undo`."""
-        return Mark(len(self._journal), {gpu_type: line.first for gpu_type, line in self._lines.items()})
+        return Mark(self._asks.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
 
     def undo(self, mark: Mark) -> None:
         """Drop the reclaims chosen since `mark`."""
-        while len(self._journal) > mark.asked:
-            job, extra, deadline = self._journal.pop()
-            if extra is None:
-                del self._taken[job]
-            else:
-                self._taken[job].extra, self._taken[job].deadline = extra, deadline
+        self._asks.undo(mark.asked)
         self._futile.clear()
         for gpu_type, line in self._lines.items():
             line.first = mark.first[gpu_type]
@@ -83,7 +64,7 @@ class ReclaimQueue:
 
     def is_asked(self, job: str) -> bool:
         """Return whether `job` must give back workers in this tick."""
-        return job in self._taken
+        return job in self._asks.made
 
     def is_vain(self, site: Site, gpus: int) -> bool:
         """Return whether a wish for `gpus` of one node of `site` has found none, nor will one that comes later."""
@@ -91,12 +72,7 @@ class ReclaimQueue:
 
     def loans(self) -> Mapping[str, Goods]:
         """Return by node what can still be reclaimed."""
-        return self._loans.by_node(self._kept)
-
-    def _kept(self, job: JobFacts) -> int:
-        """Return how many extra workers a job keeps by what it is asked for."""
-        taken = self._taken.get(job.key)
-        return job.extra if taken is None else taken.extra
+        return self._loans.by_node(self._asks.kept)
 
     def cover(
         self,
@@ -134,7 +110,8 @@ class ReclaimQueue:
 
         Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
         """
-        known, write = self._taken, self._journal.append
+        asks = self._asks
+        known = asks.made
         for served in range(workers):
             head = loan = line.head()
             if head is None or loan is None:
@@ -147,14 +124,13 @@ class ReclaimQueue:
                 return served
             if taken is None:
                 self._futile.clear()
-                self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
-            else:  # what `_ask` does of one more, whose deadline is no earlier
-                write((key, taken.extra, taken.deadline))
-                taken.extra = loan.worker.index
+                asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+            else:
+                asks.ask_more(taken, loan)
             if loan is head:
                 line.first += 1
             if line.first < line.read:
-                line.pass_over(self._is_out)
+                line.pass_over(self._asks.is_out)
         return workers
 
     def _below(self, loan: Loan, kept: int) -> Loan | None:
@@ -168,9 +144,9 @@ class ReclaimQueue:
         """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
         if loan.worker.gpus != gpus or not swap(loan.worker.node or ""):
             return False
-        if loan.job.key not in self._taken:
+        if loan.job.key not in self._asks.made:
             self._futile.clear()
-        self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         return True
 
     def _cover(
@@ -213,7 +189,7 @@ class ReclaimQueue:
                 return Supply.NEVER, served
             served += 1
             if is_swapped:
-                line.pass_over(self._is_out)
+                line.pass_over(self._asks.is_out)
                 supply = Supply.LATER
                 if line.first != begin:
                     search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
@@ -222,7 +198,7 @@ class ReclaimQueue:
             is_even = _is_even(capacity, asked, site, gpus)
             if not (is_even and all_known):
                 self._futile.clear()
-            line.pass_over(self._is_out)
+            line.pass_over(self._asks.is_out)
             if not is_even:
                 self.surplus += 1
                 for each in asked:
@@ -242,11 +218,11 @@ class ReclaimQueue:
             for loan in line:
                 if gpus <= 0:
                     return
-                if loan.worker.node == node and not self._is_out(loan):
+                if loan.worker.node == node and not self._asks.is_out(loan):
                     gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
                     for other in self._above(loan):
                         capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
-                    self._ask(loan, Reason.GPU_LOST, by)
+                    self._asks.ask(loan, Reason.GPU_LOST, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[Loan] | None:
         """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.
@@ -259,7 +235,7 @@ class ReclaimQueue:
             for loan in line:
                 if not any(amount > 0 for amount in missing.values()):
                     break
-                if not loan.job.key.startswith(prefix) or loan.job.reclaim is not None or self._is_out(loan):
+                if not loan.job.key.startswith(prefix) or loan.job.reclaim is not None or self._asks.is_out(loan):
                     continue
                 demand = {**dict(loan.goods.requests), loan.job.terms.gpu_resource: loan.goods.gpus}
                 if any(demand.get(name) for name, amount in missing.items() if amount > 0):
@@ -271,15 +247,11 @@ class ReclaimQueue:
         """Reclaim these loans, whoever gets their GPUs."""
         for loan in loans:
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
-            self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+            self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
 
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""
-        return [
-            NoticeReclaim(job=taken.job.key, extra=taken.extra, deadline=taken.deadline, reason=taken.reason)
-            for taken in self._taken.values()
-            if taken.job.reclaim is None
-        ]
+        return self._asks.notices()
 
     def _in_turn(self, line: Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[Loan]:
         """Yield candidates for reclaim.
@@ -287,7 +259,7 @@ class ReclaimQueue:
         Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
         few jobs as possible. What the job is asked for already is left out.
         """
-        seen, taken, at = set[str](), self._taken, line.first
+        seen, taken, at = set[str](), self._asks.made, line.first
         run = at  # where the loans begin, up to `at`, whose holders are asked for all: no search need read them again
         while True:
             beyond = line.beyond.get(at)
@@ -318,13 +290,9 @@ class ReclaimQueue:
                 if asked is None or loan.worker.index < asked.extra:
                     yield loan
 
-    def _is_out(self, loan: Loan) -> bool:
-        taken = self._taken.get(loan.job.key)
-        return taken is not None and loan.worker.index >= taken.extra
-
     def _above(self, loan: Loan) -> list[Loan]:
         above = (other for other in self._loans.of(loan.job.key) if other.worker.index >= loan.worker.index)
-        return [other for other in above if not self._is_out(other)]
+        return [other for other in above if not self._asks.is_out(other)]
 
     def _ask_for(self, tried: list[Loan], node: str) -> tuple[list[Loan], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
@@ -332,8 +300,8 @@ class ReclaimQueue:
         Return those, and whether all their holders were asked for something before.
         """
         if len(tried) == 1:
-            known = tried[0].job.key in self._taken
-            self._ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
+            known = tried[0].job.key in self._asks.made
+            self._asks.ask(tried[0], Reason.NEEDED_BY_OTHER_JOB, None)
             return tried, known
         lowest: dict[str, int] = {}
         asked, all_known = [], True
@@ -342,26 +310,10 @@ class ReclaimQueue:
                 lowest[loan.job.key] = loan.worker.index
         for loan in tried:
             if loan.worker.index >= lowest.get(loan.job.key, loan.job.extra):
-                all_known = all_known and loan.job.key in self._taken
+                all_known = all_known and loan.job.key in self._asks.made
                 asked.append(loan)
-                self._ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+                self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         return asked, all_known
-
-    def _ask(self, loan: Loan, reason: Reason, by: float | None) -> None:
-        job, index = loan.job, loan.worker.index
-        key, deadline = job.key, self._now + job.terms.notice_seconds
-        if by is not None:
-            deadline = min(deadline, max(by, self._now))
-        taken = self._taken.get(key)
-        if taken is None:
-            self._journal.append((key, None, deadline))
-            self._taken[key] = _Taken(job, min(job.extra, index), deadline, reason)
-            return
-        self._journal.append((key, taken.extra, taken.deadline))
-        if index < taken.extra:
-            taken.extra = index
-        if deadline < taken.deadline:
-            taken.deadline = deadline
 
 
 def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -> bool:

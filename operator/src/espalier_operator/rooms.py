@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from espalier_operator.constraints import Amounts
+from espalier_operator.constraints import NATIVE, Amounts
 from espalier_operator.facts import JobFacts, Node, Worker, host_of
 
 UNLIMITED: Final = sys.maxsize
@@ -56,6 +56,15 @@ class Rooms:
     def _greatest(self) -> Mapping[str, float]:
         kinds = {(job.terms.constraints.requests, job.terms.gpus_per_worker) for job in self._jobs}
         return _greatest(kinds | {(worker.constraints.requests, worker.gpus) for worker in self._others})
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        """Requested resources that some nodes name and others do not: these have none of it.
+
+        What no node names is not counted, as dynamic resource allocation may provide it.
+        """
+        others = [name for name in self._greatest if name not in NATIVE]
+        return tuple(name for name in others if any(name in node.resources for node in self._nodes))
 
     @cached_property
     def _by_name(self) -> Mapping[str, Node]:
@@ -124,7 +133,7 @@ class Rooms:
         key = (tuple(groups), requests, gpus, workers, others is None)
         if key not in self._answers:
             nodes = (node for group in key[0] for node in self._of_group.get(group, ()))
-            counts = (_times_when_empty(node, self._offers[node.name], requests, gpus, others) for node in nodes)
+            counts = (self._times_when_empty(node, requests, gpus, others) for node in nodes)
             self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
         return self._answers[key]
 
@@ -137,7 +146,7 @@ class Rooms:
             if self._has_enough(node, offered):
                 self._left[name] = None
             else:
-                unused = _unused(node)
+                unused = self._unused(node)
                 self._left[name] = now, later = unused, dict(unused)
                 for worker in self._own.get(name, ()):
                     requests = self._requests.get(worker.job or "", ())
@@ -149,10 +158,27 @@ class Rooms:
     def _has_enough(self, node: Node, offered: int) -> bool:
         """Return whether `node` has more of everything than workers on `offered` GPUs can request."""
         used, greatest = node.used, self._greatest
+        if self._special and node.resources and any(name not in node.resources for name in self._special):
+            return False
         for resource, amount in node.resources.items():
             if not amount - used.get(resource, 0) >= offered * greatest.get(resource, 0.0):  # of 0 GPUs it may be NaN
                 return False
         return True
+
+    def _whole(self, node: Node) -> _Left:
+        """Return what `node` has."""
+        special = dict.fromkeys(self._special, 0) if node.resources else {}
+        return {**special, **node.resources}
+
+    def _unused(self, node: Node) -> _Left:
+        """Return what workers may have of `node`."""
+        return {name: amount - node.used.get(name, 0) for name, amount in self._whole(node).items()}
+
+    def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
+        offered = self._offers[node.name]
+        if others is None:
+            return max(0, min(offered // gpus, _times(self._whole(node), requests)))
+        return max(0, min((offered - others.get(node.name, 0)) // gpus, _times(self._unused(node), requests)))
 
 
 def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
@@ -162,10 +188,6 @@ def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
         for name, amount in requests:
             greatest[name] = max(greatest[name], amount / gpus if gpus else float("inf") if amount else 0.0)
     return greatest
-
-
-def _unused(node: Node) -> _Left:
-    return {name: amount - node.used.get(name, 0) for name, amount in node.resources.items()}
 
 
 def _add(left: _Left, requests: Amounts, times: int) -> None:
@@ -185,9 +207,3 @@ def _times(left: Mapping[str, int], requests: Amounts) -> int:
                     return 0
                 most = times
     return most
-
-
-def _times_when_empty(node: Node, offered: int, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
-    if others is None:
-        return max(0, min(offered // gpus, _times(node.resources, requests)))
-    return max(0, min((offered - others.get(node.name, 0)) // gpus, _times(_unused(node), requests)))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
 from espalier_operator.matching import Index, mentioned_values
+
+_Groups = tuple[tuple[int, ...], frozenset[int]]
+"""Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,12 +21,8 @@ class Site:
     groups: tuple[int, ...]
     requests: Amounts = ()
     """What the worker needs of a node in addition to GPUs."""
-    members: frozenset[int] = field(init=False)
+    members: frozenset[int] = frozenset()
     """The groups, to look one up."""
-
-    def __post_init__(self) -> None:
-        """Make the set."""
-        object.__setattr__(self, "members", frozenset(self.groups))
 
 
 class Grouping:
@@ -40,7 +39,7 @@ class Grouping:
         """By group: its first node."""
         self._known: dict[tuple[str, Constraints], Site] = {}
         self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
-        self._fitting: dict[tuple[str, Constraints], tuple[int, ...]] = {}
+        self._fitting: dict[tuple[str, Constraints], _Groups] = {}
         """By type and constraints without requests, which tell no groups apart."""
         self._index: Index | None = None
 
@@ -62,8 +61,8 @@ class Grouping:
     def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         if constraints is None:
-            same = (group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
-            return self._one(gpu_type, tuple(same), ())
+            same = frozenset(group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
+            return self._one(gpu_type, _in_order(same), ())
         known = self._known.get((gpu_type, constraints))
         if known is None:
             groups = self._groups_of(gpu_type, replace(constraints, requests=()))
@@ -72,7 +71,7 @@ class Grouping:
 
     def without_requests(self, site: Site) -> Site:
         """Return `site` for a worker that needs nothing but GPUs."""
-        return self._one(site.gpu_type, site.groups, ())
+        return self._one(site.gpu_type, (site.groups, site.members), ())
 
     def _deciding(self, labels: Mapping[str, str]) -> tuple[tuple[str, str | bool], ...]:
         """Return what of the labels of a node decides: which there are, and where it matters their values."""
@@ -84,16 +83,21 @@ class Grouping:
                 found.append((key, value if values is None or value in values else True))
         return tuple(sorted(found))
 
-    def _groups_of(self, gpu_type: str, constraints: Constraints) -> tuple[int, ...]:
+    def _groups_of(self, gpu_type: str, constraints: Constraints) -> _Groups:
         fitting = self._fitting.get((gpu_type, constraints))
         if fitting is None:
             if self._index is None or self._index.groups != len(self._examples):
                 self._index = Index(self._examples)
-            fitting = self._fitting[gpu_type, constraints] = tuple(self._index.admitting(gpu_type, constraints))
+            fitting = self._fitting[gpu_type, constraints] = _in_order(self._index.admitting(gpu_type, constraints))
         return fitting
 
-    def _one(self, gpu_type: str, groups: tuple[int, ...], requests: Amounts) -> Site:
-        known = self._sites.get((gpu_type, groups, requests))
+    def _one(self, gpu_type: str, groups: _Groups, requests: Amounts) -> Site:
+        in_order, members = groups
+        known = self._sites.get((gpu_type, in_order, requests))
         if known is None:
-            known = self._sites[gpu_type, groups, requests] = Site(gpu_type, groups, requests)
+            known = self._sites[gpu_type, in_order, requests] = Site(gpu_type, in_order, requests, members)
         return known
+
+
+def _in_order(groups: frozenset[int]) -> _Groups:
+    return tuple(sorted(groups)), groups

@@ -1,4 +1,4 @@
-"""The benchmarks of elastic workers run to their end, at their smallest."""
+"""Benchmarks run to their end, at their smallest."""
 
 from __future__ import annotations
 
@@ -60,6 +60,19 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
     assert found[Arm.FIXED].actions == ("Deepen(block0)",) * len(found[Arm.FIXED].actions) != ()
     assert found[Arm.ELASTIC].depth == found[Arm.ALONE].depth < found[Arm.SCRATCH].depth
     assert picture.stat().st_size > 10_000
+
+
+def test_what_rewrites_of_the_computation_gain() -> None:
+    """The quick form. It fails where an execution computes something else than its model."""
+    command = [sys.executable, str(BENCHMARKS / "rewrites.py"), "--quick", "--markdown"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    gains = {row[0]: row for row in rows if ", " in row[0] and row[0] != "net, how"}
+    for method in ("random", "greedy", "best-first", "beam"):
+        assert "ChainedLinears" in gains[f"handwritten, {method}"][2]
+        assert float(gains[f"handwritten, {method}"][3]) > 1.2, "the table sees the chain of linear layers"
+    assert all(float(row[-1]) <= 1e-9 for row in gains.values())
 
 
 def test_the_shipped_policy_is_judged_on_families_that_it_has_not_met(tmp_path: Path) -> None:

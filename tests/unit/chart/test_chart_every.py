@@ -116,7 +116,7 @@ def test_selectors_find_their_pods_and_no_others(objects: list[Raw]) -> None:
 
 def test_probes_ask_ports_of_their_containers(objects: list[Raw]) -> None:
     for each in of(objects, "Deployment"):
-        (container,) = each["spec"]["template"]["spec"]["containers"]
+        container, *_ = each["spec"]["template"]["spec"]["containers"]
         for probe in ("startupProbe", "livenessProbe"):
             assert container[probe]["httpGet"]["path"] == "/healthz"
             assert container[probe]["httpGet"]["port"] in {port["name"] for port in container["ports"]}

@@ -12,6 +12,8 @@ from espalier_agent.commands.serve import serve
 from espalier_operator.kube.process.main import main
 from espalier_operator.kube.process.options import settings_of
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.policies.settings import configured
+from espalier_scheduling.product.__main__ import arguments
 
 
 def names(objects: list[Raw], *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:
@@ -114,6 +116,32 @@ def test_a_policy_from_elsewhere_is_mounted_where_the_agent_looks(helm: Helm, so
     assert {"name": "policy", **volume} in spec["volumes"]
     copies = [each["command"] for each in spec.get("initContainers", ())]
     assert copies == ([["cp", "-R", "/policy/.", "/var/run/espalier-policy/"]] if source == "Image" else [])
+
+
+@pytest.mark.parametrize(
+    ("values", "volume"),
+    [
+        ("scaled", {"configMap": {"name": "espalier-scheduling"}}),
+        ("shared", {"persistentVolumeClaim": {"claimName": "policies", "readOnly": True}}),
+    ],
+)
+def test_a_policy_file_is_evaluated_beside_the_operator(helm: Helm, values: str, volume: Raw) -> None:
+    objects = helm.render(values)
+    (deployment,) = [each for each in of(objects, "Deployment") if each["metadata"]["name"].endswith("-operator")]
+    pod = deployment["spec"]["template"]["spec"]
+    operator, server = pod["containers"]
+    assert [each for each in pod["volumes"] if each["name"] == "policy"] == [{"name": "policy", **volume}]
+    given = arguments(server["args"])
+    mounts = {each["name"]: each["mountPath"] for each in server["volumeMounts"]}
+    assert given.file.is_relative_to(mounts["policy"])
+    assert "policy" not in {each["name"] for each in operator["volumeMounts"]}
+    # Where the operator asks is where the server listens, which nobody else reaches.
+    (policy,) = [each.removeprefix("--policy=") for each in operator["args"] if each.startswith("--policy=")]
+    assert configured(policy).url == f"http://{given.host}:{given.port}"
+    assert given.host == "127.0.0.1"
+    # The operator's token is not for it.
+    assert mounts["no-token"] == "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert server["image"].rpartition("/")[2].startswith("espalier-agent:")
 
 
 def test_the_folder_of_a_claim_and_of_an_image(helm: Helm) -> None:

@@ -43,6 +43,7 @@ SCHEMA: list[tuple[str, str, str]] = [
     ("operator.tolerations", '[{"efect": "x"}]', "additional properties 'efect' not allowed"),
     ("operator.podAnnotations", '{"a": 1}', "/operator/podAnnotations/a': got number, want string"),
     ("agent.url", '"agent:8080"', "/agent/url': 'agent:8080' does not match"),
+    ("policy.file.path", '"policy.pt"', "/policy/file/path': 'policy.pt' does not match"),
     ("agent.policy.source", '"Secret"', "/agent/policy/source': value must be one of 'BuiltIn'"),
     ("agent.policy.imagePath", '"policy"', "/agent/policy/imagePath': 'policy' does not match"),
     ("agent.outcomes.limitMiB", "0", "/agent/outcomes/limitMiB': minimum: got 0, want 1"),
@@ -79,6 +80,16 @@ TEMPLATES: list[tuple[dict[str, str], str]] = [
         "agent.autoscaling.minReplicas is 5, more than agent.autoscaling.maxReplicas, which is 4",
     ),
     ({"operator.audit.claim": '"kept"'}, 'operator.audit.claim is "kept", and operator.audit.enabled is false'),
+    ({"policy.name": '"learned"'}, "policy.name is learned, and policy.file.source is None: name a ConfigMap"),
+    (
+        {"policy.file": '{"source": "Secret", "name": "mine"}'},
+        "policy.file.source is Secret, and policy.name is fair: only learned has a file",
+    ),
+    (
+        {"policy.name": '"learned"', "policy.file.source": '"ConfigMap"'},
+        "policy.file.name is empty, and policy.file.source is ConfigMap: name it",
+    ),
+    ({"policy.file.name": '"mine"'}, 'policy.file.name is "mine", and policy.file.source is None: set the source'),
     ({"networkPolicy.workers": "true"}, "networkPolicy.workers is true, and watchNamespaces is empty: name the"),
     (
         {"operator.seconds.restart": "61"},

@@ -137,7 +137,8 @@ def test_every_entry_of_the_schema_is_a_value_with_its_default(script: ModuleTyp
         if path not in ("$", "$.global") and "[]" not in path and "definitions" not in path
     }
     # A limit of processor time is possible, and there is none by default.
-    assert described - values == {"operator.resources.limits.cpu", "agent.resources.limits.cpu"}
+    parts = ("operator", "agent", "policy.server")
+    assert described - values == {f"{part}.resources.limits.cpu" for part in parts}
     assert values <= described
 
 

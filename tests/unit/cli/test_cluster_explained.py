@@ -111,6 +111,43 @@ def test_a_fallback_says_why_it_decided() -> None:
     assert told["Where it stands"][1] == "It asks the installation's agent; adaptation.fallback is None."
 
 
+def test_a_faster_computation_is_told_and_hides_no_decision_of_the_agent() -> None:
+    raw, leader, _ = training()
+    decided = adaptation(
+        decision_id="d0",
+        action="Nothing",
+        source=AdaptationSource.FALLBACK,
+        policy="None",
+        probabilities={},
+        result=AdaptationResult.DECLINED,
+        reason=Reason.AGENT_UNAVAILABLE,
+        depth_after=4,
+        accuracy_after=None,
+    )
+    measured = adaptation(
+        action="Rewrite(3)",
+        source=AdaptationSource.MEASUREMENT,
+        policy="optimise",
+        probabilities={},
+        result=AdaptationResult.REWRITTEN,
+        message="gain +39.0%",
+        depth_after=4,
+        accuracy_before=None,
+        accuracy_after=None,
+        step_seconds_before=0.0025,
+        step_seconds_after=0.0018,
+        largest_error=2e-16,
+    )
+    said = report(raw, leader, acknowledged=2, adaptations=(decided, measured))
+    raw = looked_at(raw, [leader], said)
+    told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+    assert told["Adaptations"][-1] == (
+        "At 12 s: optimise tried Rewrite(3): Rewritten, a step 2.5 -> 1.8 ms, relative error 2.0e-16, in 0.2 s (gain "
+        "+39.0%)."
+    )
+    assert "AgentUnavailable" in told["Where it stands"][0]
+
+
 def test_a_complete_job_is_told_in_the_past() -> None:
     raw, leader, said = training()
     over = acted(raw, Finish(job="default/a", reason=Reason.BUDGET_EXHAUSTED))

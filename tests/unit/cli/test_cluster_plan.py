@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ from espalier_operator.facts import Snapshot
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.learned import LearnedPolicy
 from espalier_operator.policies.view import Share
+from espalier_scheduling.learned.files import Serves
+from policy_files import write_giving
 
 
 @pytest.mark.parametrize(
@@ -215,3 +219,33 @@ def test_a_share_is_told_with_its_type_its_nodes_and_what_was_ignored() -> None:
         "Policy own gives it no share: it keeps what it holds, and waits for more."
     ]
     assert share_rows(made)[0] == ["1", "a", "3", "1", "a100", "n (2) and m"]
+
+
+def test_a_policy_without_an_answer_of_its_file_says_who_decides(tmp_path: Path) -> None:
+    """As `espalier plan` and `espalier explain` say it."""
+    path = tmp_path / "snapshot.json"
+    path.write_text(snapshot_of_a_wait().to_json())
+    why = "its policy file was not asked about this moment"
+    table = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", "learned"])
+    assert f"Policy learned does not decide: {why}. fair does:" in table.stdout
+    done = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", "learned", "-o", "json"])
+    assert json.loads(done.stdout)["fallback"] == why
+    made = Plan(actions=(), refusals={}, wake_at=None, shares=(Share(job="a", workers=1),), fallback=why)
+    assert told("a", made, LearnedPolicy(), "learned:wait=0.4")[:2] == [
+        f"Policy learned:wait=0.4 does not decide: {why}.",
+        "Policy fair serves it as number 1 of 1, by priority, recent use and age.",
+    ]
+
+
+def test_a_policy_file_decides_on_a_snapshot_instead_of_what_the_operator_remembers(tmp_path: Path) -> None:
+    path, file = tmp_path / "snapshot.json", write_giving(tmp_path / "tiny.safetensors")
+    snapshot = snapshot_of_a_wait()
+    path.write_text(replace(snapshot, policy_memory={"learned": {"why": "it was away", "again_at": 1e12}}).to_json())
+    done = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", f"learned:file={file}", "-o", "json"])
+    found = json.loads(done.stdout)
+    assert found["fallback"] is None
+    assert {share["job"] for share in found["shares"]} == {job.key for job in snapshot.jobs}
+    write_giving(file, serves=Serves(min_gpus=100, max_gpus=200, max_jobs=1))
+    refused = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", f"learned:file={file}"])
+    assert refused.exit_code == 2
+    assert "and the policy serves 100 to 200" in refused.output

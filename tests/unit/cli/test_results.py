@@ -416,6 +416,18 @@ def grown_once() -> Adaptation:
     )
 
 
+def test_a_faster_computation_is_marked_as_growths_are() -> None:
+    once = grown_once()
+    kinds = ((AdaptationResult.REWRITTEN, "Rewrite(3)"), (AdaptationResult.REVERTED, "ChannelsLast"))
+    events = [
+        AdaptationFinished(
+            time=once.time, used_seconds=at, adaptation=once.model_copy(update={"result": result, "action": action})
+        )
+        for at, (result, action) in enumerate(kinds)
+    ]
+    assert [label.text for label in labels_of(events, 10.0)] == ["Rewrite(3)"]
+
+
 def test_a_picture_shows_what_was_tried(finished_run: Callable[..., Path], tmp_path: Path) -> None:
     curve, once = read_run(finished_run("a")), grown_once()
     arms = (Arm(action="Deepen(a)", loss=0.5), Arm(action="Nothing", loss=0.7), Arm(action="Deepen(b)", message="gone"))

@@ -143,6 +143,26 @@ CASES = (
         at="23m",
     ),
     Case(
+        alert="EspalierPolicyFallsBack",
+        about="the policy file does not answer",
+        series={
+            f"espalier_scheduling_policy_fallback{{{OPERATOR}}}": "1x30",
+            f"espalier_operator_leader{{{OPERATOR}}}": "1x30",
+        },
+        at="20m",
+        labels={"instance": "op:8080", "pod": "op"},
+        words={"$value | humanizePercentage": "100%"},
+    ),
+    Case(
+        alert="EspalierPolicyFallsBack",
+        about="the policy server was restarted",
+        series={
+            f"espalier_scheduling_policy_fallback{{{OPERATOR}}}": "0x9 1x3 0x30",
+            f"espalier_operator_leader{{{OPERATOR}}}": "1x50",
+        },
+        at="16m",
+    ),
+    Case(
         alert="EspalierJobWaits",
         about="seventy minutes",
         series={f'espalier_job_waiting_seconds{{{JOB}, reason="NoFreeGPU"}}': "3000+60x30"},

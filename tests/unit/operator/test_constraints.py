@@ -32,6 +32,8 @@ LABELS = {"zone": "a", "cores": "8", "size": "large"}
         (Expression("cores", "Lt", ("9",)), True),
         (Expression("size", "Gt", ("1",)), False),
         (Expression("cores", "Gt", ("many",)), False),
+        (Expression("cores", "Lt", ("1_0",)), False),  # a number to Python, none to kube-scheduler
+        (Expression("cores", "Lt", (str(2**63),)), False),
         (Expression("cores", "Gt", ("1", "2")), False),
         (Expression("rack", "Lt", ("1",)), False),
         (Expression("zone", "Near", ("a",)), False),

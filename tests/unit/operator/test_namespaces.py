@@ -25,6 +25,7 @@ from espalier_operator.facts import (
 )
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.queues import Queue, Quota
 
 NOW = 1000.0
 GPU = "nvidia.com/gpu"
@@ -206,3 +207,28 @@ def test_a_job_that_waits_for_gpus_keeps_the_quota_from_jobs_that_come_later() -
     found = waits_for_gpus(job("team/a", submitted_at=1.0), quota=8)
     assert [action.job for action in found.actions] == []
     assert found.refusals["team/a"].reason is Reason.RESOURCE_QUOTA_EXCEEDED
+
+
+def test_a_job_that_starts_on_borrowed_gpus_goes_before_those_that_wait_for_the_same_namespace() -> None:
+    """Its GPUs are taken, and its queue may borrow those of another type. The next job of its namespace waits too, for
+    the quota of a pod that ends.
+    """
+    runs = replace(job("else/s", low=4, high=4, extra=0), gpu_type="a")
+    first, second = (
+        replace(each, terms=replace(each.terms, gpus_per_worker=4, gpu_type=gpu_type))
+        for each, gpu_type in ((job("team/x"), None), (job("team/y", submitted_at=1.0), "a"))
+    )
+    ends = replace(workers_of(replace(first, extra=0))[0], node=None, gpus=4, state=WorkerState.TERMINATING)
+    quotas = (Quota(gpu_type="a", nominal=12), Quota(gpu_type="b", nominal=0))
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=(Node(name="n", gpu_type="a", allocatable=4), Node(name="m", gpu_type="b", allocatable=4)),
+        workers=(*workers_of(runs), ends),
+        jobs=(runs, first, second),
+        namespace_limits=(limit("pods", 2, used=1),),
+        queues=(
+            Queue(name="default", cohort="all", quotas=quotas),
+            Queue(name="night", cohort="all", quotas=(Quota(gpu_type="b", nominal=4),)),
+        ),
+    )
+    assert plan(snapshot, FairPolicy(), NOW).actions == (Admit(job="team/x", gpu_type="b"),)

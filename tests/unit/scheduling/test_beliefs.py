@@ -14,7 +14,8 @@ from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import StepTime, slowdown
 from espalier_scheduling.placement.placers import Model, run
 from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.tasks import KINDS, Family, Purpose, episode, kinds
+from espalier_scheduling.placement.tasks import KINDS, Family, episode, kinds
+from espalier_scheduling.purposes import Purpose
 
 NODES = 4
 

@@ -11,17 +11,23 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from espalier_api.throughput import StepTime
 from espalier_cli.simulate_command import simulate
 from espalier_operator.actions import Plan
-from espalier_operator.facts import Snapshot
-from espalier_operator.kube.audit import DECISIONS, EARLIER, AuditLog
+from espalier_operator.audit_files import DECISIONS, EARLIER
+from espalier_operator.facts import JobFacts, Snapshot, Terms
+from espalier_operator.kube.audit import AuditLog
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.history import read_history
 from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
 from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.measured import MeasuredJob
 from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.rounds import Node
+from espalier_scheduling.product.history import HistoryWorkload, workload_of
+from espalier_scheduling.purposes import Purpose
+from policy_files import write_giving
 
 NODES = (Node("a", 4), Node("b", 2))
 EPOCH = 1_700_000_000.0
@@ -58,7 +64,10 @@ def operated(folder: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> list
         snapshot = observe(*arguments)  # type: ignore[arg-type]
         # As on a cluster, where jobs have budgets: here a day.
         terms = [replace(job, terms=replace(job.terms, time_budget_seconds=86_400.0)) for job in snapshot.jobs]
-        latest[:] = [replace(snapshot, jobs=tuple(terms))]
+        rules = replace(snapshot.rules, policy=policy)
+        # Several plans follow at one moment here; an operator has made each a little later.
+        at = snapshot.taken_at + 1e-5 * len(seen)
+        latest[:] = [replace(snapshot, taken_at=at, jobs=tuple(terms), rules=rules)]
         return snapshot
 
     def applied(plan: Plan, now: float) -> None:
@@ -178,3 +187,70 @@ def test_options_of_a_history_are_checked(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(simulate, ["t.csv"])
     assert done.exit_code != 0
     assert "--cluster: is missing; only --format audit knows its cluster" in str(done.output) + str(done.exception)
+
+
+def test_a_shadow_of_the_operators_own_policy_decides_the_same_and_another_one_does_not(folder: Path) -> None:
+    same = "las:thresholds=600/1200,lend=false"
+    done = replayed(folder, "--shadow", same, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [run["policy"] for run in found["runs"]] == ["happened", same]
+    (shadow,) = found["shadows"]
+    assert shadow["same"] == shadow["plans"] == len((folder / DECISIONS).read_text().splitlines())
+    assert shadow["differences"] == []
+
+
+def test_a_policy_file_is_shadowed_and_its_completion_times_are_estimated(folder: Path, tmp_path: Path) -> None:
+    learned = f"learned:file={write_giving(tmp_path / 'tiny.safetensors')}"
+    options = ("--shadow", learned, "--driver", "plan", "--latency", "realistic")
+    done = replayed(folder, *options, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    happened, again, estimated = found["runs"]
+    assert [happened["policy"], again["policy"], estimated["policy"]] == [
+        "happened",
+        "las:thresholds=600/1200,lend=false",
+        learned,
+    ]
+    assert again["averageJctSeconds"] == pytest.approx(happened["averageJctSeconds"], rel=0.1)
+    (shadow,) = found["shadows"]
+    assert 0 < shadow["same"] < shadow["plans"]
+    assert {"operator", "shadow", "job", "at"} == shadow["differences"][0].keys()
+    (folder / DECISIONS).with_name(sorted(folder.glob("*.json.gz"))[0].name).unlink()
+    table = replayed(folder, "--shadow", learned, "--policy", "fifo")
+    assert "The snapshots of 1 others were removed." in table.stdout
+    assert f"of {shadow['plans'] - 1} recorded plans, {learned} decides " in table.stdout
+    done = CliRunner().invoke(simulate, [str(folder), "--cluster", "1x4", "--shadow", "fair"])
+    assert "only an audit log says what was decided; add --format audit" in str(done.output) + str(done.exception)
+
+
+def test_measured_speeds_make_jobs_faster_with_more_workers_and_others_are_as_they_were() -> None:
+    terms = Terms(min_replicas=1, max_replicas=4, time_budget_seconds=900.0, trains_together=True)
+    speeds = tuple(
+        StepTime(nodes=1, workers=workers, batch_size=64 // workers, step_seconds=seconds, sync_seconds=0.0)
+        for workers, seconds in ((1, 0.8), (2, 0.5))
+    )
+    facts = JobFacts(key="ns/a", terms=terms, submitted_at=0.0, speeds=speeds)
+    ends = []
+    for workers in (1, 2):
+        job = MeasuredJob("a", 0.0, facts, 800.0, node_gpus=4)
+        assert job.remaining_steps == pytest.approx(1000.0)
+        job.pause_seconds = 0.0
+        job.place((workers,))
+        job.advance(0.0, 10_000.0)
+        ends.append(job.completed_at)
+    assert ends == [pytest.approx(800.0), pytest.approx(500.0)]
+    assert (job.least_workers, job.most_workers, job.tried_workers) == (1, 4, 2)
+
+
+def test_episodes_of_a_history_are_drawn_by_a_seed_and_judged_by_later_jobs(folder: Path) -> None:
+    with pytest.raises(TraceError, match="has 12 jobs; at least 20 are needed"):
+        workload_of(folder)
+    history = read_history(folder)
+    drawn = HistoryWorkload(history.nodes, 8, 0, history, range(12), 100.0)
+    episodes = [[(job.name, job.submitted_at) for job in drawn.draw(Purpose.TRAIN, index)] for index in (1, 1, 2)]
+    assert episodes[0] == episodes[1] != episodes[2]
+    names = [job.name for job in history.jobs()]
+    for purpose, (first, last) in enumerate(((0, 7), (7, 9), (9, 12))):
+        found = {job.name.partition(" #")[0] for index in range(20) for job in drawn.draw(Purpose(purpose), index)}
+        assert found == set(names[first:last])

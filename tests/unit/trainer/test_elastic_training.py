@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from espalier_api.job import AdaptiveTrainingJob, Fallback
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
+from espalier_trainer.core import optimising
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
@@ -133,6 +135,49 @@ def assert_all_hold_the_same(done: Any, workers: Workers) -> None:
     assert all(workers.ended)
     held = [follower.network for follower in workers.followers]
     assert {digest(network) for network in held if network is not None} == {digest(done.trainer.network)}
+
+
+TWICE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 8, 3), nn.Linear(8 * 36, 10)
+
+    def forward(self, inputs):
+        return self.last((torch.relu(self.conv(inputs)) + torch.tanh(self.conv(inputs))).flatten(1))
+
+def net():
+    return Net()
+"""
+
+
+def test_members_compute_steps_by_the_leaders_rules(
+    make_job: Callable[..., AdaptiveTrainingJob],
+    together: Callable[..., tuple[Any, Workers]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It finds a convolution that is computed twice; whatever a busy machine lets it measure is enough of a gain."""
+    (tmp_path / "twice_shared.py").write_text(TWICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(optimising, "too_little", lambda *_: "")
+    job = make_job(
+        adaptation={"mode": "Off", "optimise": "Rewrites", "optimiseShare": 0.5},
+        timeBudgetSeconds=0.6,
+        training={"elasticBatch": "keepGlobal", "model": {"entrypoint": "twice_shared:net"}, "batchSize": 32},
+    )
+    done, workers = together(job, 2, clock=time.process_time)
+    (found,) = done.result.adaptations
+    assert found.result == "Rewritten", found.message
+    (follower,) = workers.followers
+    network = follower.network
+    assert network is not None
+    assert network.execution is not None
+    assert network.execution.plan == done.trainer.network.execution.plan
+    assert_all_hold_the_same(done, workers)
 
 
 @pytest.mark.parametrize("insertion", ["Scaled", "Unfold"])

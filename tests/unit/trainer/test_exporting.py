@@ -152,6 +152,44 @@ def test_the_lines_on_the_card_work_as_printed(trained: Callable[..., Any], tmp_
     assert "- data set: digits" in card
 
 
+NORMED = """
+from torch import nn
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10)
+    )
+"""
+
+
+def test_the_captured_computation_is_the_models(
+    trained: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Any
+) -> None:
+    """By the lines on the card."""
+    (tmp_path / "normed.py").write_text(NORMED)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = trained(Action.deepen("0"), training={"model": {"entrypoint": "normed:net"}})
+    assert done.trainer.network.history
+    inputs = digits.example_input().repeat(3, 1, 1, 1)
+    with torch.no_grad():
+        wanted = done.trainer.network.module.eval()(inputs)
+    for fold in (False, True):
+        card = readme(export(tmp_path / "run", tmp_path / "out", program=True, fold=fold).folder)
+        code = next(each for each in re.findall(r"^```python\n(.*?)^```", card, re.M | re.S) if "torch.export" in each)
+        names: dict[str, Any] = {}
+        exec(code, names)
+        with torch.no_grad():
+            torch.testing.assert_close(names["model"](inputs), wanted, rtol=1e-5, atol=1e-5)
+        kinds = [str(node.target) for node in names["model"].graph.nodes]
+        # The layer that has grown is a convolution alone; the second norm follows an activation.
+        assert sum("batch_norm" in kind for kind in kinds) == (1 if fold else 2)
+        assert ("1 of 2 batch norms are folded" in card) == fold
+        assert "batches of any number of examples from 2" in card
+    assert not (export(tmp_path / "run", tmp_path / "out").folder / "model.pt2").exists()
+    with pytest.raises(ExportError, match="give --torch-export as well"):
+        export(tmp_path / "run", tmp_path / "out", fold=True)
+
+
 def grown_by_script(advised: Callable[..., Any], advice_body: Callable[..., bytes]) -> nn.Module:
     advised(lambda body: (200, advice_body("0")))
     model = start()

@@ -14,6 +14,7 @@ from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.examples import ExampleShape
+from espalier_trainer.execution import ExecutionState
 from espalier_trainer.net2net.history import Growth
 
 
@@ -91,6 +92,8 @@ class CheckpointState(Record):
     batching: BatchState | None = None
     """None where the author of the job decides on the batch size."""
     measurements: Measurements = Measurements()
+    execution: ExecutionState = ExecutionState()
+    """How steps are computed; by default as the module's code says."""
     random: dict[str, object]
     """Python's and numpy's generator states; torch's are tensors."""
 

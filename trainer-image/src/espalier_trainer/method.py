@@ -41,6 +41,10 @@ class Method:
             outputs: Tensor = module(inputs)
         return outputs
 
+    def outputs(self, network: Network, inputs: Tensor) -> Tensor:
+        """Return the outputs of a network in a training step."""
+        return self.forward(network.computing, inputs)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the examples' losses."""
         return self.objective.losses(outputs, targets)

@@ -55,6 +55,10 @@ class MeteredReporter:
                 self._size(adaptation.depth_after, adaptation.parameters_after)
                 result, reason = adaptation.result, adaptation.reason
                 self.metrics.observe("espalier_trainer_adaptation_seconds", adaptation.seconds, result)
+                before, after = adaptation.step_seconds_before, adaptation.step_seconds_after
+                if before and after:
+                    kind = adaptation.action.partition("(")[0]
+                    self.metrics.set("espalier_trainer_step_gain_ratio", before / after, kind)
                 if reason is not None:
                     self.metrics.count("espalier_trainer_advice_problems_total", reason)
 

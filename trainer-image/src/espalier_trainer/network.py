@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -18,12 +19,16 @@ from espalier_trainer.architecture import describe
 from espalier_trainer.averaging import without_stale
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.execution import Execution, ExecutionState, executed, lay
 from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, gradual, replay, step_of
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
+from espalier_trainer.rewriting import RewritesRefusedError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,37 @@ class Network:
     """None where the module cannot be described; it is then trained, but never grown."""
     history: tuple[GrowthStep, ...] = ()
     """What was done to the starting module, in order."""
+    channels_last: bool = False
+    """Whether its kernels lie in channels-last. Growth keeps the layout."""
+    execution: Execution | None = None
+    """What computes training steps; None: the module itself. Growth drops it, as its graph is the smaller model's."""
+
+    @property
+    def computing(self) -> nn.Module:
+        """What computes training steps: outputs, gradients and buffers are the module's."""
+        return self.module if self.execution is None else self.execution.module
+
+    @property
+    def execution_state(self) -> ExecutionState:
+        """How steps are computed, for checkpoints and other workers."""
+        return ExecutionState(
+            channels_last=self.channels_last, plan=None if self.execution is None else self.execution.plan
+        )
+
+    def computed_as(self, state: ExecutionState, example_input: ExampleInput) -> Network:
+        """Return this network, whose steps are computed as `state` says.
+
+        Where its plan does not fit here (another device), the module computes them, which gives the same.
+        """
+        if state.channels_last != self.channels_last:
+            lay(self.module, self.optimizer, channels_last=state.channels_last)
+        execution = None
+        if state.plan is not None:
+            try:
+                execution = executed(self.module, state.plan, example_input)
+            except RewritesRefusedError as error:
+                logger.info("steps are computed by the module itself: %s", error)
+        return replace(self, channels_last=state.channels_last, execution=execution)
 
     @property
     def depth(self) -> int:
@@ -61,7 +97,9 @@ class Network:
         module, optimizer = step.grown(self.module, self.optimizer, example_input)
         without_stale(optimizer, self.module, module)
         description = describe(module, example_input, insertion, before=self.architecture)
-        return Network(module, optimizer, description, (*self.history, step))
+        if self.channels_last:
+            lay(module, optimizer, channels_last=True)
+        return Network(module, optimizer, description, (*self.history, step), self.channels_last)
 
     @property
     def unfolds(self) -> bool:
@@ -182,7 +220,8 @@ def resumed_network(
             f"the checkpoint does not fit the job's model ({' '.join(line.strip() for line in lines[:3])}); "
             "if the model's code was changed, remove the checkpoint folder to begin again"
         ) from error
-    return Network(module, optimizer, _with_targets(architecture, start.architecture, history), history)
+    network = Network(module, optimizer, _with_targets(architecture, start.architecture, history), history)
+    return network.computed_as(state.execution, example_input)
 
 
 def _with_targets(

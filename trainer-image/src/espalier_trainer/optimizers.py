@@ -6,6 +6,7 @@ than the model lists them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence, Set
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.job import OptimizerSpec
+from espalier_trainer.layout import lay_moments
 
 GroupState = dict[str, Any]
 """One parameter group as JSON types: its options, and `params` as names."""
@@ -23,6 +25,8 @@ SEPARATOR = "|"
 
 _MATRIX: Final = 2
 """Dimensions of a parameter whose weights decay, at least."""
+_FUSED_ON: Final = ("cpu", "cuda")
+"""Devices with fused updates, of those that a trainer uses."""
 
 
 def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
@@ -39,8 +43,16 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimi
         others = [parameter for parameter in parameters if parameter.ndim >= _MATRIX]
         both = ({"params": others}, {"params": vectors, "weight_decay": 0.0})
         groups = [group for group in both if group["params"]]
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, spec.name)(groups, **options)
-    return optimizer
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, spec.name)
+    if spec.fused and "fused" in inspect.signature(kind).parameters and _fuses(model, parameters):
+        options["fused"] = True
+    return kind(groups, **options)
+
+
+def _fuses(model: nn.Module, parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether torch's fused optimizers can update these parameters; else they fail in the first step."""
+    sparse = any(isinstance(each, nn.Embedding | nn.EmbeddingBag) and each.sparse for each in model.modules())
+    return not sparse and all(each.is_floating_point() and each.device.type in _FUSED_ON for each in parameters)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -108,6 +120,7 @@ def load_optimizer_state(
             ],
         }
     )
+    lay_moments(optimizer)  # those that were saved lie as files have them
 
 
 def group_options(group: GroupState) -> GroupState:

@@ -90,6 +90,7 @@ def document_of(plan: Plan, now: float) -> dict[str, Any]:
         ],
         "shares": shares_document(plan),
         "ignored": list(plan.ignored),
+        "fallback": plan.fallback or None,
         "wakeAt": plan.wake_at,
     }
 

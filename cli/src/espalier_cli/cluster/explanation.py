@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation
+from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.decisions import says
@@ -198,11 +198,12 @@ def _adaptations(case: Case) -> list[str]:
 
 
 def adaptation_line(adaptation: Adaptation) -> str:
-    """Say what was advised, how sure the policy was, and what became of it."""
+    """Say what was advised or tried, how sure the policy was, and what became of it."""
     who = adaptation.policy or str(adaptation.source)
     likely = sorted(adaptation.probabilities.items(), key=lambda item: -item[1])[:3]
     sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
-    text = f"At {duration(adaptation.used_seconds)}: {who} advised {adaptation.action}{sure}: {adaptation.result}"
+    verb = "tried" if adaptation.source is AdaptationSource.MEASUREMENT else "advised"
+    text = f"At {duration(adaptation.used_seconds)}: {who} {verb} {adaptation.action}{sure}: {adaptation.result}"
     if adaptation.depth_after != adaptation.depth_before:
         text += (
             f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "
@@ -210,6 +211,8 @@ def adaptation_line(adaptation: Adaptation) -> str:
         )
     if adaptation.before is not None and adaptation.after is not None:
         text += f", {adaptation.before} -> {adaptation.after.shown}"
+    if adaptation.timed:
+        text += f", {adaptation.timed}"
     text += f", in {duration(adaptation.seconds)}"
     if adaptation.reason is Reason.TRIAL_NOT_BETTER:
         text += f"; {SENTENCES[adaptation.reason]}"

@@ -20,7 +20,14 @@ from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
-from espalier_operator.planning import Snapshot, SnapshotError, configured, plan_resumed
+from espalier_operator.planning import (
+    FALLBACK,
+    PolicyFileError,
+    Snapshot,
+    SnapshotError,
+    configured,
+    plan_resumed,
+)
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
@@ -119,19 +126,28 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
         raise InputError(f"{name}: is not UTF-8 text", _HINT) from error
     except SnapshotError as error:
         raise InputError(f"{name}: {error}", _HINT) from error
+    if policy is not None and policy != seen.rules.policy:
+        seen = replace(seen, policy_memory={})  # another policy would not understand it
     now = seen.taken_at + seconds
     try:
         chosen = configured(policy or seen.rules.policy)
     except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
-    _, made = plan_resumed(seen, chosen, now)
+    try:
+        _, made = plan_resumed(seen, chosen, now)
+    except PolicyFileError as error:
+        raise InputError(f"--policy {policy}: {error}") from error
     deciding = policy or seen.rules.policy
     if form != "table":
         print_data({"policy": deciding, **document_of(made, now)}, form)
         return
     if rows := rows_of(made, now):
         print_table(COLUMNS, rows)
-        click.echo(f"\nPolicy {deciding} serves {chosen.queue_order}:\n")
+        click.echo()
+        if made.fallback:
+            click.echo(f"Policy {deciding} does not decide: {made.fallback}. {FALLBACK.name} does:\n")
+        else:
+            click.echo(f"Policy {deciding} serves {chosen.queue_order}:\n")
         print_table(SHARE_COLUMNS, share_rows(made))
         click.echo("".join(f"Ignored: {what}.\n" for what in made.ignored))
     else:

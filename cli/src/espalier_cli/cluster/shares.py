@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.wording import count, listed, of_type
-from espalier_operator.planning import Plan, Policy, Share
+from espalier_operator.planning import FALLBACK, Plan, Policy, Share
 
 SHARE_COLUMNS = ("PLACE", "JOB", "WORKERS", "SPARE", "GPU TYPE", "NODES")
 
@@ -38,6 +38,12 @@ def shares_document(plan: Plan) -> list[dict[str, Any]]:
 
 def told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
     """Say what the policy, with its settings as `configured`, decided for a job."""
+    if plan.fallback:
+        return [f"Policy {configured} does not decide: {plan.fallback}.", *_told(job, plan, FALLBACK, FALLBACK.name)]
+    return _told(job, plan, policy, configured)
+
+
+def _told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
     keys = [share.job for share in plan.shares]
     ignored = [f"Of its share was ignored: {what.partition(': ')[2]}." for what in plan.ignored if _is_of(what, job)]
     if job not in keys:

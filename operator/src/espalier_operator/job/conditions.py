@@ -189,7 +189,9 @@ def _use_of_extra(lent: str, observed: Observed) -> tuple[Reason, str]:
     """Return reason and message for lent GPUs: that they are lent, or why the agent could not decide on their use."""
     if observed.report is not None and observed.report.cannot_grow:
         lent = f"{lent}; {observed.report.cannot_grow[:MAX_TEXT]}"
-    last = observed.report.adaptations[-1] if observed.report and observed.report.adaptations else None
+    made = observed.report.adaptations if observed.report is not None else ()
+    # Of the agent or in its place: measurements of steps say nothing on GPUs.
+    last = next((each for each in reversed(made) if each.source is not AdaptationSource.MEASUREMENT), None)
     if last is None or last.reason is None or last.source is AdaptationSource.RECLAIM:
         return Reason.EXTRA_GPUS_GRANTED, lent
     return last.reason, f"{lent}; {SENTENCES[last.reason]}: {last.message}".rstrip(": ")

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from espalier_operator.actions import Plan
+from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.facts import Snapshot
 
 logger = logging.getLogger(__name__)
 
-DECISIONS: Final = "decisions.jsonl"
-EARLIER: Final = "decisions.1.jsonl"
-"""What `DECISIONS` was before it became too large."""
 _ENDING: Final = ".json.gz"
 _WAITING: Final = 32
 """How many plans may wait to be written: their snapshots are kept in memory."""

@@ -16,6 +16,7 @@ from espalier_api.events import AnyEvent, GPUsChanged
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
+from espalier_operator.asking import asked_here
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Role, Rules, Terms, grace_of
 from espalier_operator.job.budget import Leader
@@ -145,8 +146,15 @@ class LocalRun:
             on_planned=self._planned,
         )
         self.policy_memory = PolicyMemory(rules.policy, None if state is None else state.policy_memory)
-        chosen = policy or configured(rules.policy)
-        self._loop = Loop(self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory)
+        chosen, asking = asked_here(policy or configured(rules.policy))
+        self._loop = Loop(
+            self._backend,
+            chosen,
+            self._clock,
+            wall=monotonic,
+            memory=self.policy_memory,
+            asking=asking,
+        )
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()

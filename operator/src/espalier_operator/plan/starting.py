@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit
@@ -19,6 +20,15 @@ _Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
 """Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
 
 
+class _Reserved(NamedTuple):
+    """What is kept for a job that waits."""
+
+    job: JobFacts
+    reservation: Reservation
+    fits_namespace: bool
+    """Whether the ResourceQuotas of its namespace had room for it when its turn came."""
+
+
 class Starting:
     """The starts of one tick."""
 
@@ -28,7 +38,7 @@ class Starting:
         """Which gangs found no GPUs, and why: nor do others like them."""
         self._tried: Counter[tuple[str, ...]] = Counter()
         """By types of GPUs: how many found none."""
-        self._reserved: dict[str, tuple[JobFacts, Reservation]] = {}
+        self._reserved: dict[str, _Reserved] = {}
         """By job that waits."""
 
     def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> bool:
@@ -54,8 +64,9 @@ class Starting:
         fitting = (site for site in sites if self._tick.capacity.could_hold_without_jobs(site, gpus, workers))
         reserved = self._tick.reservations.reserve(fitting, gpus, workers, self._tick.now, until - self._tick.now)
         if reserved is not None:
+            fits_namespace = self._tick.namespaces.fits(job, workers)
             self._tick.hold_quota(job, reserved.site)
-            self._reserved[job.key] = job, reserved
+            self._reserved[job.key] = _Reserved(job, reserved, fits_namespace)
         self._record.refuse(job, reason, starts_by=None if reserved is None else reserved.starts_by)
         return False
 
@@ -71,18 +82,20 @@ class Starting:
     def end_reservations(self) -> None:
         """Keep GPUs and ResourceQuotas no longer for jobs that wait: what follows can be asked back when they start."""
         self._tick.reservations.end()
-        for job, _ in self._reserved.values():
-            self._tick.namespaces.hold(job, -job.terms.min_replicas)
+        for each in self._reserved.values():
+            self._tick.namespaces.hold(each.job, -each.job.terms.min_replicas)
 
     def start_elsewhere(self, job: JobFacts, sites: Sequence[Site]) -> None:
         """Start a job that waits on one of `sites` if it can start there, and give up what it has reserved."""
-        _, reserved = self._reserved.get(job.key, (job, None))
+        known = self._reserved.get(job.key)
+        reserved = None if known is None else known.reservation
         if reserved is not None:
             self._tick.hold_quota(job, reserved.site, sign=-1)
-        # Those that wait for the same quota by now come after it.
+        # Those that wait for the same quotas by now come after it.
         sites = self._tick.allowed(job, sites, borrowing=True, is_first=True)
+        fits = self._tick.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
         started: Holding | Reason | None = Reason.QUOTA_EXCEEDED
-        if sites and self._tick.namespaces.fits(job, job.terms.min_replicas):
+        if sites and fits:
             started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))
         if not isinstance(started, Reason):
             if reserved is not None:

@@ -136,6 +136,7 @@ class Tick:
             placements=self._placements(),
             shares=self.decision.shares,
             ignored=self.decision.ignored,
+            fallback=self.decision.fallback,
             wake_at=self.record.wake_at,
             policy_memory=self.decision.memory,
         )

@@ -24,6 +24,7 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "gandiva": "espalier_operator.policies.gandiva:GandivaPolicy",
         "goodput": "espalier_operator.policies.goodput:GoodputPolicy",
         "growth": "espalier_operator.policies.growth:GrowthPolicy",
+        "learned": "espalier_operator.policies.learned:LearnedPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
     },
 )

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from espalier_operator.policies import POLICIES, Policy
+from espalier_operator.policies.learned import LearnedPolicy
 
 
 def configured(text: str) -> Policy:
@@ -18,6 +19,14 @@ def configured(text: str) -> Policy:
     """
     name, _, rest = text.partition(":")
     policy: Policy = made(POLICIES.load(name), rest, text, f"policy {name}")
+    return policy
+
+
+def configured_here(text: str) -> Policy:
+    """Return the policy of `configured` where no other process can be asked. Raises `ValueError` where one must be."""
+    policy = configured(text)
+    if isinstance(policy, LearnedPolicy) and policy.evaluates is None:
+        raise ValueError(f"{text}: file: is missing; there is no policy server here: write {policy.name}:file=FILE")
     return policy
 
 

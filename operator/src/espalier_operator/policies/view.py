@@ -172,6 +172,8 @@ class Decision:
     """For the next view; plain JSON."""
     ignored: tuple[str, ...] = ()
     """The parts of it that cannot be carried out, in words; the planner fills it in."""
+    fallback: str = ""
+    """Why the rule of another policy decided in its place, in words; empty: it decided itself."""
 
 
 class Policy(Protocol):

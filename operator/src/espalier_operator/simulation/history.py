@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.facts import JobFacts, Snapshot, SnapshotError
-from espalier_operator.kube.audit import DECISIONS, EARLIER
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.holdings import hold
-from espalier_operator.simulation.jobs import FixedJob
+from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
+from espalier_operator.simulation.measured import MeasuredJob
 from espalier_operator.simulation.rounds import Node
 from espalier_operator.simulation.tables import MAX_SECONDS, text_of
 
@@ -38,6 +39,13 @@ class History:
     def jobs(self) -> list[FixedJob]:
         """Return all jobs, to be simulated."""
         return [past.job() for past in self._past]
+
+    def elastic_job(self, index: int) -> SimulatedJob:
+        """Return the job of this index in `jobs`, which gets faster with more workers as its trainer measured.
+
+        Only those are elastic whose workers train together and have one GPU each; others are returned as in `jobs`.
+        """
+        return self._past[index].elastic_job(max(node.gpus for node in self.nodes))
 
 
 @dataclass(slots=True)
@@ -79,7 +87,17 @@ class _Past:
         """Return the job as it was submitted."""
         job = FixedJob(self.name, self.facts.submitted_at - self.start, self.base, self.duration)
         job.priority, job.preemptible = self.facts.terms.priority, self.facts.terms.base_preemptible
+        job.least_workers = job.requested  # base workers are granted all at once or not at all
         return job
+
+    def elastic_job(self, node_gpus: int) -> SimulatedJob:
+        """Return the job as it was submitted, as fast with more workers as its trainer measured."""
+        job, terms = self.job(), self.facts.terms
+        if not (terms.trains_together and self.facts.speeds and terms.gpus_per_worker == 1):
+            return job
+        measured = MeasuredJob(self.name, job.submitted_at, self.facts, self.duration, node_gpus)
+        measured.priority, measured.preemptible = job.priority, job.preemptible
+        return measured
 
     def ended(self) -> FixedJob:
         """Return the job as it ran."""
@@ -95,7 +113,7 @@ def read_history(folder: Path) -> History:
     past: dict[tuple[str, float], _Past] = {}
     current: dict[str, _Past] = {}
     gpus: dict[str, int] = {}
-    for at, snapshot, actions in _lines(folder):
+    for at, snapshot, actions in recorded(folder):
         if snapshot is not None:
             for node in snapshot.nodes:
                 gpus[node.name] = max(gpus.get(node.name, 0), node.allocatable)
@@ -159,8 +177,11 @@ def _apply(action: Mapping[str, Any], at: float, job: _Past) -> None:
         job.give(0, at)
 
 
-def _lines(folder: Path) -> Iterator[tuple[float, Snapshot | None, list[Mapping[str, Any]]]]:
-    """Yield time, snapshot and actions of each plan, the oldest first; None for a snapshot that was removed since."""
+def recorded(folder: Path) -> Iterator[tuple[float, Snapshot | None, list[Mapping[str, Any]]]]:
+    """Yield time, snapshot and actions of each plan, the oldest first; None for a snapshot that was removed since.
+
+    Raises `TraceError`.
+    """
     if not folder.is_dir():
         raise TraceError(f"{folder}: is not a folder; name that of --audit-dir")
     files = [folder / name for name in (EARLIER, DECISIONS) if (folder / name).exists()]

@@ -14,7 +14,8 @@ The version in the name rises with anything that changes what is learnt here.
 import gymnasium
 
 from espalier_scheduling.placement.environment import ENVIRONMENT_ID, NoActionError, PlacementEnvironment
-from espalier_scheduling.placement.tasks import Family, Purpose
+from espalier_scheduling.placement.tasks import Family
+from espalier_scheduling.purposes import Purpose
 
 __all__ = ["ENVIRONMENT_ID", "Family", "NoActionError", "PlacementEnvironment", "Purpose"]
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from espalier_scheduling.placement.candidates import MOST
 from espalier_scheduling.placement.cluster import Cluster, Pending
-from espalier_scheduling.placement.tasks import KINDS, Episode, Family, Purpose, episode, kinds
+from espalier_scheduling.placement.tasks import KINDS, Episode, Family, episode, kinds
+from espalier_scheduling.purposes import Purpose
 
 ENVIRONMENT_ID: Final = "espalier/Placement-v0"
 _MOST_EPISODES: Final = 2**31 - 1
@@ -62,7 +63,7 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
     ) -> None:
         """Draw episodes from `family`; with `shift`, cluster and workload change in the middle of each."""
         self.family = family or Family()
-        self.purpose = Purpose[purpose.upper()] if isinstance(purpose, str) else purpose
+        self.purpose = Purpose.of(purpose)
         self.shift, self.render_mode = shift, render_mode
         nodes = self.family.nodes
         space = spaces.Dict(

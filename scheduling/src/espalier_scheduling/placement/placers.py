@@ -102,16 +102,26 @@ def cost(performance: Performance, cluster: Cluster, pending: Pending, nodes: No
 
     As if nobody else came or ended meanwhile.
     """
-    job, occupancy = pending.job, cluster.occupancy
+    job, jobs = pending.job, cluster.jobs
     placed = Placed(job.kind, nodes)
+    return seconds_added(performance, cluster.occupancy, job.name, placed, lambda name: jobs[name].steps_left)
+
+
+def seconds_added(
+    performance: Performance, occupancy: Occupancy, name: str, placed: Placed, steps_left: Callable[[str], float]
+) -> float:
+    """Return the seconds that a job takes if it is placed so, and those by which it delays others.
+
+    `steps_left` says how many steps a job still takes, by its name.
+    """
     others = occupancy.neighbours(placed)
-    before = {name: step_time(performance, occupancy, name, other).total for name, other in others.items()}
-    occupancy.add(job.name, placed)
-    total = job.steps_left * step_time(performance, occupancy, job.name, placed).total
-    for name, other in others.items():
-        after = step_time(performance, occupancy, name, other).total
-        total += cluster.jobs[name].steps_left * (after - before[name])
-    occupancy.remove(job.name)
+    before = {other: step_time(performance, occupancy, other, theirs).total for other, theirs in others.items()}
+    occupancy.add(name, placed)
+    total = steps_left(name) * step_time(performance, occupancy, name, placed).total
+    for other, theirs in others.items():
+        after = step_time(performance, occupancy, other, theirs).total
+        total += steps_left(other) * (after - before[other])
+    occupancy.remove(name)
     return total
 
 

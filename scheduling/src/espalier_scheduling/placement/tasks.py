@@ -7,12 +7,13 @@ drawn from which distribution stands here and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from espalier_scheduling.purposes import Purpose
 
 Floats = NDArray[np.float64]
 
@@ -23,17 +24,6 @@ MOST_INTERFERENCE: Final = 6.0
 _SIZES: Final = (1, 2, 4, 8)
 _SIZE_PARTS: Final = (0.3, 0.3, 0.25, 0.15)
 _KINDS_SEED: Final = 2_023
-
-
-class Purpose(IntEnum):
-    """What an episode is for. Episodes of two purposes never share a seed."""
-
-    TRAIN = 0
-    """To learn from."""
-    CHOOSE = 1
-    """To choose settings by."""
-    JUDGE = 2
-    """To report."""
 
 
 @dataclass(frozen=True, slots=True)

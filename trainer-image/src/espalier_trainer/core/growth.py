@@ -74,6 +74,11 @@ class Growth:
             journal.cannot_grow = self._cannot_grow
             journal.warn(NOT_GROWABLE, self._cannot_grow)
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether extra workers try a growth."""
+        return self._trial is not None
+
     def abandon(self) -> None:
         """Give up a trial in progress, as the run ends."""
         if self._trial is not None:

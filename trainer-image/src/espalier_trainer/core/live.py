@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import Final
 
 from espalier_api.allocation import Allocation
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.job import AdaptiveTrainingJob, Optimise
 from espalier_api.report import BATCH_METRIC
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving
+from espalier_trainer.core.attempts import NOT_OURS
 from espalier_trainer.core.batching import Batching, FixedBatching, Resized
 from espalier_trainer.core.hooks import Change, Hooks
 from espalier_trainer.core.jumps import Jumps
+from espalier_trainer.core.optimising import Optimiser
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.elastic.team import Team
@@ -44,11 +46,12 @@ class LiveRun:
         example: ExampleInput | None,
         hooks: Hooks | None,
         batching: Batching | None,
+        optimiser: Optimiser | None,
     ) -> None:
         """The arguments are those of `run.Run`."""
         self.job, self.state, self.services = job, state, services
         self.hooks, self.batching = hooks or Hooks(), batching or FixedBatching()
-        self._identity, self._example = identity, example
+        self._identity, self._example, self.optimiser = identity, example, optimiser
         self.scheduler = services.scheduler
         network = state.network
         self.progress = Progress(network.depth, network.parameters)
@@ -114,6 +117,8 @@ class LiveRun:
         self.state.adopt(network)
         self.journal.network = self.state.network
         self.meter.network_changed(self.state.network)
+        if self.optimiser is not None:
+            self.optimiser.changed()
         if self.team is not None:
             self.team.grown()
 
@@ -133,6 +138,38 @@ class LiveRun:
         if self.team is not None:
             self.team.noted()
         self.journal.adapted(done, None)
+
+    @property
+    def computed(self) -> Network:
+        """What computes the next step: the network, or the same network in another way that is on probation."""
+        network = self.state.network
+        return network if self.optimiser is None else self.optimiser.computed(network)
+
+    def warn_of_steps(self) -> None:
+        """Warn where the job asks for rewrites and will get none."""
+        refused = NOT_OURS if self.optimiser is None else self.optimiser.refused
+        if refused and self.job.spec.adaptation.optimise is not Optimise.OFF:
+            self.journal.warn("RewritesNotPossible", refused)
+
+    def optimise(self) -> None:
+        """If it is due, look for a faster computation of steps, once a step has shown that the network fits."""
+        if self.optimiser is None or self.grown_from is not None or not self.hooks.may_grow:
+            return  # where it may not grow a smaller network is on trial
+
+        def until() -> bool:
+            self.journal.report()
+            return self.cannot_go_on()
+
+        network, made = self.state.network, self.progress.adaptations
+        self.change(self.optimiser.look(network, made, self.allocation, self.place.workers, until))
+
+    def computed_plainly(self, problem: str) -> bool:
+        """Let the module compute its steps again, if they were computed in another way; return whether they were."""
+        if self.optimiser is None:
+            return False
+        change = self.optimiser.reverted(self.state.network, self.allocation, problem)
+        self.change(change)
+        return change is not None
 
     def capture(self) -> Checkpoint:
         """Return the run as its members need it."""

@@ -29,6 +29,7 @@ from espalier_trainer.core.batching import Batching
 from espalier_trainer.core.growth import Growth, Study
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.live import LiveRun
+from espalier_trainer.core.optimising import Optimiser
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.core.steps import Due, next_step
@@ -65,6 +66,7 @@ class Run(LiveRun):
         cannot_try: str = "",
         base_loss: Callable[[], float | None] | None = None,
         foretells: bool = False,
+        optimiser: Optimiser | None = None,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
 
@@ -74,8 +76,11 @@ class Run(LiveRun):
         other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy. `base_loss`
         measures the validation loss of the network for such trials; None: it is in the metrics after each epoch.
         `foretells`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
+        `optimiser` looks for a faster computation of steps; None: the job asks for none, or the script computes them.
         """
-        super().__init__(job, state, services, identity, example=example, hooks=hooks, batching=batching)
+        super().__init__(
+            job, state, services, identity, example=example, hooks=hooks, batching=batching, optimiser=optimiser
+        )
         study = study or Study()
         advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
         adapter = (
@@ -113,6 +118,8 @@ class Run(LiveRun):
                 self._growth.look_ahead()
                 if not self._growth.adapted():
                     continue
+                if not self._growth.is_trying:
+                    self.optimise()
             yield self.progress.epoch
             self._finish_epoch()
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
@@ -169,6 +176,8 @@ class Run(LiveRun):
         """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
         if math.isfinite(loss):
             return True
+        if self.computed_plainly(f"the loss is {loss}"):
+            return False
         change = self.hooks.failed(f"the smaller model's loss is {loss}")
         if change is None:
             raise LossNotFiniteError(
@@ -182,6 +191,8 @@ class Run(LiveRun):
         """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
         message = f"out of memory: {str(error).splitlines()[0]}"
         world = 1 if self.team is None else self.team.world
+        if self.computed_plainly(message):
+            return
         if smaller := self.batching.out_of_memory(world):
             self.resized(smaller, message)
         elif self.grown_from is not None:
@@ -211,6 +222,8 @@ class Run(LiveRun):
         jumped = self.jumps.stepped(loss, progress.adaptations)
         if (proved or jumped) and self.team is not None:
             self.team.noted()
+        if self.optimiser is not None and self.optimiser.stepped(seconds):
+            self.change(self.optimiser.decided(self.allocation))
         self._gaps.step_finished(progress)
         self.scheduler.step_finished(self.state.network.architecture)
         seconds = self.scheduler.used_seconds() - self._step_began
@@ -283,6 +296,7 @@ class Run(LiveRun):
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
         self._growth.warn()
+        self.warn_of_steps()
 
     def _boundary(self) -> Ending | None:
         if self.ending is None:

@@ -56,6 +56,7 @@ def capture(
         schedule=trained.state(),
         shrinking=hooked,
         batching=batching.state(),
+        execution=network.execution_state,
         optimizer_groups=tuple(groups),
         optimizer_values=values,
         random=random_values,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture
+from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.optimizer import construct
 
 
@@ -69,6 +70,7 @@ def shrink_optimizer(optimizer: torch.optim.Optimizer, larger: nn.Module, smalle
                 key: value.detach().clone() if isinstance(value, Tensor) else value
                 for key, value in optimizer.state[old].items()
             }
+    lay_moments(shrunk)
     return shrunk
 
 

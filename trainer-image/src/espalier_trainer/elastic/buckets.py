@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_trainer.elastic.group import Group, Sending
+from espalier_trainer.layout import laid_as
 from espalier_trainer.measuring.gradients import squared_norm
 
 FIRST_BYTES: Final = 1 << 20
@@ -168,7 +169,7 @@ class Exchange:
         if carried[-1]:
             self._sum_late()
         for parameter, view in zip(buckets.parameters, buckets.views, strict=True):
-            parameter.grad = view.to(parameter.dtype)
+            parameter.grad = laid_as(view.to(parameter.dtype), parameter)
         return carried[:-1]
 
     def squared_norm_of_sum(self) -> Tensor:

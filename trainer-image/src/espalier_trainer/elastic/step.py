@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -127,7 +128,7 @@ def joint_step(
         try:
             for rows in parts:
                 with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
-                    logits = method.forward(network.module, inputs[rows] if counts else inputs)
+                    logits = method.outputs(network, inputs[rows] if counts else inputs)
                     found = None if criterion is None or not counts else criterion(rows)
                     loss = (found or method.losses)(logits, labels[rows]) / examples if counts else logits.sum() * 0
                     # Batch norms that are synchronized use the group in the backward pass.
@@ -153,13 +154,22 @@ def joint_step(
         rate=rate,
         follows=follows,
     )
-    if joint.out_of_memory or joint.void:
+    if joint.out_of_memory or joint.void or not is_taken(network, joint.loss):
         network.optimizer.zero_grad(set_to_none=True)
         return joint
     if joint.rate is not None:
         set_learning_rate(network.optimizer, joint.rate)
     method.update(network)
     return joint
+
+
+def is_taken(network: Network, loss: Tensor | float) -> bool:
+    """Return whether weights are updated along the gradient of this loss.
+
+    Not where it is not finite and steps are computed in another way than the module's code says: the module will
+    compute the step again.
+    """
+    return network.execution is None or math.isfinite(loss.detach() if isinstance(loss, Tensor) else loss)
 
 
 def take_back(group: Group) -> None:

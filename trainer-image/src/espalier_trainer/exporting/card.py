@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from espalier_api.report import Adaptation, AdaptationResult
 from espalier_api.result import RunResult
 from espalier_trainer.checkpoint import CheckpointState
+from espalier_trainer.examples import ExampleShape
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
+from espalier_trainer.exporting.program import PROGRAM, Program
 
 _UNKNOWN = "not known: the script of the run loads its own"
 
@@ -20,8 +22,12 @@ def card(
     folder: str,
     dataset: str,
     parameters: int,
+    program: Program | None = None,
 ) -> str:
-    """Return the Markdown text of `README.md` in `folder`; `result` None: the run has not ended."""
+    """Return the Markdown text of `README.md` in `folder`.
+
+    `result` None: the run has not ended. `program`: what is known of `model.pt2`; None: there is none.
+    """
     name = state.identity.job.rpartition("/")[2]
     return "\n".join(
         [
@@ -39,6 +45,7 @@ def card(
             f"growth in `{CONFIG}`, and loads `{WEIGHTS}`. The model is in eval mode, on the CPU.",
             *(["", "The weights are the average that the script has kept in training."] if config.average else []),
             "",
+            *([] if program is None else _program(config, folder, program)),
             "## How good it is",
             "",
             *_table(("metric", "value"), _metrics(state, result)),
@@ -69,10 +76,40 @@ def snippet(config: ExportedModel, folder: str) -> str:
         lines[0] += "  # net: what your script calls to make its starting model"
     if config.example is None:
         return "\n".join(["import espalier_trainer", "", *lines])
-    shape = ", ".join(map(str, config.example.shape))
-    floating = "float" in config.example.dtype
-    example = f"torch.rand({shape})" if floating else f"torch.zeros({shape}, dtype=torch.{config.example.dtype})"
-    return "\n".join(["import torch", "", "import espalier_trainer", "", *lines, f"outputs = model({example})"])
+    used = [*lines, f"outputs = model({_example(config.example)})"]
+    return "\n".join(["import torch", "", "import espalier_trainer", "", *used])
+
+
+def _example(shape: ExampleShape) -> str:
+    numbers = ", ".join(map(str, shape.shape))
+    return f"torch.rand({numbers})" if "float" in shape.dtype else f"torch.zeros({numbers}, dtype=torch.{shape.dtype})"
+
+
+def _program(config: ExportedModel, folder: str, program: Program) -> list[str]:
+    """Return the section on `model.pt2`."""
+    example = "" if config.example is None else _example(config.example)
+    rows = "of any number of examples from 2" if program.any_batch else f"of {program.rows} examples, no other number"
+    folded = ""
+    if program.folded is not None:
+        folded = (
+            f" {program.folded} of {program.norms} batch norms are folded into the convolutions before them, which "
+            "cannot be trained further like that."
+        )
+    return [
+        "## Without Espalier",
+        "",
+        "```python",
+        "import torch",
+        "",
+        f'model = torch.export.load("{folder}/{PROGRAM}").module()',
+        f"outputs = model({example})",
+        "```",
+        "",
+        f"`{PROGRAM}` holds the computation with its weights, as `torch.export` writes it, in eval mode. It needs "
+        f"torch alone, and takes batches {rows}.{folded} On {program.rows} random inputs, outputs differ from those "
+        f"of `load` by at most {program.error:.1e} of the largest one.",
+        "",
+    ]
 
 
 def _code(config: ExportedModel) -> str:

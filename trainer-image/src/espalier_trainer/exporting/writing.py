@@ -18,6 +18,7 @@ from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.card import card, snippet
 from espalier_trainer.exporting.document import CARD, CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.exporting.loading import build
+from espalier_trainer.exporting.program import PROGRAM, Program, write_program
 from espalier_trainer.exporting.source import Trained, is_export, read_run
 
 
@@ -36,13 +37,25 @@ class Exported:
         return snippet(self.config, str(self.folder))
 
 
-def export(run: Path, output: Path, entrypoint: str | None = None, *, average: bool = False) -> Exported:
+def export(
+    run: Path,
+    output: Path,
+    entrypoint: str | None = None,
+    *,
+    average: bool = False,
+    program: bool = False,
+    fold: bool = False,
+) -> Exported:
     """Write the model of the newest checkpoint of `run` into `output`; an export that is there is replaced.
 
     `entrypoint` (`package.module:function`) returns the starting model of a script with its own loop. With
-    `average`, the weights are the average that this script has given to `join`. Raises `ExportError` where the run
-    holds no model, where the model cannot be built, or where `output` is something else.
+    `average`, the weights are the average that this script has given to `join`. With `program`, what `torch.export`
+    captures of the model is written as well, and with `fold`, batch norms are folded into convolutions in it. Raises
+    `ExportError` where the run holds no model, where the model cannot be built or captured, or where `output` is
+    something else.
     """
+    if fold and not program:
+        raise ExportError(f"--fold-batch-norms: changes {PROGRAM} alone; give --torch-export as well")
     trained = read_run(run, average=average)
     config = trained.config().model_copy(update={"average": average})
     if entrypoint is not None:
@@ -56,15 +69,24 @@ def export(run: Path, output: Path, entrypoint: str | None = None, *, average: b
     model: nn.Module | None = None
     if config.model is not None:
         model = build(config, trained.weights, trained.path)
+    if program and (model is None or config.example is None):
+        lacks = "starting model: --model package.module:function" if model is None else "shape of its inputs"
+        raise ExportError(f"--torch-export: runs the model, for which {run} lacks the {lacks}")
     try:
-        _write(trained, config, output, model)
+        _write(trained, config, output, model, program=program, fold=fold)
     except OSError as error:
         raise ExportError(f"{error.filename or output}: cannot be written: {error.strerror or error}") from error
     return Exported(output, config, model is not None)
 
 
-def _write(trained: Trained, config: ExportedModel, output: Path, model: nn.Module | None) -> None:
+def _write(
+    trained: Trained, config: ExportedModel, output: Path, model: nn.Module | None, *, program: bool, fold: bool
+) -> None:
     output.mkdir(parents=True, exist_ok=True)
+    written: Program | None = None
+    (output / PROGRAM).unlink(missing_ok=True)  # of the export before
+    if program and model is not None and config.example is not None:
+        written = write_program(model, config.example, output / PROGRAM, fold=fold)
     parameters = (
         sum(tensor.numel() for tensor in trained.weights.values())
         if model is None
@@ -77,6 +99,7 @@ def _write(trained: Trained, config: ExportedModel, output: Path, model: nn.Modu
         folder=str(output),
         dataset="" if trained.job is None else dataset_of(trained.job),
         parameters=parameters,
+        program=written,
     )
     weights = output / f"{WEIGHTS}.writing"
     safetensors.torch.save_file(trained.weights, weights, metadata={"format": "pt"})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.membership import neighbours
 from espalier_trainer.net2net.several import Several
 
@@ -74,6 +75,7 @@ def grow_optimizer(
         new_group["params"] = kept if named else [parameter for _, parameter in kept]
     grown = construct(type(optimizer), groups, optimizer.defaults, [name for name, _ in added])
     grown.state.update(states)
+    lay_moments(grown)
     return grown
 
 

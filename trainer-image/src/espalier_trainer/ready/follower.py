@@ -70,7 +70,7 @@ class Follower:
         inputs, _ = self._data.train.batch(torch.arange(min(rows, len(self._data.train))), None)
         network.module.train()
         try:
-            torch.autograd.backward(self._method.forward(network.module, inputs).sum() * 0)
+            torch.autograd.backward(self._method.outputs(network, inputs).sum() * 0)
             self._method.update(network)
         except torch.OutOfMemoryError as error:
             logger.info("a step to warm up does not fit into memory: %s", error)

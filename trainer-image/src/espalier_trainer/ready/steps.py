@@ -13,7 +13,7 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, joint_step, parts_of, share_of
+from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, is_taken, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
@@ -83,7 +83,8 @@ def optimize(
     network.optimizer.zero_grad(set_to_none=True)
     loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)
-    method.update(network)
+    if is_taken(network, loss):
+        method.update(network)
     # Waits for the device: without it steps would queue up past the deadline.
     return float(loss.item())
 
@@ -110,7 +111,8 @@ def accumulate(
                 watched.look(share)
             cost += watch.seconds
     norms = None if watched is None else watched.norms(len(labels), passes)
-    method.update(network)
+    if is_taken(network, total):
+        method.update(network)
     return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost)
 
 
@@ -119,5 +121,5 @@ def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Cr
 
 
 def _loss(network: Network, inputs: Tensor, labels: Tensor, method: Method, criterion: Criterion | None) -> Tensor:
-    outputs = method.forward(network.module, inputs)
+    outputs = method.outputs(network, inputs)
     return (criterion or method.losses)(outputs, labels) / len(labels)

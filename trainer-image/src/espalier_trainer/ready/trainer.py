@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.core.attempts import refusal
 from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.growth import Study
 from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.core.optimising import Optimiser, Probe
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.steps import Due
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
 from espalier_trainer.distillation.shrinking import Manner, on_reclaim
+from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
@@ -80,6 +83,7 @@ class Trainer:
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
             # The leader takes a step back without computing, which the batch norms of the others would wait for.
             foretells=not self._training.sync_batch_norm,
+            optimiser=self._optimiser(job),
         )
 
     @property
@@ -114,6 +118,24 @@ class Trainer:
         """Report that `run` was ended by an exception, and return how."""
         return self._run.broken_by(error)
 
+    def _optimiser(self, job: AdaptiveTrainingJob) -> Optimiser | None:
+        """Return what looks for a faster computation of steps; None where the job does not ask for it."""
+        training, spec = self._training, job.spec.adaptation
+        if spec.optimise is Optimise.OFF and training.memory_format is MemoryFormat.CONTIGUOUS:
+            return None
+        probe = Probe(self._share, self._method, refusal(training))
+        return Optimiser(spec, training.memory_format, probe, self._services.scheduler, self._services.clock)
+
+    def _share(self, workers: int) -> tuple[Tensor, Tensor]:
+        """Return what one of so many workers computes in a pass of a step."""
+        training, batching = self._training, self._run.batching
+        parts = training.accumulation
+        if training.elastic_batch is not ElasticBatch.SCALE_LINEAR:
+            parts *= workers
+        rows = (batching.batch_size or training.batch_size) // parts
+        indices = torch.arange(min(len(self._data.train), max(LEAST_ROWS, rows)))
+        return self._data.train.batch(indices, None)
+
     def _loss(self, module: nn.Module) -> float:
         """Return the loss on the first batch of the validation split."""
         validation = self._data.validation
@@ -147,7 +169,7 @@ class Trainer:
 
         def compute() -> Joint:
             source, cursor = self._data.train, run.progress.cursor
-            network, hooks, portion = self.network, self.hooks, due.portion
+            network, hooks, portion = run.computed, self.hooks, due.portion
             return steps.take(
                 self._training,
                 self._method,

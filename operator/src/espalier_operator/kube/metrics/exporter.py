@@ -15,6 +15,7 @@ from espalier_api import exporting
 from espalier_api.metrics import Exporter, MetricType, family
 from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES
 from espalier_operator.actions import Plan
+from espalier_operator.asking import Outcome
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
@@ -75,8 +76,14 @@ class Metrics:
         self._counted.observe("espalier_scheduler_tick_seconds", took, "all")
         self._counted.set("espalier_scheduler_last_tick_timestamp_seconds", self._clock())
         self._counted.set("espalier_scheduling_policy_ignored_wishes", len(plan.ignored))
+        self._counted.set("espalier_scheduling_policy_fallback", bool(plan.fallback))
         for action in plan.actions:
             self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
+
+    def asked(self, outcome: Outcome, seconds: float) -> None:
+        """Count a question to a policy file; seconds that the plan waited for the answer."""
+        self._counted.count("espalier_scheduling_policy_questions_total", outcome)
+        self._counted.observe("espalier_scheduling_policy_answer_seconds", seconds)
 
     # ---- scraping
 

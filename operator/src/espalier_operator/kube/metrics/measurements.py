@@ -123,7 +123,7 @@ _ADVICE_PROBLEMS = (Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE)
 def _kind(action: str) -> str:
     """Return the kind of an action; a trainer may write any text, and each kind is a series."""
     kind = action.partition("(")[0]
-    return kind if kind in {*operation_names(), NOTHING, "Distill"} else "other"
+    return kind if kind in {*operation_names(), NOTHING, "Distill", "Rewrite", "ChannelsLast"} else "other"
 
 
 def _change(adaptation: Adaptation) -> float | None:

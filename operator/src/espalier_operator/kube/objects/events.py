@@ -114,7 +114,8 @@ def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:
         if adaptation.decision_id in known:
             continue
         depth = f"depth {adaptation.depth_before} -> {adaptation.depth_after}"
-        text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {depth} {adaptation.message}".strip()
+        came = adaptation.timed or depth
+        text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {came} {adaptation.message}".strip()
         failed = adaptation.result is AdaptationResult.FAILED
         found.append(Event(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
         if adaptation.reason is not None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from espalier_operator.constraints import NATIVE
 from espalier_operator.facts import NamespaceLimit
 from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS
 
 _REQUESTS: Final = "requests."
-_NATIVE: Final = ("cpu", "memory", "ephemeral-storage", "pods")
-"""Resources that a quota also names without the prefix; those of others limit what it does not say of pods."""
 _PODS: Final = "count/pods"
 _DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
 """After the name of a DeviceClass: what claims for its devices may ask for."""
@@ -43,7 +42,7 @@ def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
 
 def _requested(name: str) -> str | None:
     """Return the resource whose requests a quota limits by `name`; None: something else."""
-    if name in _NATIVE:
+    if name in NATIVE:  # also without the prefix; other names without it limit what is not said of pods
         return name
     if name == _PODS:
         return "pods"

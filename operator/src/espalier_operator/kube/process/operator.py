@@ -16,6 +16,7 @@ from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.policy_server import asked
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
@@ -78,9 +79,15 @@ class Operator:
         )
         self._audit = audit
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
-        chosen = policy or configured(rules.policy)
+        chosen, asking = asked(policy or configured(rules.policy), metrics)
         self.loop = Loop(
-            self.backend, chosen, clock, observer=metrics, memory=self.policy_memory, glance=self.backend.glance
+            self.backend,
+            chosen,
+            clock,
+            observer=metrics,
+            memory=self.policy_memory,
+            glance=self.backend.glance,
+            asking=asking,
         )
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)
         self._all_known = all_known

@@ -1,0 +1,148 @@
+"""How should GPUs be shared among jobs? Learnt allocation in DL2's cluster, compared with rules.
+
+python benchmarks/learned.py [--seeds 5] [--episodes 10] [--decisions 160000] [--work-dir DIR] [--picture FILE]
+    [--markdown] [--quick]
+
+All ways of allocating see the same traces: 60 jobs of 8 types that come to 96 or 48 nodes
+(docs/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, in the mean over traces.
+  drf, optimus                       the rules that the source (DL2) compares itself with
+  optimus-by-share, optimus-ahead    Optimus by dominant share, and the same looking over valleys
+  fixed counts                       each type's best numbers of workers and servers, by true speeds
+  imitation                          the network that imitates `optimus-by-share`, before PPO
+  learned                            after PPO; each seed learns once, on 48 and 96 nodes at the same time
+  learned on 6 types                 the same, without ever seeing jobs of two types, which are a quarter of these
+`below` is by how many percent the completion time of `learned` is below that of the row, in the mean over traces of the
+mean over seeds, with its 95 % interval (Student's t over traces). Traces to learn, choose and judge are never the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from harness.printed import command, environment, progress, rendered
+from harness.statistics import half_width, paired
+from matplotlib.figure import Figure
+
+from espalier_scheduling.allocation.judging import NODES, greedy, judge
+from espalier_scheduling.allocation.learner import Settings
+from espalier_scheduling.allocation.learning import learn_slots
+from espalier_scheduling.allocation.rules import RULES, fixed
+from espalier_scheduling.allocation.source import source
+from espalier_scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_scheduling.purposes import Purpose
+
+SETTINGS: Final = Settings()
+UNSEEN: Final = ("seq2seq", "cnn-text-classification")
+"""Types of which `learned on 6 types` never sees a job."""
+FEW_SEEDS: Final = 2
+"""Of the rows beside `learned`."""
+
+Judged = dict[str, list[np.ndarray]]
+"""By row: for each seed, the mean completion time of each trace."""
+
+
+def learnt(
+    settings: Settings, seeds: int, title: str, folder: Path, kinds: Sequence[int] | None = None
+) -> list[LearnedPolicy]:
+    """Learn one policy a seed, or read it from the folder where it was learnt before."""
+    found = []
+    for seed in range(seeds):
+        path = folder / f"{title.replace(' ', '-')}-{seed}.safetensors"
+        if not path.exists():
+            cpu = time.process_time()
+            policy = learn_slots(seed, settings, kinds=kinds, told=lambda line: progress(f"  {line}"))
+            spent = time.process_time() - cpu
+            results = {**policy.lineage.results, "cpuSeconds": round(spent, 1)}
+            write_policy(make_policy(policy.network, policy.lineage.model_copy(update={"results": results})), path)
+        policy = read_policy(path)
+        print(f"{title}, seed {seed}: {policy.lineage.decisions:,} decisions, {policy.lineage.results}", flush=True)
+        found.append(policy)
+    return found
+
+
+def table(found: Judged, nodes: int, *, markdown: bool) -> str:
+    """Return the completion times on clusters of this size."""
+    ours = np.mean(found["learned"], axis=0)
+    rows = []
+    for name, seeds in found.items():
+        theirs = np.mean(seeds, axis=0)
+        below = paired([float(100 * (1 - one / other)) for one, other in zip(ours, theirs, strict=True)])
+        means = [float(each.mean()) for each in seeds]
+        by_seed = f"{min(means):.2f} to {max(means):.2f}" if len(seeds) > 1 else ""
+        cell = "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f} to {below.high:.1f})"
+        middle = f"{statistics.fmean(means):.2f} ± {half_width([float(each) for each in theirs]):.2f}"
+        rows.append((name, middle, by_seed, cell))
+    head = ("allocated by", "slots", "by seed", "below, %")
+    return rendered(f"{nodes} nodes, {len(ours)} traces", head, rows, markdown=markdown)
+
+
+def draw(found: dict[int, Judged], path: Path) -> None:
+    """Draw the completion time of each trace, by way of allocating; `learned` with the range of its seeds."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for axis, (nodes, judged) in zip(axes, found.items(), strict=True):
+        order = np.argsort(judged["drf"][0])
+        places = np.arange(len(order))
+        for name, marker in (("drf", "v"), ("optimus", "s"), ("optimus-ahead", "."), ("fixed counts", "x")):
+            axis.plot(places, judged[name][0][order], marker, markersize=4, label=name)
+        seeds = np.array(judged["learned"])[:, order]
+        middle = seeds.mean(0)
+        half = [half_width([float(each) for each in seeds[:, place]]) if len(seeds) > 1 else 0.0 for place in places]
+        axis.errorbar(places, middle, yerr=half, fmt="o", markersize=4, color="black", label="learned, 95 % over seeds")
+        axis.set_title(f"{nodes} nodes")
+        axis.set_xlabel("trace, in the order of DRF")
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("mean completion time, slots")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Learn, judge and print a table for each size of the cluster."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=10, help="traces to judge on")
+    parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--work-dir", type=Path, help="keep policies here; those that are there are not learnt again")
+    parser.add_argument("--picture", type=Path, help="draw completion times by trace into this PNG file")
+    parser.add_argument("--quick", action="store_true", help="1 seed, 3 traces, 40,000 decisions: 60 s")
+    options = parser.parse_args(arguments)
+    seeds, episodes, decisions = options.seeds, options.episodes, options.decisions
+    settings = SETTINGS
+    if options.quick:
+        seeds, episodes, decisions = 1, 3, 40_000
+        settings = replace(settings, imitated=4_000)
+    print(f"{command()}\n{environment('torch', 'numpy')}\n{seeds} seeds, {decisions:,} decisions, {episodes} traces")
+    few = min(FEW_SEEDS, seeds)
+    folder = options.work_dir or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = replace(settings, decisions=decisions)
+    known = [index for index, name in enumerate(source().names) if name not in UNSEEN]
+    policies = {
+        "learned": learnt(settings, seeds, "learned", folder),
+        "imitation": learnt(replace(settings, decisions=0), few, "imitation", folder),
+        "learned on 6 types": learnt(settings, few, "learned on 6 types", folder, known),
+    }
+    best = np.array([np.unravel_index(table.argmin(), table.shape) for table in source().slots])
+    rules = {**RULES, "fixed counts": fixed(best)}
+    found: dict[int, Judged] = {}
+    for nodes in sorted(NODES, reverse=True):
+        found[nodes] = {name: [judge(rule, nodes, episodes, Purpose.JUDGE)] for name, rule in rules.items()}
+        for name, each in policies.items():
+            found[nodes][name] = [judge(greedy(one.network), nodes, episodes, Purpose.JUDGE) for one in each]
+        print(table(found[nodes], nodes, markdown=options.markdown), flush=True)
+    if options.picture is not None:
+        draw(found, options.picture)
+
+
+if __name__ == "__main__":
+    main()

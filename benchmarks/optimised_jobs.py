@@ -1,0 +1,261 @@
+"""What does `adaptation.optimise: Rewrites` cost jobs, and what does it bring? Jobs of the ready trainer, mixed nets.
+
+python benchmarks/optimised_jobs.py [--seeds 3] [--time-budget 20] [--pairs 5] [--format Auto] [--nets NAME ...]
+
+The budget of a job and all durations are CPU seconds of its process on one thread, so that other work on the machine
+counts little. Nothing is evaluated before the end. `spent` is the share of the budget that all attempts have taken: the
+steps that a job loses where nothing is gained. So these jobs are stopped once what is due was tried, or a tenth of the
+budget is used. The model `grown` deepens three times after the first hundredth of the budget.
+`handwritten` (a layer norm, a GELU and an attention by hand, two linear layers in a row, a mean after a 1x1
+convolution) runs `--pairs` seeds more, each with and without `optimise`, in turn: the steps within the budget, and how
+many more they are, the mean with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from harness.printed import command, environment, progress, rendered, share
+from harness.statistics import paired
+from torch import Tensor, nn
+
+from espalier_api.advice import Action
+from espalier_api.allocation import Allocation, Direction
+from espalier_api.events import AdaptationFinished
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.report import AdaptationSource
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.core.services import Services
+from espalier_trainer.data import load_data
+from espalier_trainer.models import build_model
+from espalier_trainer.progress import TrainingResult
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.scheduler import DocumentScheduler
+
+_HERE: Final = "optimised_jobs"
+_GROWS_AT: Final = 0.01
+_STOPS_AT: Final = 0.1
+
+
+def images() -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return random images [N, 3, 32, 32] with labels: what is learnt does not matter here."""
+    random = torch.Generator().manual_seed(0)
+    return tuple((torch.rand(n, 3, 32, 32, generator=random), torch.arange(n) % 10) for n in (640, 32, 32))
+
+
+class ByHand(nn.Module):
+    """What people write themselves, each part as one finds it in scripts."""
+
+    def __init__(self, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.wide, self.narrow = nn.Linear(width, width), nn.Linear(width, 512), nn.Linear(512, width)
+        self.channels = nn.Conv2d(width, 256, 1)
+        self.last = nn.Linear(256, 10)
+
+    def norm(self, inputs: Tensor) -> Tensor:
+        """Return the layer norm."""
+        mean = inputs.mean(-1, keepdim=True)
+        spread = ((inputs - mean) ** 2).mean(-1, keepdim=True)
+        return (inputs - mean) / torch.sqrt(spread + 1e-5) * self.scale + self.shift
+
+    def attention(self, inputs: Tensor) -> Tensor:
+        """Return the attention of all places to all."""
+        batch, places, width = inputs.shape
+        each = [part(inputs).view(batch, places, self.heads, width // self.heads).transpose(1, 2)
+                for part in (self.query, self.key, self.value)]  # fmt: skip
+        weights = torch.softmax(each[0] @ each[1].transpose(-2, -1) / math.sqrt(width // self.heads), -1)
+        return self.out((weights @ each[2]).transpose(1, 2).reshape(batch, places, width))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits [N, 10]."""
+        hidden = self.patches(inputs).flatten(2).transpose(1, 2)
+        hidden = hidden + self.attention(self.norm(hidden))
+        hidden = hidden + self.narrow(self.wide(self.norm(hidden)))
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+        size = math.isqrt(hidden.shape[1])
+        planes = hidden.transpose(1, 2).unflatten(2, (size, size))
+        logits: Tensor = self.last(self.channels(planes).mean((2, 3)))
+        return logits
+
+
+class Branches(nn.Module):
+    """A block of RepVGG in training: a 3x3 and a 1x1 convolution and the input, added up."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.three, self.one = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the sum of the branches."""
+        return torch.relu(self.three(inputs) + self.one(inputs) + inputs)
+
+
+def handwritten() -> nn.Module:
+    """Return the net whose parts have faster forms."""
+    return ByHand()
+
+
+def branches() -> nn.Module:
+    """Return a net like RepVGG's, without batch norms."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1),
+        *(Branches(32) for _ in range(4)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
+
+
+def multilayer() -> nn.Module:
+    """Return a plain perceptron."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3072, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
+
+
+_IMAGES: Final = {"dataset": {"entrypoint": f"{_HERE}:images"}, "batchSize": 4}
+
+
+def _of(entry: str, **training: Any) -> dict[str, Any]:
+    return {"model": {"entrypoint": f"{_HERE}:{entry}"}, **_IMAGES, **training}
+
+
+def _torchvision(name: str) -> dict[str, Any]:
+    return {"model": {"name": f"torchvision:{name}"}, **_IMAGES}
+
+
+NETS: Final[dict[str, dict[str, Any]]] = {
+    "digits": {},
+    "grown": {},
+    "gpt": {
+        "task": "LanguageModel",
+        "model": {"name": "gpt", "options": {"blocks": 2, "width": 64, "heads": 2}},
+        "dataset": {
+            "name": "python-library",
+            "options": {"context": 64, "vocabulary": 128, "windows": 512, "evaluationWindows": 256},
+        },
+        "batchSize": 8,
+        "optimizer": {"name": "AdamW", "learningRate": 0.004},
+    },
+    "resnet18": _torchvision("resnet18"),
+    "squeezenet1_1": _torchvision("squeezenet1_1"),
+    "mobilenet_v3_small": _torchvision("mobilenet_v3_small"),
+    "shufflenet_v2_x0_5": _torchvision("shufflenet_v2_x0_5"),
+    "multilayer": _of("multilayer"),
+    "branches": _of("branches"),
+    "handwritten": _of("handwritten"),
+}
+
+
+@dataclass
+class CpuScheduler(DocumentScheduler):
+    """The job's budget in CPU seconds; the second worker comes when `grows_at` of it is used."""
+
+    grows_at: float = math.inf
+
+    def allocation(self) -> Allocation:
+        """Return one worker, or two."""
+        if self.used_seconds() < self.grows_at * self.time_budget():
+            return super().allocation()
+        return Allocation(generation=1, replicas=2, gpus=2, direction=Direction.UP)
+
+
+def run(net: str, seed: int, options: argparse.Namespace, *, optimise: bool, whole: bool = True) -> TrainingResult:
+    """Run one job; not `whole`: until all attempts were made, or `_STOPS_AT` of its budget."""
+    job = AdaptiveTrainingJob.model_validate(
+        {
+            "apiVersion": "espalier.dev/v1alpha1",
+            "kind": "AdaptiveTrainingJob",
+            "metadata": {"name": net.replace("_", "-")},
+            "spec": {
+                "timeBudgetSeconds": options.time_budget,
+                "maxReplicas": 2,
+                "adaptation": {"optimise": "Rewrites" if optimise else "Off"},
+                "training": {
+                    "evaluateEveryEpochs": 10**6,
+                    "memoryFormat": options.format if optimise else "Contiguous",
+                    "seed": seed,
+                    **NETS[net],
+                },
+            },
+        }
+    )
+    training = job.spec.training
+    data = load_data(training.dataset, training.task)
+    seed_everything(seed)
+    model = build_model(training.model, data.classes, data.example_input(), data.task)
+    clock = time.process_time
+    scheduler = CpuScheduler((), job, 1.0, clock, grows_at=_GROWS_AT if net == "grown" else math.inf)
+    advisor = Scripted((Action.deepen("block0"),) * 3) if net == "grown" else None
+    reporter, attempts = MemoryReporter(), 4 if net == "grown" else 1
+
+    def stop() -> bool:
+        made = [event for event in reporter.events if isinstance(event, AdaptationFinished)]
+        tried = sum(event.adaptation.source is AdaptationSource.MEASUREMENT for event in made)
+        return not whole and (tried == attempts or scheduler.used_seconds() > _STOPS_AT * options.time_budget)
+
+    services = Services(scheduler, reporter, advisor, stop=stop, clock=clock)
+    return Trainer(job, model, data, services).run()
+
+
+def main() -> None:
+    """Run the jobs and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--time-budget", type=float, default=20.0, help="CPU seconds of a job")
+    parser.add_argument("--format", default="Contiguous", choices=("Contiguous", "Auto"), help="training.memoryFormat")
+    parser.add_argument("--nets", nargs="*", default=list(NETS), choices=list(NETS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parent))
+    print(command(), environment("torch"), sep="\n")
+    rows, shares = [], []
+    for seed in range(options.seeds):
+        for net in options.nets:
+            result = run(net, seed, options, optimise=True, whole=False)
+            tried = [one for one in result.adaptations if one.source == "measurement"]
+            spent = sum(one.seconds for one in tried) / options.time_budget
+            shares.append(spent)
+            what = "; ".join(f"{one.action} {one.result}: {one.message}" for one in tried) or "nothing tried"
+            rows.append((f"{net} {seed}", share(spent), share(result.used_seconds / options.time_budget), what))
+            progress(" | ".join(rows[-1]))
+    _report(rows, shares)
+    if "handwritten" in options.nets and options.pairs > 1:
+        _pairs(options)
+
+
+def _report(rows: list[tuple[str, ...]], shares: list[float]) -> None:
+    if not rows:
+        return
+    print(rendered("Jobs with optimise: Rewrites", ("net, seed", "spent", "ran for", "attempts"), rows, markdown=True))
+    print(f"{len(shares)} jobs; largest share of a budget that was spent: {max(shares):.4f}\n")
+
+
+def _pairs(options: argparse.Namespace) -> None:
+    ratios = []
+    for seed in range(options.pairs):
+        order: tuple[bool, ...] = (True, False) if seed % 2 else (False, True)
+        steps = {optimise: run("handwritten", 100 + seed, options, optimise=optimise).steps for optimise in order}
+        ratios.append(steps[True] / steps[False])
+        progress(f"handwritten {100 + seed}: {steps[False]:,} steps, {steps[True]:,} with optimise")
+    print(
+        f"handwritten, steps with optimise / without, {options.pairs} seeds: {paired([one - 1 for one in ratios])} more"
+    )
+
+
+if __name__ == "__main__":
+    main()

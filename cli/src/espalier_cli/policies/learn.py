@@ -1,0 +1,72 @@
+"""`espalier policies learn`: imitation of a rule, then PPO, into a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from espalier_cli.errors import InputError
+from espalier_cli.policies.options import cluster_sizes, type_indices
+from espalier_scheduling.allocation.judging import NODES
+from espalier_scheduling.allocation.learner import Settings
+from espalier_scheduling.allocation.learning import learn_slots
+from espalier_scheduling.allocation.rules import RULES
+from espalier_scheduling.learned.files import write_policy
+
+_DEFAULTS = Settings()
+
+
+@click.command()
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="Write the policy into this file."
+)
+@click.option("--seed", type=click.IntRange(0, 2000), default=0, show_default=True, help="Of traces and weights.")
+@click.option(
+    "--nodes",
+    default=",".join(map(str, NODES)),
+    show_default=True,
+    metavar="N[,N...]",
+    help="Learn on clusters with so many nodes, as much on each.",
+)
+@click.option(
+    "--teacher",
+    type=click.Choice([*RULES]),
+    default=_DEFAULTS.teacher,
+    show_default=True,
+    help="The rule that is imitated first.",
+)
+@click.option(
+    "--imitated",
+    type=click.IntRange(100, 10_000_000),
+    default=_DEFAULTS.imitated,
+    show_default=True,
+    help="Decisions of the teacher to learn from.",
+)
+@click.option(
+    "--decisions",
+    type=click.IntRange(0, 100_000_000),
+    default=_DEFAULTS.decisions,
+    show_default=True,
+    help="Decisions of its own to learn from, by PPO; 0: only imitate.",
+)
+@click.option(
+    "--without-type", "without", multiple=True, metavar="NAME", help="Learn without this type of jobs. Repeatable."
+)
+def learn(
+    output: Path, seed: int, nodes: str, teacher: str, imitated: int, decisions: int, without: tuple[str, ...]
+) -> None:
+    """Learn to allocate workers and parameter servers to jobs in DL2's simulated cluster.
+
+    First the network imitates a rule, then it improves by masked PPO. The policy is a safetensors file with its
+    lineage. It is for this simulated cluster: no operator can be given it, because jobs of Espalier have no parameter
+    servers. Progress goes to stderr.
+    """
+    sizes, kinds = cluster_sizes(nodes), type_indices(without)
+    if not output.parent.is_dir():
+        raise InputError(f"--output: {output.parent} is not a folder; create it first")
+    settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions)
+    policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, told=lambda line: click.echo(line, err=True))
+    write_policy(policy, output)
+    click.echo(f"{output}: {policy.lineage.name}@{policy.version}, {policy.lineage.algorithm}")

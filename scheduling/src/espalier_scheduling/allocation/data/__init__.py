@@ -1,0 +1,1 @@
+"""Measurements that environments are made of."""

@@ -1,0 +1,64 @@
+"""Learns a policy for DL2's cluster from end to end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from espalier_scheduling.allocation.judging import NODES
+from espalier_scheduling.allocation.learner import Learner, Settings
+from espalier_scheduling.allocation.slots import Slots
+from espalier_scheduling.allocation.source import source
+from espalier_scheduling.allocation.traces import draw
+from espalier_scheduling.learned.description import WORKERS_AND_SERVERS
+from espalier_scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy
+from espalier_scheduling.purposes import Purpose
+
+_APART: Final = 1_000_000
+"""Episodes to train on that belong to each seed."""
+
+
+def learn_slots(
+    seed: int,
+    settings: Settings,
+    *,
+    nodes: Sequence[int] = NODES,
+    kinds: Sequence[int] | None = None,
+    told: Callable[[str], object] = lambda line: None,
+) -> LearnedPolicy:
+    """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `told` hears how it goes.
+
+    `kinds`: the types of which the jobs are, all of them by default. Torch is held to one thread: the network is small,
+    and results are then the same for a seed.
+    """
+    torch.set_num_threads(1)
+    clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
+    traces = (draw(source(), Purpose.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
+    learner = Learner(lambda begun: Slots(source(), clusters, begun), traces, settings, seed)
+    agreed = learner.imitate()
+    told(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
+
+    def progress(turn: int, figures: dict[str, float]) -> None:
+        if turn % 10 == 9:
+            told(f"{learner.learnt_from:,} decisions: a slot costs {figures['lost']:.2f} slots of jobs' time")
+
+    if settings.decisions:
+        learner.improve(progress)
+    types = len(source().names) if kinds is None else len(kinds)
+    lineage = Lineage(
+        name="allocation-slots",
+        actions=WORKERS_AND_SERVERS,
+        learnt_from=f"DL2's cluster, {types} types of jobs, {', '.join(map(str, nodes))} nodes",
+        algorithm=f"imitation of {settings.teacher}" + (", then PPO" if settings.decisions else ""),
+        seed=seed,
+        decisions=learner.learnt_from,
+        serves=Serves(
+            min_gpus=min(nodes) * int(source().node[1]),
+            max_gpus=max(nodes) * int(source().node[1]),
+            max_jobs=source().jobs,
+        ),
+    )
+    return make_policy(learner.twin.frozen(), lineage)

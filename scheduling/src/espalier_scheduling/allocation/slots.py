@@ -1,0 +1,230 @@
+"""DL2's cluster in time slots, many episodes at once.
+
+At the beginning of a slot all workers and servers end, jobs that have come get one of both in the order in which they
+came, and then more is given, one at a time, until "stop". Each goes to the node on which the least is used (the sum of
+its resources), and cannot be given where that node has no room for it. Then the slot passes. Jobs lose no time by it:
+a slot is 20 minutes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier_scheduling.allocation.source import Source
+from espalier_scheduling.allocation.traces import Trace
+from espalier_scheduling.learned.description import (
+    WORKERS_AND_SERVERS,
+    Floats,
+    Inputs,
+    JobQuantities,
+    OptionQuantities,
+    inputs,
+)
+from espalier_scheduling.learned.speeds import STEPS, gains
+
+OPTIONS = len(WORKERS_AND_SERVERS)
+_STEPS = np.array([STEPS[option] for option in WORKERS_AND_SERVERS])
+"""(options, 2): servers and workers more."""
+_AWAY = np.iinfo(np.int64).max // 2
+"""The load of nodes that a cluster does not have."""
+_BOTH = WORKERS_AND_SERVERS.index("both")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passed:
+    """What a slot that passed has cost; arrays of shape (episodes of which it passed, jobs)."""
+
+    spent: Floats
+    """The part of the slot that each job was there: all of it, or until it was complete."""
+    lost: Floats
+    """That, less what the job would have needed at its best speed."""
+    ended: NDArray[np.bool_]
+
+
+class Slots:
+    """Episodes side by side; arrays begin with the dimension of episodes, then jobs in the order in which they come."""
+
+    def __init__(self, source: Source, nodes: int | Sequence[int], traces: Sequence[Trace]) -> None:
+        """Begin all episodes, one a trace; `nodes` are those of all clusters, or of each."""
+        count, jobs = len(traces), source.jobs
+        self.source, self.nodes = source, np.broadcast_to(np.asarray(nodes, np.int64), (count,))
+        self._tables = _Tables(source)
+        self.kinds, self.comes = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
+        self.workers, self.servers = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
+        self.done, self.ends = np.zeros((count, jobs)), np.full((count, jobs), np.nan)
+        self.slot = np.zeros(count, np.int64)
+        self.present = np.zeros((count, jobs), bool)
+        """Jobs that have come and are not complete."""
+        self._order = np.zeros((count, jobs), np.int64)
+        self._width = np.zeros(count, np.int64)
+        self._used = np.zeros((count, self.nodes.max(), len(source.node)), np.int64)
+        self._load = np.zeros(self._used.shape[:2], np.int64)
+        self.node = np.zeros(count, np.int64)
+        """The node that the next worker or server goes to."""
+        self._rows = np.arange(count)
+        for row, trace in enumerate(traces):
+            self.begin(row, trace)
+
+    def begin(self, row: int, trace: Trace) -> None:
+        """Begin an episode anew."""
+        self.kinds[row], self.comes[row] = trace.kinds, trace.slots
+        self.done[row], self.ends[row], self.slot[row] = 0.0, np.nan, 0
+        self._open(row)
+
+    @property
+    def over(self) -> NDArray[np.bool_]:
+        """(episodes): all jobs are complete."""
+        return np.asarray(~np.isnan(self.ends).any(1))
+
+    def completion_slots(self, row: int) -> Floats:
+        """Return (jobs), the slots from coming to completion, a fraction for the last one; as the source counts."""
+        return np.asarray(self.ends[row] - self.comes[row])
+
+    @property
+    def window(self) -> NDArray[np.int64]:
+        """(episodes, width): the jobs that are present, first those that came first; then any, as padding."""
+        return self._order[:, : max(1, int(self._width.max()))]
+
+    def in_window(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return (episodes, width), of values (episodes, jobs)."""
+        return np.asarray(values[self._rows[:, None], self.window])
+
+    def fitting(self, window: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return (episodes, width, options): what can be given next to the jobs of the window."""
+        free = self.source.node - self._used[self._rows, self.node]
+        room = np.all(self._tables.demand[None] <= free[:, None, None, :], axis=-1)  # (episodes, types, options)
+        here = self._rows[:, None]
+        fits: NDArray[np.bool_] = room[here, self.kinds[here, window]] & self.present[here, window][..., None]
+        more_workers = self.workers[here, window] < self.source.most_workers
+        more_servers = self.servers[here, window] < self.source.most_servers
+        fits[..., 0] &= more_workers
+        fits[..., 1] &= more_servers
+        fits[..., 2] &= more_workers & more_servers
+        return fits
+
+    def speed_parts(self) -> Floats:
+        """Return (episodes, jobs): the speed of each with what it has, over the best that it could have."""
+        return np.asarray(self._tables.parts[self.kinds, self.servers, self.workers] * self.present)
+
+    def demand_of_jobs(self) -> NDArray[np.int64]:
+        """Return (episodes, jobs, resources): what the workers and servers of each job take."""
+        demand = self._tables.demand[self.kinds]
+        return self.workers[..., None] * demand[:, :, 0] + self.servers[..., None] * demand[:, :, 1]
+
+    def give(self, rows: NDArray[np.int64], jobs: NDArray[np.int64], options: NDArray[np.int64]) -> None:
+        """Give one job of each of these episodes what it could get more of. What does not fit is an error of ours."""
+        demand = self._tables.demand[self.kinds[rows, jobs], options]
+        self._used[rows, self.node[rows]] += demand
+        self._load[rows, self.node[rows]] += demand.sum(-1)
+        self.servers[rows, jobs] += _STEPS[options, 0]
+        self.workers[rows, jobs] += _STEPS[options, 1]
+        self.node[rows] = self._load[rows].argmin(1)
+
+    def stop(self, rows: NDArray[np.int64]) -> Passed:
+        """Let the slot pass in these episodes, and begin the next one in which there is a job."""
+        here, present = rows[:, None], self.present[rows]
+        parts = self.speed_parts()[rows]
+        rate = self._tables.rates[self.kinds[rows], self.servers[rows], self.workers[rows]] * present
+        left = 1 - self.done[rows]
+        complete = present & (rate >= left)
+        ended = complete | (present & (self.slot[here] + 1 - self.comes[rows] >= self.source.most_slots))
+        spent = np.where(complete, np.divide(left, rate, out=np.zeros_like(left), where=rate > 0), present)
+        self.ends[rows] = np.where(ended, self.slot[here] + spent, self.ends[rows])
+        self.done[rows] = np.where(ended, 1.0, self.done[rows] + rate)
+        self.slot[rows] += 1
+        for row in rows:
+            self._open(int(row))
+        return Passed(spent, spent * (1 - parts), ended)
+
+    def _open(self, row: int) -> None:
+        """Begin a slot: jobs that have come get a worker and a server each, as far as there is room."""
+        unfinished = np.isnan(self.ends[row])
+        self.workers[row] = self.servers[row] = 0
+        self._used[row], self._load[row], self.node[row] = 0, _AWAY, 0
+        self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
+        if unfinished.any() and not self.present[row].any():  # nobody is there: until the next one comes
+            self.slot[row] = self.comes[row][unfinished].min()
+            self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
+        self._order[row] = np.argsort(~self.present[row], kind="stable")
+        self._width[row] = self.present[row].sum()
+        heap = [(0, node) for node in range(self.nodes[row])]
+        for job in np.flatnonzero(self.present[row]):
+            demand = self._tables.demand[self.kinds[row, job], _BOTH]
+            load, node = heap[0]
+            if (self._used[row, node] + demand <= self.source.node).all():
+                self._used[row, node] += demand
+                heapq.heapreplace(heap, (load + int(demand.sum()), node))
+                self.workers[row, job] = self.servers[row, job] = 1
+        for load, node in heap:
+            self._load[row, node] = load
+        self.node[row] = heap[0][1]
+
+    def quantities(self, window: NDArray[np.int64]) -> tuple[JobQuantities, OptionQuantities, Floats]:
+        """Return what is known of the jobs of the window, of options, and the free part of the cluster.
+
+        As `description.inputs` takes it.
+        """
+        tables, seconds, here = self._tables, self.source.slot_seconds, self._rows[:, None]
+        kinds, workers, servers = self.kinds[here, window], self.workers[here, window], self.servers[here, window]
+        at, done = (kinds, servers, workers), self.done[here, window]
+        left = np.maximum(1 - done, 1e-9) * seconds
+        free = (1 - self._used.sum(1) / (self.source.node * self.nodes[:, None])).min(-1)
+        zeros = np.zeros(kinds.shape)
+        jobs = JobQuantities(
+            workers=workers.astype(float),
+            most_workers=zeros + self.source.most_workers,
+            servers=servers.astype(float),
+            most_servers=zeros + self.source.most_servers,
+            held=zeros,  # all workers end with the slot
+            share=tables.shares[at] / self.nodes[:, None],
+            age=(self.slot[:, None] - self.comes[here, window]).astype(float) * seconds,
+            left=self.source.slots[at] * left,
+            best_left=tables.best[kinds] * left,
+            known=zeros + 1,
+            done=done,
+        )
+        options = OptionQuantities(
+            gain=tables.gain[at],
+            gain_ahead=tables.gain_ahead[at],
+            saved=tables.saved[at] * left[..., None],
+            saved_ahead=tables.saved_ahead[at] * left[..., None],
+            share=tables.costs[kinds] / self.nodes[:, None, None],
+            fits=self.fitting(window).astype(float),
+            restores=np.zeros((*kinds.shape, OPTIONS)),
+        )
+        return jobs, options, free
+
+    def seen(self, window: NDArray[np.int64]) -> tuple[Inputs, NDArray[np.bool_]]:
+        """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
+        jobs, options, free = self.quantities(window)
+        mask = options.fits.reshape(len(window), -1) > 0
+        present = self.present[self._rows[:, None], window].astype(float)
+        return inputs(jobs, options, free, present), np.concatenate([mask, np.ones((len(mask), 1), bool)], axis=1)
+
+
+class _Tables:
+    """What is looked up by type, servers and workers."""
+
+    def __init__(self, source: Source) -> None:
+        self.demand = source.demand
+        self.rates = np.where(np.isinf(source.slots), 0.0, 1 / source.slots)
+        self.best = source.best_slots
+        self.parts = self.rates * self.best[:, None, None]
+        self.costs = (source.demand / source.node).max(-1)
+        """(types, options): of a node."""
+        servers, workers = np.indices(source.slots.shape[1:])[..., None]
+        taken = servers * source.demand[:, 1, None, None] + workers * source.demand[:, 0, None, None]
+        self.shares = (taken / source.node).max(-1)
+        """(types, servers + 1, workers + 1): the same."""
+        found = [gains(table, WORKERS_AND_SERVERS) for table in source.slots]
+        self.gain = np.array([each.gain for each in found])
+        self.gain_ahead = np.array([each.gain_ahead for each in found])
+        # Of a job that does not train, anything may be saved: a number that can be multiplied.
+        self.saved = np.nan_to_num(np.array([each.saved for each in found]), posinf=1e6, neginf=-1e6)
+        self.saved_ahead = np.nan_to_num(np.array([each.saved_ahead for each in found]), posinf=1e6, neginf=-1e6)

@@ -1,0 +1,27 @@
+"""What an episode is for."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Purpose(IntEnum):
+    """What an episode is for. Episodes of two purposes never share a seed."""
+
+    TRAIN = 0
+    """To learn from."""
+    CHOOSE = 1
+    """To choose settings by."""
+    JUDGE = 2
+    """To report."""
+
+    @classmethod
+    def of(cls, purpose: Purpose | str) -> Purpose:
+        """Return a purpose, which may be given by its name in small letters. Raises `ValueError`."""
+        if not isinstance(purpose, str):
+            return cls(purpose)
+        try:
+            return cls[purpose.upper()]
+        except KeyError:
+            names = ", ".join(each.name.lower() for each in cls)
+            raise ValueError(f"purpose: {purpose!r} is none; choose one of {names}") from None

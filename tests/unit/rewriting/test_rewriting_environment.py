@@ -1,0 +1,79 @@
+"""The environment of rewrites: as Gymnasium asks, with masks that say what holds, and rewards that add up."""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from drawn_models import row_model
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from torch import Tensor
+
+from espalier_rewriting import NETS, RewritesEnvironment
+from espalier_rewriting.environment import STOP
+from espalier_rewriting.nets import Net
+from espalier_trainer.rewriting import Costs, apply, capture, verify
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    return row_model(["norm by hand", "attention by hand", "chain", "gelu by hand"])
+
+
+def test_the_environment_is_as_gymnasium_asks(net: Net) -> None:
+    environment = gymnasium.make("espalier_rewriting:espalier/Rewrites-v0", net=net)
+    check_env(environment.unwrapped, skip_render_check=True)
+
+
+def test_masked_episodes_end_in_plans_that_compute_the_same(net: Net) -> None:
+    environment = RewritesEnvironment(net, horizon=8)
+    draw = np.random.default_rng(0)
+    for _ in range(3):
+        observation, info = environment.reset()
+        start, total, over = info["cost"], 0.0, False
+        while not over:
+            assert (observation["anchors"] >= 0).sum() == info["location_mask"].sum() - 1  # to stop begins nowhere
+            rules = info["rule_mask"].nonzero()[0]
+            rule = draw.choice(rules)
+            place = draw.choice(info["location_mask"][rule].nonzero()[0])
+            observation, reward, terminated, truncated, info = environment.step(np.array([rule, place]))
+            total += reward
+            over = terminated or truncated
+        assert total == pytest.approx(math.log(start / info["cost"]), abs=1e-9)
+        module, inputs = net
+        assert verify(module, apply(module, info["plan"], inputs), inputs, Tensor.sum).right
+
+
+def test_what_the_masks_forbid_changes_nothing_and_stopping_is_judged(net: Net) -> None:
+    environment = RewritesEnvironment(net, judge=lambda plan: 2.0)
+    with pytest.raises(ResetNeeded):
+        environment.step(np.array([STOP, 0]))
+    _, info = environment.reset()
+    rule = next(number for number, holds in enumerate(info["rule_mask"]) if not holds)
+    _, reward, terminated, truncated, after = environment.step(np.array([rule, 3]))
+    assert (reward, terminated, truncated, after["cost"]) == (-0.1, False, False, info["cost"])
+    _, reward, terminated, _, _ = environment.step(np.array([STOP, 0]))
+    assert terminated
+    assert reward == pytest.approx(math.log(2.0))
+
+
+def test_nets_that_are_not_known_or_too_large_are_refused(net: Net) -> None:
+    with pytest.raises(ValueError, match="'lenet'; known are handwritten"):
+        RewritesEnvironment("lenet")
+    with pytest.raises(ValueError, match="size is 20"):
+        RewritesEnvironment(net, size=20)
+
+
+@pytest.mark.parametrize("name", ["handwritten", "repvgg-like", "cifar8 grown", "gpt"])
+def test_the_nets_of_the_benchmark_are_captured(name: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = NETS[name]()
+    graph = capture(module, inputs)
+    assert graph.both_modes
+    assert len(graph.nodes) > 20
+    assert Costs(module).device.startswith("cpu")

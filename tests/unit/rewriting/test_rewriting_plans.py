@@ -1,0 +1,199 @@
+"""What is refused and why, plans that outlive a process, searches, costs, and pairs of steps."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from drawn_models import image_model, row_model
+from torch import Tensor, nn
+
+from espalier_trainer.gpt import gpt
+from espalier_trainer.models import cifar8
+from espalier_trainer.net2net import deepen, growth_points
+from espalier_trainer.rewriting import (
+    SEARCHES,
+    Costs,
+    Plan,
+    RewritesRefusedError,
+    Step,
+    apply,
+    capture,
+    compare,
+    search,
+    verify,
+)
+from espalier_trainer.rewriting.graph import Graph, Node
+from espalier_trainer.rewriting.search import State
+
+
+class Decides(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class WritesIntoAView(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        y[0].add_(1)
+        return y
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return x * 2
+
+
+class DropsByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5, self.training) * 1
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (_hooked(), "'0' has hooks"),
+        (Decides(), "must not decide by the values"),
+        (WritesIntoAView(), "in place"),
+        (Counts(), "changes a buffer"),
+        (nn.LazyLinear(3), "lazy"),
+    ],
+    ids=["hooks", "decides", "writes", "counts", "lazy"],
+)
+def test_what_cannot_be_rewritten_is_refused_with_the_reason(model: nn.Module, why: str) -> None:
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with pytest.raises(RewritesRefusedError, match=why):
+        capture(model, torch.randn(2, 4))
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers() if name in before)
+
+
+def test_grown_models_are_captured_and_stay_as_they_are() -> None:
+    model, images = cifar8(), torch.randn(4, 3, 8, 8)
+    for _ in range(2):
+        model = deepen(model, growth_points(model, images)[0].id, images)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    draws = torch.get_rng_state()
+    graph = capture(model, images)
+    assert torch.equal(draws, torch.get_rng_state())
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    execution = apply(model, Plan(fingerprint=graph.fingerprint(), device="any"), images)
+    assert dict(execution.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert verify(model, execution, images, lambda outputs: outputs.square().sum()).right
+    # The batch size stays free, and the buffers are the model's own.
+    execution(torch.randn(7, 3, 8, 8))
+    assert model.state_dict()["block0.1.num_batches_tracked"] == state["block0.1.num_batches_tracked"] + 1
+
+
+def test_a_forward_that_depends_on_the_mode_is_executed_in_train_mode_alone() -> None:
+    model, rows = DropsByHand(), torch.randn(3, 4)
+    graph = capture(model, rows)
+    assert not graph.both_modes
+    step = Step(rule="Cancelling", location=("mul", "dropout"))
+    execution = apply(model, Plan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
+    assert verify(model, execution, rows, Tensor.sum).right
+    with pytest.raises(RewritesRefusedError, match="train mode"):
+        execution.eval()(rows)
+
+
+def test_verify_finds_an_execution_that_computes_something_else() -> None:
+    model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4)
+    wrong = nn.Sequential(model[0], nn.Tanh())
+    errors = verify(model, wrong, rows, Tensor.sum)
+    assert not errors.right
+    assert min(errors.outputs, errors.gradient) > 1e-3
+
+
+def _stand_in(graph: Graph, name: str) -> float:
+    """Return a cost that does not depend on the machine: the elements of the output, and 10 a node."""
+    node: Node = graph.nodes[name]
+    if node.operator in ("input", "parameter", "constant", "output"):
+        return 0.0
+    return 10.0 + torch.Size(node.shape).numel()
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> type[Costs]:
+    monkeypatch.setattr(Costs, "of", lambda _, graph, name: _stand_in(graph, name))
+    return Costs
+
+
+@pytest.mark.parametrize("method", SEARCHES)
+def test_a_plan_is_found_saved_and_carried_out_again(method: str, costs: type[Costs]) -> None:
+    torch.manual_seed(0)
+    model, rows = row_model(["norm by hand", "attention by hand", "gelu by hand", "chain"])
+    graph = capture(model, rows)
+    found = search(graph, costs(model), method=method, evaluations=200)
+    assert found.best[0][0] < 0.7 * found.start
+    assert found.evaluations <= 200
+    again = Plan.model_validate_json(found.plan.model_dump_json())
+    execution = apply(model, again, torch.randn(9, 4, 4))  # the plan does not know the batch size
+    assert verify(model, execution, rows, Tensor.sum).right
+
+
+def test_sums_after_a_rewrite_are_those_of_the_graph(costs: type[Costs]) -> None:
+    torch.manual_seed(0)
+    model, images = image_model(["branches", "reparametrised", "batch norm", "twice", "enlarged"])
+    graph = capture(model, images)
+    state = State.start(graph, costs(model))
+    while matches := state.matches.all():
+        state = state.after(matches[len(matches) // 2])
+        assert state.cost == sum(_stand_in(state.graph, name) for name in state.graph.nodes)
+
+
+def test_plans_for_other_models_and_places_are_refused() -> None:
+    model, rows = row_model(["swish"])
+    graph = capture(model, rows)
+    with pytest.raises(RewritesRefusedError, match="is for the computation"):
+        apply(model, Plan(fingerprint="another", device="any"), rows)
+    for step in (Step(rule="Unknown", location=("mul",)), Step(rule="MeanFirst", location=("mean", "nowhere"))):
+        with pytest.raises(RewritesRefusedError, match="not known|does not hold"):
+            apply(model, Plan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
+    with pytest.raises(ValueError, match="best-first"):
+        search(graph, Costs(model), method="worst")
+
+
+def test_the_table_of_costs_is_measured_once_and_kept(tmp_path: Path) -> None:
+    model, tokens = gpt(8, 4, width=8, heads=2), torch.randint(0, 8, (2, 4))
+    graph = capture(model, tokens)
+    ticks = itertools.count(step=2)
+    first = Costs(model, tmp_path, clock=lambda: float(next(ticks)))
+    total = State.start(graph, first).cost
+    first.save()
+    again = Costs(model, tmp_path)
+    assert State.start(graph, again).cost == total > 0
+    assert (first.measured > 0, again.measured) == (True, 0)
+
+
+def test_pairs_of_steps_are_measured_in_turn() -> None:
+    model, execution = nn.Linear(1, 1), nn.Linear(1, 1)
+    now, order = [0.0], []
+
+    def step(which: nn.Module) -> None:
+        order.append(which is model)
+        now[0] += 3.0 if which is model else 2.0
+
+    comparison = compare(model, execution, step, pairs=4, warmup=1, clock=lambda: now[0])
+    assert order == [True, False, False, True, True, False, False, True, True, False]
+    assert comparison.pairs == ((3.0, 2.0),) * 4
+    assert comparison.gain == 1.5
+    assert comparison.faster(0.4)
+    assert not comparison.faster(0.6)
+    with pytest.raises(ValueError, match="pairs is 1"):
+        compare(model, execution, step, pairs=1)

@@ -1,0 +1,79 @@
+"""Each rule holds where it should, and changes nothing but how a model computes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from drawn_models import IMAGE_PARTS, ROW_PARTS, image_model, row_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewriting_cases import CASES, Case
+from torch import Tensor, nn
+
+from espalier_trainer.rewriting import capture, verify
+from espalier_trainer.rewriting.emitting import emitted
+from espalier_trainer.rewriting.graph import Graph
+from espalier_trainer.rewriting.matching import Matches
+from espalier_trainer.rewriting.rules import RULES
+
+
+def _loss(outputs: Tensor) -> Tensor:
+    """Return a loss to which every output matters, and differently."""
+    return (outputs * torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)).sin().sum()
+
+
+def _check(module: nn.Module, graph: Graph, inputs: Tensor) -> None:
+    execution = emitted(graph, module)
+    assert {id(one) for one in execution.parameters()} <= {id(one) for one in module.parameters()}
+    for training in (True, False):
+        errors = verify(module, execution, inputs, _loss, training=training)
+        assert errors.right, (training, errors)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rule_computes_the_same(case: Case) -> None:
+    torch.manual_seed(0)
+    module, inputs = case.build(), torch.randn(case.shape)
+    graph = capture(module, inputs)
+    matches = [match for match in Matches(graph).all() if match.rule.name == case.rule]
+    assert matches
+    for match in matches:
+        _check(module, match.applied(graph), inputs)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {case.rule for case in CASES} == {rule.name for rule in RULES}
+
+
+def _walk(module: nn.Module, inputs: Tensor, seed: int) -> None:
+    graph = capture(module, inputs)
+    start, matches, draw = graph, Matches(graph), random.Random(seed)
+    before = graph.effects()
+    for _ in range(12):
+        if not (found := matches.all()):
+            break
+        graph = draw.choice(found).applied(graph)
+        matches = matches.after(graph)
+    everywhere = Matches(graph).all()
+    assert [(match.rule.name, match.location) for match in matches.all()] == [
+        (match.rule.name, match.location) for match in everywhere
+    ]
+    assert graph.effects() == before
+    assert graph is start or graph.key() != start.key()
+    _check(module, graph, inputs)
+
+
+@settings(max_examples=12, deadline=None)
+@given(parts=st.lists(st.sampled_from(sorted(IMAGE_PARTS)), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_random_walks_on_models_of_images_compute_the_same(parts: list[str], seed: int) -> None:
+    torch.manual_seed(seed)
+    _walk(*image_model(parts), seed)
+
+
+@settings(max_examples=12, deadline=None)
+@given(parts=st.lists(st.sampled_from(sorted(ROW_PARTS)), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_random_walks_on_models_of_rows_compute_the_same(parts: list[str], seed: int) -> None:
+    torch.manual_seed(seed)
+    _walk(*row_model(parts), seed)

@@ -1,0 +1,111 @@
+"""Nodes that a policy file with a placement prior wishes for workers, and what the planner makes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_operator.actions import Admit
+from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.learned import Allotment, LearnedPolicy
+from espalier_operator.policies.view import Candidate, View
+from espalier_scheduling.learned.files import LearnedPolicyError, read_policy
+from espalier_scheduling.placement.beliefs import wide_prior
+from espalier_scheduling.product.placing import MOST_NODES, placed
+from policy_files import APART, TOGETHER, write_giving
+
+
+def starting(key: str, workers: int, gpus_each: int = 1) -> tuple[Candidate, Allotment]:
+    job = Candidate(key=key, submitted_at=0.0, min_workers=1, max_workers=max(1, workers), gpus_per_worker=gpus_each)
+    return job, Allotment(job=key, workers=workers)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[View, list[Allotment]]:
+    """Nodes of any sizes, jobs that run there, and jobs that start."""
+    nodes = {f"n{index}": draw(st.integers(0, 5)) for index in range(draw(st.integers(1, 6)))}
+    free, held, jobs, allotments = dict(nodes), {}, [], []
+    for index in range(draw(st.integers(0, 4))):
+        where = [name for name in free if free[name] > 0]
+        if where:
+            name = draw(st.sampled_from(where))
+            free[name] -= 1
+            held[f"runs{index}"] = (name,)
+            jobs.append(Candidate(key=f"runs{index}", submitted_at=0, min_workers=1, max_workers=1, workers=1))
+            allotments.append(Allotment(job=f"runs{index}", workers=1))
+    for index in range(draw(st.integers(1, 4))):
+        job, allotment = starting(f"starts{index}", draw(st.integers(0, 4)), draw(st.integers(1, 3)))
+        jobs.append(job)
+        allotments.append(allotment)
+    return View(now=0.0, gpus=sum(nodes.values()), jobs=tuple(jobs), nodes=nodes, held=held), allotments
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_wishes_can_all_be_met_at_once(drawn: tuple[View, list[Allotment]]) -> None:
+    view, allotments = drawn
+    found = placed(wide_prior(), view, allotments)
+    assert [(each.job, each.workers, each.spare) for each in found] == [
+        (each.job, each.workers, each.spare) for each in allotments
+    ]
+    jobs = {job.key: job for job in view.jobs}
+    taken = Counter(node for nodes in view.held.values() for node in nodes)
+    for each in found:
+        assert len(each.nodes) in (0, each.workers)
+        assert not (each.nodes and jobs[each.job].workers), "what runs does not move"
+        for node in each.nodes:
+            taken[node] += jobs[each.job].gpus_per_worker
+    assert all(count <= view.nodes[node] for node, count in taken.items())
+
+
+def test_of_many_nodes_a_few_are_considered() -> None:
+    nodes = {f"n{index:04}": 4 for index in range(5000)}
+    job, allotment = starting("ns/a", 8)
+    (found,) = placed(wide_prior(), View(now=0.0, gpus=20_000, jobs=(job,), nodes=nodes), [allotment])
+    assert len(found.nodes) == 8
+    assert len(nodes) > MOST_NODES
+
+
+def snapshot() -> Snapshot:
+    """Return two nodes with two GPUs each; a job of one worker runs on the first, another one waits."""
+    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=900)
+    runs = JobFacts(
+        key="ns/runs",
+        terms=terms,
+        submitted_at=0.0,
+        admitted_at=1.0,
+        gpu_type="a",
+        has_reported=True,
+        training=True,
+        leader_running=True,
+    )
+    worker = Worker(name="runs-0", job="ns/runs", role=Role.BASE, index=0, node="n1", gpus=1, state=WorkerState.RUNNING)
+    return Snapshot(
+        taken_at=10.0,
+        nodes=tuple(Node(name=name, gpu_type="a", allocatable=2) for name in ("n1", "n2")),
+        workers=(worker,),
+        jobs=(runs, JobFacts(key="ns/waits", terms=terms, submitted_at=5.0)),
+    )
+
+
+@pytest.mark.parametrize(("prior", "node"), [(APART, "n2"), (TOGETHER, "n1"), (None, "n1")])
+def test_the_planner_puts_a_job_where_the_file_wishes_it(tmp_path: Path, prior: str | None, node: str) -> None:
+    """Without a wish it fills nodes up."""
+    policy = LearnedPolicy(file=str(write_giving(tmp_path / "tiny.safetensors", placement=prior)))
+    found = plan(snapshot(), policy, 10.0)
+    assert [action.job for action in found.actions if isinstance(action, Admit)] == ["ns/waits"]
+    assert found.placements["ns/waits"].base == {0: node}
+    assert not found.ignored
+    assert plan(snapshot(), FairPolicy(), 10.0).placements["ns/waits"].base == {0: "n1"}
+
+
+def test_a_prior_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = write_giving(tmp_path / "tiny.safetensors", placement=APART, without=("placement.covariance",))
+    with pytest.raises(LearnedPolicyError, match=r"tensor 'placement.covariance' is missing"):
+        read_policy(path)

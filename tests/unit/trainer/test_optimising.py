@@ -1,0 +1,241 @@
+"""Steps computed in another way: the same training, found and measured once, carried over, and left where it fails."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from espalier_api.advice import Action
+from espalier_api.events import AdaptationFinished
+from espalier_api.job import AdaptiveTrainingJob, Insertion
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, cost_of, is_tried
+from espalier_trainer.core.services import Services
+from espalier_trainer.execution import Execution, ExecutionState
+from espalier_trainer.metrics import MeteredReporter
+from espalier_trainer.models import build_model
+from espalier_trainer.network import Network, new_network
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.steps import optimize
+from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.report import MemoryReporter
+from espalier_trainer.rewriting import Plan, capture, device_kind
+from espalier_trainer.scheduler import VirtualScheduler
+
+TWICE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(16 * 64, 10)
+        self.second = nn.Conv2d(8, 16, 3, padding=1)
+
+    def forward(self, inputs):
+        hidden = torch.relu(self.first(inputs))
+        return self.last((torch.relu(self.second(hidden)) + torch.tanh(self.second(hidden))).flatten(1))
+
+def net():
+    return Net()
+"""
+"""A net that computes a convolution twice, so that half of its time is saved, however busy the machine is."""
+
+
+@pytest.fixture(autouse=True)
+def _twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "twice_net.py").write_text(TWICE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("twice_net", None)
+
+
+def spec_of(*, optimise: str = "Rewrites", share: float = 0.5, **training: Any) -> dict[str, Any]:
+    return {
+        "timeBudgetSeconds": 9,
+        "adaptation": {"optimise": optimise, "optimiseShare": share},
+        "training": {"model": {"entrypoint": "twice_net:net"}, **training},
+    }
+
+
+def trained(job: AdaptiveTrainingJob, digits: Any, store: Path | None = None, *, stops: bool = False) -> Any:
+    """Return the result, the network and the events of a run of 90 steps; `stops`: only up to the first attempt.
+
+    Steps are timed in CPU time: they are compared, and the machine may be busy.
+    """
+    seed_everything(0)
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
+    reporter = MemoryReporter()
+    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.1)
+    checkpoints = None if store is None else CheckpointStore(store)
+
+    def stop() -> bool:
+        return stops and any(isinstance(event, AdaptationFinished) for event in reporter.events)
+
+    connected = Services(scheduler, reporter, checkpoints=checkpoints, stop=stop, clock=time.process_time)
+    trainer = Trainer(job, model, digits, connected)
+    return SimpleNamespace(result=trainer.run(), network=trainer.network, events=reporter.events)
+
+
+def weights(network: Network) -> list[Tensor]:
+    return [parameter.detach() for parameter in network.module.parameters()]
+
+
+def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, tmp_path: Path
+) -> None:
+    plain = trained(make_job(**spec_of(optimise="Off")), digits)
+    store = tmp_path / "store"
+    first = trained(make_job(**spec_of()), digits, store, stops=True)
+    (found,) = first.result.adaptations
+    assert (found.result, found.source) == (AdaptationResult.REWRITTEN, AdaptationSource.MEASUREMENT), found.message
+    assert found.action == f"Rewrite({len(first.network.execution.plan.rules)})"
+    assert found.step_seconds_after < found.step_seconds_before
+    assert found.largest_error <= 1e-9
+    assert found.evaluations > 0
+    metrics = MeteredReporter(MemoryReporter(), 9.0)
+    for event in first.events:
+        metrics.record(event)
+    gain = (
+        f'espalier_trainer_step_gain_ratio{{action="Rewrite"}} {found.step_seconds_before / found.step_seconds_after}'
+    )
+    assert gain in metrics.metrics.text().decode()
+    second = trained(make_job(**spec_of()), digits, store)
+    kept = second.result.adaptations
+    assert [one.decision_id for one in kept] == [found.decision_id]
+    assert second.network.execution.plan == first.network.execution.plan
+    assert second.result.steps == plain.result.steps
+    for mine, theirs in zip(weights(second.network), weights(plain.network), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [spec_of(share=1e-6), spec_of(syncBatchNorm=True), spec_of(optimise="Off")],
+    ids=["too dear", "refused", "off"],
+)
+def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, spec: dict[str, Any]
+) -> None:
+    done = trained(make_job(**spec), digits)
+    assert done.network.execution is None
+    assert done.result.adaptations == ()
+    warned = [event.message for event in done.events if getattr(event, "reason", "") == "RewritesNotPossible"]
+    assert len(warned) == ("syncBatchNorm" in spec["training"])
+
+
+class Broken(nn.Module):
+    """An execution that does not do."""
+
+    def __init__(self, module: nn.Module, error: BaseException | None) -> None:
+        super().__init__()
+        self.module, self.error = module, error
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        outputs: Tensor = self.module(inputs) * torch.inf
+        return outputs
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("no room")], ids=["infinite loss", "out of memory"])
+def test_an_execution_that_fails_gives_way_to_the_module(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, error: BaseException | None
+) -> None:
+    job = make_job(**spec_of(share=1e-6))
+    torch.manual_seed(0)
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
+    trainer = Trainer(job, model, digits, Services(VirtualScheduler(0.095, lambda _: 0.01), MemoryReporter()))
+    execution = Execution(Broken(trainer.network.module, error), Plan(fingerprint="", device=""))
+    trainer._state.adopt(replace(trainer.network, execution=execution))
+    result = trainer.run()
+    (reverted,) = result.adaptations
+    assert reverted.result is AdaptationResult.REVERTED
+    assert ("loss is" in reverted.message) == (error is None)
+    assert result.steps == 10
+    assert trainer.network.execution is None
+    assert trainer.network.is_finite()
+
+
+def started(digits: Any, job: AdaptiveTrainingJob) -> Network:
+    torch.manual_seed(0)
+    model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
+    return new_network(model, job.spec.training.optimizer, digits.example_input(), Insertion.EXACT)[0]
+
+
+def test_growth_keeps_the_layout_and_drops_the_graph(make_job: Callable[..., AdaptiveTrainingJob], digits: Any) -> None:
+    job = make_job(training={"model": {"name": "digits"}})
+    network, example = started(digits, job), digits.example_input()
+    inputs, labels = digits.train.batch(torch.arange(32), None)
+    network.module.train()
+    plan = Plan(fingerprint=capture(network.module, example).fingerprint(), device=device_kind(network.module))
+    network = network.computed_as(ExecutionState(channels_last=True, plan=plan), example)
+    assert network.execution is not None
+    optimize(network, inputs, labels)
+    grown = network.grown(Action.deepen("block0"), example, Insertion.EXACT, 0)
+    assert grown.channels_last
+    assert grown.execution is None
+    kernels = [parameter for parameter in grown.module.parameters() if parameter.dim() == 4]
+    assert kernels
+    for kernel in kernels:
+        assert kernel.is_contiguous(memory_format=torch.channels_last)
+    for parameter, state in grown.optimizer.state.items():
+        assert state["exp_avg"].stride() == parameter.stride()
+
+
+def test_another_device_and_another_model_compute_by_the_module(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any
+) -> None:
+    network, example = started(digits, make_job(**spec_of())), digits.example_input()
+    for plan in (Plan(fingerprint="other", device=device_kind(network.module)), Plan(fingerprint="", device="gpu")):
+        assert network.computed_as(ExecutionState(plan=plan), example).execution is None
+
+
+RESULTS = st.sampled_from([AdaptationResult.REWRITTEN, AdaptationResult.REVERTED])
+
+
+def record(action: str, result: AdaptationResult, source: AdaptationSource, seconds: float = 1.0) -> Adaptation:
+    return Adaptation(
+        decision_id="", time=datetime.now(UTC), used_seconds=0, trigger="", generation=0, action=action, source=source,
+        result=result, depth_before=1, depth_after=1, parameters_before=1, parameters_after=1, seconds=seconds,
+    )  # fmt: skip
+
+
+ATTEMPTS = st.builds(
+    record,
+    st.sampled_from([CHANNELS_LAST, f"{REWRITE}(0)", f"{REWRITE}(3)"]),
+    RESULTS,
+    st.just(AdaptationSource.MEASUREMENT),
+    st.floats(0, 10),
+)
+GROWTHS = st.builds(
+    record,
+    st.just("Deepen(a)"),
+    st.sampled_from([AdaptationResult.GROWN, AdaptationResult.DECLINED, AdaptationResult.SHRUNK]),
+    st.just(AdaptationSource.AGENT),
+    st.floats(0, 10),
+)
+
+
+@given(st.lists(ATTEMPTS | GROWTHS))
+def test_each_model_is_searched_once_and_each_run_tries_one_layout(made: list[Adaptation]) -> None:
+    kinds = [(one.action.partition("(")[0], one.result) for one in made]
+    changes = [n for n, (_, result) in enumerate(kinds) if result in ("Grown", "Shrunk")]
+    since = kinds[changes[-1] + 1 :] if changes else kinds
+    assert is_tried(REWRITE, made) == any(kind == REWRITE for kind, _ in since)
+    assert is_tried(CHANNELS_LAST, made) == any(kind == CHANNELS_LAST for kind, _ in kinds)
+    own = [one.seconds for one in made if one.source is AdaptationSource.MEASUREMENT]
+    assert cost_of(made) == pytest.approx(sum(own))

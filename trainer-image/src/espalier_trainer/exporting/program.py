@@ -1,0 +1,108 @@
+"""`model.pt2` of an export: the computation of the model itself, which runs without its code and without Espalier."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+from espalier_trainer.errors import ExportError
+from espalier_trainer.examples import ExampleShape
+
+PROGRAM: Final = "model.pt2"
+_ROWS: Final = 3
+"""Examples of the check: another number than the example's, so that it shows whether the batch size is free."""
+_MOST: Final = 1e-4
+"""A larger difference than rounding makes: the folding is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What was written."""
+
+    error: float
+    """Largest difference of an output from the module's, divided by the module's largest output."""
+    rows: int
+    """Inputs on which that was measured."""
+    any_batch: bool
+    """Whether batches may have any number of examples from 2; else exactly that of the example."""
+    norms: int
+    """Batch norms of the module."""
+    folded: int | None
+    """Those that became a part of the convolution before them; None: nobody asked for that."""
+
+
+def write_program(model: nn.Module, example: ExampleShape, path: Path, *, fold: bool) -> Program:
+    """Write what `torch.export` captures of `model`, in eval mode on the CPU, to `path`.
+
+    With `fold`, a batch norm directly after a convolution becomes a part of it: y = γ (W x + b - μ) / σ + β is one
+    convolution with kernel W γ / σ and bias (b - μ) γ / σ + β (`torch.nn.utils.fusion`). `model` is left as it is. What
+    was written is read again and run beside `model` on random inputs. Raises `ExportError` where the model cannot be
+    captured or folded, or where outputs differ by more than rounding.
+    """
+    norms = _norms(model)
+    taken = model
+    if fold:
+        try:
+            taken = fuse(model)
+        except Exception as error:  # whatever the model's own code raises for the values of a trace
+            raise ExportError(
+                f"--fold-batch-norms: the model cannot be traced by torch.fx ({_first_line(error)}); leave it out"
+            ) from error
+    inputs = example.make()
+    dynamic = ({0: torch.export.Dim.AUTO},)
+    try:
+        captured = torch.export.export(taken, (inputs,), dynamic_shapes=dynamic, strict=False)
+    except Exception as error:  # as above
+        raise ExportError(
+            f"--torch-export: torch.export cannot capture the model ({_first_line(error)}); leave it out, and use "
+            "espalier_trainer.load"
+        ) from error
+    writing = path.with_name(f"writing-{path.name}")
+    torch.export.save(captured, writing)
+    os.replace(writing, path)
+    read = torch.export.load(path).module()
+    more = ExampleShape(shape=(_ROWS, *example.shape[1:]), dtype=example.dtype).make()
+    any_batch = _runs(read, more)
+    shown = more if any_batch else inputs
+    found = _difference(read, model, shown)
+    if not found <= _MOST:
+        path.unlink()
+        raise ExportError(
+            f"{'--fold-batch-norms' if fold else '--torch-export'}: outputs of {path.name} differ from the model's by "
+            f"{found:.1g} of the largest one; leave the option out"
+        )
+    return Program(found, len(shown), any_batch, norms, norms - _norms(taken) if fold else None)
+
+
+def _norms(model: nn.Module) -> int:
+    return sum(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def _runs(module: nn.Module, inputs: Tensor) -> bool:
+    try:
+        with torch.no_grad():
+            module(inputs)
+    except (AssertionError, RuntimeError):
+        return False
+    return True
+
+
+@torch.no_grad()
+def _difference(program: nn.Module, model: nn.Module, inputs: Tensor) -> float:
+    pairs = zip(tree_leaves(program(inputs)), tree_leaves(model(inputs)), strict=True)
+    both = [(found.double(), wanted.double()) for found, wanted in pairs if isinstance(wanted, Tensor)]
+    largest = max((float(wanted.abs().max()) for _, wanted in both), default=0.0)
+    off = max((float((found - wanted).abs().max()) for found, wanted in both), default=0.0)
+    return off / largest if largest else off
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

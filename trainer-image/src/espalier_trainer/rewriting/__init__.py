@@ -1,0 +1,39 @@
+"""Computing a model otherwise, and the same: rules rewrite its forward, its parameters stay what and where they are.
+
+graph = capture(model, inputs)                     # raises RewritesRefusedError, with the reason
+plan = search(graph, costs)                        # rules with their places; JSON
+execution = apply(model, plan, inputs)             # a GraphModule over the same parameters and buffers
+verify(model, execution, inputs, loss).right       # float64: outputs, gradient, buffers
+compare(model, execution, step).faster(.03)        # steps in interleaved pairs
+"""
+
+from __future__ import annotations
+
+from espalier_trainer.rewriting.capture import capture
+from espalier_trainer.rewriting.comparing import PAIRS, Comparison, compare
+from espalier_trainer.rewriting.costs import Costs
+from espalier_trainer.rewriting.errors import RewritesRefusedError
+from espalier_trainer.rewriting.graph import Graph
+from espalier_trainer.rewriting.plans import Plan, Step, apply, device_kind
+from espalier_trainer.rewriting.search import SEARCHES, Found, search
+from espalier_trainer.rewriting.verifying import TOLERANCE, Errors, verify
+
+__all__ = [
+    "PAIRS",
+    "SEARCHES",
+    "TOLERANCE",
+    "Comparison",
+    "Costs",
+    "Errors",
+    "Found",
+    "Graph",
+    "Plan",
+    "RewritesRefusedError",
+    "Step",
+    "apply",
+    "capture",
+    "compare",
+    "device_kind",
+    "search",
+    "verify",
+]

@@ -1,0 +1,107 @@
+"""A model's forward as a graph: traced by torch.fx, read into known operators, run once to learn shapes and layouts."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
+
+from espalier_api.architecture import GrowthError
+from espalier_trainer.net2net.blocks import base_class
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, undisturbed
+from espalier_trainer.rewriting.errors import RewritesRefusedError
+from espalier_trainer.rewriting.graph import Graph
+from espalier_trainer.rewriting.translating import Translation
+
+
+def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
+    """Return what `module` computes in train mode, at the shapes of one batch; the module is not changed.
+
+    It is run once without gradients, and the random generators are restored.
+
+    Raises `RewritesRefusedError` for a model with hooks of its own, one that torch.fx cannot trace, or that changes
+    tensors in place which others may read.
+    """
+    _check(module)
+    try:
+        copy = copied(module, parameters=True)
+    except GrowthError as error:
+        raise RewritesRefusedError(str(error)) from error
+    args, kwargs = as_arguments(example_inputs)
+    given = _given(module, args, kwargs)
+    training = _translated(copy, given, training=True)
+    try:
+        both = training.key() == _translated(copy, given, training=False).key()
+    except RewritesRefusedError:
+        both = False
+    return Graph(training.nodes, training.users, training.index, training.constants, both_modes=both)
+
+
+class _Tracer(fx.Tracer):
+    """Takes each layer of torch as one call, but looks into those that host a growth."""
+
+    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        """Return whether the call of a module is one node."""
+        return base_class(module) is type(module) and super().is_leaf_module(module, path)
+
+
+def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> Graph:
+    versions = {name: buffer._version for name, buffer in model.named_buffers()}
+    with mode(model, training=training):
+        try:
+            traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
+        # Whatever the user's forward raises on values that it cannot look at.
+        except Exception as error:
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise RewritesRefusedError(
+                f"torch.fx cannot trace {type(model).__name__} ({type(error).__name__}: {line}); its forward must not "
+                "decide by the values of tensors"
+            ) from error
+        if versions != {name: buffer._version for name, buffer in model.named_buffers()}:
+            raise RewritesRefusedError("the forward changes a buffer by its own code, not by a layer of torch")
+        with undisturbed(model):
+            return Translation(model, given).graph(traced)
+
+
+def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs by the names of the forward's parameters."""
+    try:
+        signature = inspect.signature(module.forward)
+        bound = signature.bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise RewritesRefusedError(f"the example inputs do not fit the forward: {error}") from error
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name in bound.arguments:
+            raise RewritesRefusedError(f"the forward takes any number of inputs (`{name}`); name them")
+    for name, value in bound.arguments.items():
+        if not isinstance(value, torch.Tensor):
+            raise RewritesRefusedError(f"input {name!r} of the forward is {type(value).__name__}, not a tensor")
+    return dict(bound.arguments)
+
+
+def _left_out(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the defaults of the forward's parameters that are not given."""
+    parameters = inspect.signature(module.forward).parameters.items()
+    return {name: one.default for name, one in parameters if name not in given and one.default is not one.empty}
+
+
+def _check(module: nn.Module) -> None:
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule) or kind in ("OptimizedModule", "DistributedDataParallel"):
+        raise RewritesRefusedError(f"{kind} is compiled or wrapped; give the module that it was made from")
+    for path, parameter in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(parameter):
+            raise RewritesRefusedError(f"{path!r} has no shape yet (lazy module); run the model on one batch first")
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise RewritesRefusedError("hooks are registered for all modules; remove them to have the model rewritten")
+    for path, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            raise RewritesRefusedError(f"{path!r} is scripted and cannot be looked into")
+        if any(getattr(inner, f"_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre")):
+            raise RewritesRefusedError(
+                f"{path or kind!r} has hooks, which a rewritten computation would not call; remove them, or do without"
+            )

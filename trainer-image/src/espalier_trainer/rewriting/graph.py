@@ -1,0 +1,172 @@
+"""The computation of a model as plain data: nodes that never change, and graphs that share them.
+
+A rewrite makes a new graph (`editing.Edit`) and leaves the old one whole, so a search may go on from any of them. Equal
+computations are one node: a node is found by what it computes (hash-consing, as in Click & Paleczny 1995).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+OUTPUT: Final = "output"
+"""Operator and name of the node that returns what the model returns."""
+
+LEAVES: Final = frozenset({"input", "parameter", "constant"})
+"""Operators that compute nothing."""
+
+Attributes = tuple[tuple[str, Hashable], ...]
+"""Settings of an operator, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of a tensor before it is computed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    channels_last: bool = False
+    """Its four dimensions lie in memory as N, H, W, C."""
+    grad: bool = False
+    """A gradient flows back through it."""
+
+
+Meta = Hashable
+"""A `Value`, or of a node that returns no tensor what it returns: a number, a size, a tuple of metas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One computation."""
+
+    operator: str
+    """Of `operators.OPERATORS`, a leaf, `output`, or `module`, `call`, `method`: something that no rule looks into."""
+    attributes: Attributes
+    inputs: tuple[str, ...]
+    """Names of nodes."""
+    meta: Meta
+    order: float
+    """Its place in the model's forward; a new node has that of the one that it stands for."""
+    effect: bool = False
+    """It draws random numbers or changes buffers: it stays, even if nobody reads it, and in its order."""
+
+    @property
+    def content(self) -> tuple[str, Attributes, tuple[str, ...]]:
+        """Return what it computes: equal nodes of a graph are one."""
+        return self.operator, self.attributes, self.inputs
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return one of its attributes."""
+        for key, value in self.attributes:
+            if key == name:
+                return value
+        return default
+
+    @property
+    def value(self) -> Value:
+        """Return the meta of a node that returns one tensor. Raises `TypeError` for another."""
+        if not isinstance(self.meta, Value):
+            raise TypeError(f"{self.operator} returns no tensor: {self.meta}")
+        return self.meta
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of its tensor, () where it returns none."""
+        return self.meta.shape if isinstance(self.meta, Value) else ()
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """All nodes that the result needs, by name. Nothing of it is ever changed."""
+
+    nodes: Mapping[str, Node]
+    users: Mapping[str, tuple[str, ...]]
+    """For each node those that read it, each once."""
+    index: Mapping[tuple[Any, ...], str] = field(repr=False)
+    """The name of a node by its content."""
+    constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """Tensors that are neither parameters nor buffers, by their attribute."""
+    both_modes: bool = True
+    """Train and eval mode compute by this graph; otherwise train mode alone."""
+    changed: frozenset[str] = frozenset()
+    """Nodes that the last rewrite made, or whose inputs or readers it changed."""
+
+    def operators(self) -> int:
+        """Return the number of nodes that compute something."""
+        return sum(node.operator not in LEAVES and node.operator != OUTPUT for node in self.nodes.values())
+
+    def ordered(self) -> list[str]:
+        """Return the names so that each comes after its inputs, otherwise in the order of the forward.
+
+        Raises `ValueError` where nodes read one another in a circle.
+        """
+        nodes = self.nodes
+        waits = {name: len(set(node.inputs)) for name, node in nodes.items()}
+        ready = [(nodes[name].order, name) for name, count in waits.items() if count == 0]
+        heapq.heapify(ready)
+        found: list[str] = []
+        while ready:
+            _, name = heapq.heappop(ready)
+            found.append(name)
+            for user in self.users[name]:
+                waits[user] -= 1
+                if waits[user] == 0:
+                    heapq.heappush(ready, (nodes[user].order, user))
+        if len(found) != len(nodes):
+            raise ValueError(f"nodes read one another in a circle: {sorted(set(nodes) - set(found))[:4]}")
+        return found
+
+    def effects(self) -> list[str]:
+        """Return the nodes that draw random numbers or change buffers, in their order."""
+        return [name for name in self.ordered() if self.nodes[name].effect]
+
+    def key(self) -> int:
+        """Return a hash of what is computed, whatever the nodes are called; the same only within this process.
+
+        Two graphs of which one computes something twice have different keys.
+        """
+        found, roots = self._hashes(hash)
+        return hash((*roots, len(found), sum(found.values())))
+
+    def fingerprint(self) -> str:
+        """Return a hash that other processes find too: of the computation, its constants and its parameters' shapes.
+
+        It does not know the sizes of activations: a plan outlives a change of the batch size.
+        """
+        found, roots = self._hashes(lambda part: hashlib.sha256(written(part).encode()).hexdigest())
+        return hashlib.sha256("".join([*roots, *sorted(found.values())]).encode()).hexdigest()[:16]
+
+    def _hashes(self, digest: Any) -> tuple[dict[str, Any], list[Any]]:
+        """Return digests of all nodes, each with those of what it reads, and those of the output and of effects."""
+        found: dict[str, Any] = {}
+        roots: list[Any] = []
+        nodes = self.nodes
+        for name in self.ordered():
+            node = nodes[name]
+            shape = node.meta if node.operator == "parameter" else None
+            found[name] = digest((node.operator, node.attributes, shape, tuple([found[one] for one in node.inputs])))
+            if node.effect or node.operator == OUTPUT:
+                roots.append(found[name])
+        return found, roots
+
+
+def written(part: object) -> str:
+    """Return a text of nested settings that is the same in every process."""
+    if isinstance(part, tuple):
+        return f"({','.join(map(written, part))})"
+    if isinstance(part, Value):
+        return f"{part.shape}{part.dtype}{part.grad}"
+    if callable(part):
+        return f"{getattr(part, '__module__', '')}.{getattr(part, '__qualname__', type(part).__name__)}"
+    return repr(part)
+
+
+def attributes(settings: Mapping[str, Hashable]) -> Attributes:
+    """Return settings as a node holds them."""
+    return tuple(sorted(settings.items()))

@@ -1,0 +1,79 @@
+"""What a rule is: where it holds, and what it puts there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from espalier_trainer.rewriting.editing import Edit
+from espalier_trainer.rewriting.graph import Graph, Node
+
+Location = tuple[str, ...]
+"""The nodes that a rule takes together, its anchor first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One way to compute the same otherwise; it never changes a parameter."""
+
+    name: str
+    source: str
+    """Where the rewrite is described."""
+    anchors: frozenset[str]
+    """Operators of the node that a match is looked for at."""
+    reach: int
+    """Nodes on the longest way from an anchor to a node that a match depends on."""
+    find: Callable[[Graph, str], Iterable[Location]]
+    """Yields the locations at an anchor, always in the same order."""
+    rewrite: Callable[[Graph, Location], Graph]
+    """Returns the graph rewritten at a location that `find` yields for it."""
+
+
+def weights_alone(graph: Graph, name: str, depth: int = 6) -> bool:
+    """Return whether a node is computed from parameters and constants alone."""
+    node = graph.nodes[name]
+    if node.operator in ("parameter", "constant"):
+        return True
+    if node.operator == "input" or not node.inputs or depth == 0 or node.effect:
+        return False
+    return all(weights_alone(graph, one, depth - 1) for one in node.inputs)
+
+
+def only_for(graph: Graph, name: str, user: str) -> bool:
+    """Return whether `user` alone reads `name`, so that it goes with it."""
+    return graph.users[name] == (user,)
+
+
+def at_anchor(graph: Graph, anchor: str, operator: str, inputs: tuple[str, ...], **settings: Hashable) -> Graph:
+    """Return the graph that computes `operator` in the place of `anchor`."""
+    edit = Edit(graph, anchor)
+    edit.replace(anchor, edit.add(operator, inputs, **settings))
+    return edit.done()
+
+
+def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool]) -> Location | None:
+    """Return the nodes that read what `anchor` reads first and are `alike`, if there are others and it is the first.
+
+    Their other inputs are weights alone, so that none of the nodes needs another.
+    """
+    first = graph.nodes[anchor]
+    if not all(weights_alone(graph, weight) for weight in first.inputs[1:]):
+        return None
+    found = []
+    for name in graph.users[first.inputs[0]]:
+        node = graph.nodes[name]
+        if node.operator != first.operator or node.inputs[0] != first.inputs[0] or not alike(first, node):
+            continue
+        if not all(weights_alone(graph, weight) for weight in node.inputs[1:]):
+            continue
+        if (node.order, name) < (first.order, anchor):
+            return None  # that one is the anchor
+        found.append((node.order, name))
+    return tuple(name for _, name in sorted(found)) if len(found) > 1 else None
+
+
+def scalar_of(graph: Graph, name: str, operator: str) -> tuple[str, float] | None:
+    """Return the tensor and the number of a node that computes `operator` of both, None for any other node."""
+    node = graph.nodes[name]
+    scalar = node.get("scalar")
+    return (node.inputs[0], scalar) if node.operator == operator and scalar is not None else None

@@ -69,12 +69,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (_INTEGRATION not in item.path.parents, item.path not in slow))
 
 
+_TOGETHER = {
+    "/integration/test_chart_": "chart",
+    "/net2net/test_growth_zoo": "libraries",
+    "/net2net/test_add_block_zoo": "libraries",
+    "/trainer/test_integrations": "libraries",
+}
+"""Files that one worker takes one after the other: they share an API server, or import what takes seconds."""
+
+
 class _Scheduling(LoadFileScheduling):
-    """A file of tests to each worker; those of the chart, which share an API server, to one of them."""
+    """A file of tests to each worker, but for those of `_TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "chart" if "/integration/test_chart_" in file else file
+        return next((name for part, name in _TOGETHER.items() if part in file), file)
 
 
 @pytest.hookimpl(optionalhook=True)

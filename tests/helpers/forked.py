@@ -18,7 +18,7 @@ from typing import Any, Final
 _PRELOADED: Final = [
     *("torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session", "espalier_trainer.own"),
     *("espalier_trainer.kube", "espalier_agent.commands.agent", "espalier_operator.kube.process.main"),
-    "espalier_cli.cluster.watch_command",
+    *("espalier_cli.cluster.watch_command", "sklearn.datasets"),
 ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +14,7 @@ from espalier_api import environment
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects import names
+from forked import Forked
 
 _FILES = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
 
@@ -51,16 +50,11 @@ class TrainerProcess:
         self._log, self._directory = directory / "log", directory
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "espalier_trainer"]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory
-            )
+        self._process = Forked("espalier_trainer", env=self._environment, out=self._log, cwd=self._directory)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        self._process.kill()
         self._process.wait(20)
 
     @property

@@ -88,7 +88,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     return architecture
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObject) -> None:
     architecture = data.draw(architectures())

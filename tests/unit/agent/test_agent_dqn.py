@@ -96,6 +96,7 @@ def test_it_finds_the_best_sequence(make_table: MakeTable, encoder: str, reward:
     assert [(table.rank, table.accuracy) for table in result.tables] == [(1, 0.75), (1, 0.6)]
 
 
+@pytest.mark.sweep("encoders and rewards")
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_the_papers_reward_is_carried_back(make_table: MakeTable, encoder: str) -> None:
     """What comes after the second decision alone teaches the first."""

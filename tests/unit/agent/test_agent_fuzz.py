@@ -89,7 +89,7 @@ def app(policy: Policy, tmp_path: Path) -> FastAPI:
     return create_app(Settings(outcomes_path=tmp_path / "outcomes.db", max_body_bytes=200_000), policy)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(requests, min_size=5, max_size=15))
 def test_anything_is_answered_and_nothing_refused_is_kept(
     app: FastAPI, call: Send, caplog: pytest.LogCaptureFixture, tmp_path: Path, sent: list[tuple[str, bytes]]
@@ -122,7 +122,7 @@ def rows(path: Path) -> tuple[int, int]:
     return decisions, outcomes
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(method=st.sampled_from(["GET", "PUT", "DELETE", "PATCH", "HEAD", "TRACE"]), name=st.text(max_size=30))
 def test_any_path_is_answered(app: FastAPI, call: Send, method: str, name: str) -> None:
     path = httpx.URL("http://agent/").copy_with(raw_path=b"/" + name.encode().hex().encode())

@@ -276,7 +276,7 @@ def advised(
 
 
 _CHILD = """
-import gc, os, sys
+import gc, os, sys, time
 gc.freeze()  # what the server has imported stays
 handle = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(handle, 1)
@@ -291,6 +291,10 @@ import espalier_trainer.report
 from espalier_trainer.elastic import group, member, team
 # Tests wait for reports, and all processes of a job compute meanwhile.
 espalier_trainer.report.INTERVAL_WALL_SECONDS = 0.1
+# What is waited for takes some steps; at full speed, all processes would compute until the test has noticed.
+if {pace}:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    register_optimizer_step_post_hook(lambda *_: time.sleep({pace}))
 # However late one comes on a busy machine: that a generation breaks is only what a test brings about.
 group.FORM_SECONDS = member.FORM_SECONDS = team.FORM_SECONDS = 30.0
 {prelude}
@@ -314,7 +318,12 @@ class Workplace:
     """Where workers meet; a file in the folder when empty."""
     run: str = _TRAINER
     """What each process does, once it is set up."""
+    pace: float = 0.0
+    """Seconds of rest after each step of a process; a file of tests says it as `PACE`."""
     _generation: int = 0
+    _events: list[AnyEvent] = field(default_factory=list)
+    _events_end: int = 0
+    """Bytes of the file with events that have been read."""
 
     @property
     def checkpoints(self) -> Path:
@@ -371,6 +380,7 @@ class Workplace:
             log=str(self.folder / log),
             variables=variables,
             path=list(self.python_path),
+            pace=self.pace,
             prelude=self.prelude,
             run=self.run,
         )
@@ -385,18 +395,24 @@ class Workplace:
         return (self.folder / "report.json").exists()
 
     def events(self) -> list[AnyEvent]:
+        """Return the events so far; each is read once, as tests ask again and again."""
         path = self.folder / "events.jsonl"
-        *lines, _ = path.read_text().split("\n") if path.exists() else [""]  # what follows the last line is on its way
-        return [EVENT.validate_json(line) for line in lines]
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._events_end)
+                whole, newline, _ = file.read().rpartition(b"\n")  # what follows the last line is on its way
+            self._events_end += len(whole) + len(newline)
+            self._events += [EVENT.validate_json(line) for line in whole.splitlines()]
+        return list(self._events)
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Iterator[Callable[..., Workplace]]:
+def workplace(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Workplace]]:
     """Make folders for trainer processes; what still runs at the end is killed."""
     started: list[Any] = []
 
     def make(job: AdaptiveTrainingJob, **options: Any) -> Workplace:
-        place = Workplace(tmp_path, job, **options)
+        place = Workplace(tmp_path, job, **{"pace": getattr(request.module, "PACE", 0.0), **options})
         begin = place.start
 
         def start(extra: int | None = None) -> Any:

@@ -16,6 +16,7 @@ from espalier_api.job import AdaptiveTrainingJob
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
+PACE = 0.002
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from own_scripts import OWN, epochs, members, shared
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
+PACE = 0.005
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
 
@@ -74,7 +75,7 @@ def test_a_second_process_joins_leaves_and_joins_again(scripted: Callable[..., W
     assert shared(place, interrupted)[-1] == last
     accuracy = re.findall(r"^accuracy (\S+)$", place.log, re.M)
     assert len(accuracy) == 1  # what stands behind the loop the leader does alone
-    assert float(accuracy[0]) > 0.9
+    assert float(accuracy[0]) > 0.8  # after a handful of epochs
     assert "accuracy" not in place.logs(0)
     assert place.report().phase == "Completed"
     assert extra.is_alive()  # it waits to be ended: one that ended by itself would be started again
@@ -133,7 +134,7 @@ inputs = torch.randn(240, 8)
 labels = (inputs.sum(1) > 0).long() + (inputs[:, 0] > 0).long()
 model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 3000])
+scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 8, 3000])
 loop, loader = join(model, optimizer, DataLoader(TensorDataset(inputs, labels), batch_size=24, shuffle=True), scheduler)
 for epoch in loop.epochs():
     total = 0.0
@@ -163,17 +164,17 @@ def test_the_loss_curve_does_not_depend_on_who_came_when(scripted: Callable[...,
             until(lambda: members(place)[-1:] == [2], place)  # noqa: B023
             until(lambda: epochs(place.logs(0)), place)  # noqa: B023
             first = min(epochs(place.logs(0)))  # of which it has seen a part
-            until(lambda: max([-1, *shared(place, first)]) > max(first, 25), place)  # noqa: B023
+            until(lambda: max([-1, *shared(place, first)]) > max(first, 11), place)  # noqa: B023
         else:
-            until(lambda: max([-1, *epochs(place.log)]) > 25, place)  # noqa: B023
-        curves.append([said.split(" at ") for _, said in sorted(epochs(place.log).items())][:26])
+            until(lambda: max([-1, *epochs(place.log)]) > 11, place)  # noqa: B023
+        curves.append([said.split(" at ") for _, said in sorted(epochs(place.log).items())][:12])
         for process in running:
             process.kill()
             process.join()
     alone, together = curves
     assert [float(loss) for loss, _ in together] == pytest.approx([float(loss) for loss, _ in alone], rel=1e-2)
     assert [rate for _, rate in together] == [rate for _, rate in alone]
-    assert [float(alone[number][1]) for number in (0, 9, 25)] == pytest.approx([0.05, 0.005, 0.0005])
+    assert [float(alone[number][1]) for number in (0, 3, 11)] == pytest.approx([0.05, 0.005, 0.0005])
 
 
 STEERED = """
@@ -239,7 +240,7 @@ def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
     leader = place.start()
     extra = place.start(0)
     until(lambda: epochs(place.log), place)
-    for _ in range(4):
+    for _ in range(2):
         place.allocate(2)
         until(lambda: members(place)[-1:] == [2], place)
         come = max(epochs(place.log))
@@ -306,7 +307,7 @@ def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scrip
     place = scripted(STEERED, "10", "within", "-1")
     place.allocate(2)
     leader = place.start()
-    for _ in range(3):
+    for _ in range(2):
         extra = place.start(0)
         until(lambda: members(place)[-1:] == [2], place)
         come = max([-1, *epochs(place.log)])
@@ -352,11 +353,11 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
     place = scripted(PLATEAU)
     place.allocate(2)
     leader = place.start()
-    for _ in range(4):
+    for _ in range(2):
         extra = place.start(0)
         until(lambda: members(place)[-1:] == [2], place)
         come = max([-1, *epochs(place.log)])
-        until(lambda: max([-1, *epochs(place.logs(0))]) > come + 8, place)  # noqa: B023
+        until(lambda: max([-1, *epochs(place.logs(0))]) > come + 5, place)  # noqa: B023
         os.kill(extra.pid, signal.SIGTERM)
         assert ended(extra, place) == 0, place.logs(0)
         until(lambda: members(place)[-1:] == [1], place)

@@ -116,7 +116,7 @@ def test_one_worker_confirms_while_the_base_trains_on(tried: Callable[..., Workp
     grown, nothing = adaptation.arms
     assert (grown.action, nothing.action) == ("Deepen(0)", "Nothing")
     assert grown.annealed
-    assert min(grown.steps, nothing.steps) > 20
+    assert min(grown.steps, nothing.steps) > 0
     assert 0 < nothing.loss < 2
     assert adaptation.result == "Grown"
     assert "validation loss when tried: Deepen(0) " in adaptation.message

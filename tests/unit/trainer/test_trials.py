@@ -19,11 +19,12 @@ from espalier_api.trials import gains_seen
 from trainer_processes import Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
+PACE = 0.01
 
 GROWTH_WINS = (
     "import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading\n"
     # A race of 24 s would last too long here.
-    "rules.SHARES = leading.SHARES = {**leading.SHARES, rules.Trials.RACE: 0.25}\n"
+    "rules.SHARES = leading.SHARES = {**leading.SHARES, rules.Trials.RACE: 0.1}\n"
     "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 )
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
@@ -112,8 +113,8 @@ def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
 
 
 def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again(tried, agent_server):
-    narrowing = "\nrules.KEPT = {0.4: 1}"
-    place = tried("Race", 3, GROWTH_WINS.replace("0.25", "0.6") + narrowing, agent_url=agent_server(_knows_all).url)
+    narrowing = "\nrules.KEPT, rules.RACING = {0.1: 1}, {0.1: rules.RACING[0.4]}"
+    place = tried("Race", 3, GROWTH_WINS.replace("0.1}", "0.15}") + narrowing, agent_url=agent_server(_knows_all).url)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.actions == ("Deepen(block0)", "Deepen(block1)", "Nothing")
     until(lambda: "2 members" in place.log.rpartition("1 members")[2], place)
@@ -121,9 +122,9 @@ def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again
     *growths, nothing = adaptation.arms
     (gone,) = [arm for arm in growths if arm.loss is None]
     (left,) = [arm for arm in growths if arm.loss is not None]
-    assert gone.message == "others were ahead after 40%"
-    assert [one.share for one in gone.slices] == [0.4]
-    assert [one.share for one in left.slices] == [one.share for one in nothing.slices] == [0.4, 0.6]
+    assert gone.message == "others were ahead after 10%"
+    assert [one.share for one in gone.slices] == [0.1]
+    assert [one.share for one in left.slices] == [one.share for one in nothing.slices] == [0.1, 0.15]
     assert adaptation.action == left.action
     until(lambda: "4 members" in place.log.rpartition("1 members")[2], place)
 
@@ -131,7 +132,7 @@ def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again
 def test_the_agent_is_told_what_the_arms_have_shown(tried, tmp_path):
     """By a real service, which keeps it."""
     with serving(tmp_path) as url:
-        place = tried("Confirm", 1, budget=25.0, agent_url=url)
+        place = tried("Confirm", 1, budget=15.0, agent_url=url)
         adaptation = decided(place)
         until(lambda: not place.processes[0].is_alive(), place)
         (found,) = [one for one in decisions(tmp_path / "kept") if one.trial is not None]

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS: Final = 0.05
 """Wall time between a wake-up and the tick, so that a burst of facts is planned once."""
-REST: Final = 1.0
+REST: Final = 0.5
 """Pause after a tick, in units of its duration. During a long burst of facts a large cluster is planned less often, and
-at least half of the time is left to carry out plans."""
+at least a third of the time is left to carry out plans."""
 RESYNC_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 1.0
 """Wall time after which a failed tick is retried."""
@@ -82,15 +82,18 @@ class Loop:
         observer: Observer | None = None,
         memory: PolicyMemory | None = None,
         glance: Callable[[], float] = lambda: 0.0,
+        follow_up_seconds: float = 0.0,
         asking: Asking | None = None,
     ) -> None:
         """Prepare; nothing runs before `run`. `wall` is a monotonic clock in wall seconds (for tests).
 
         `memory` is what the policy remembers of an earlier run. `glance` is called after a `notice()`: it returns
-        within how many wall seconds a plan must be made, infinity for none. `asking` asks a policy that is evaluated
-        elsewhere.
+        within how many wall seconds a plan must be made, infinity for none. What follows from a plan's own actions is
+        planned `follow_up_seconds` later: the facts that it waits for wake the loop themselves. `asking` asks a policy
+        that is evaluated elsewhere.
         """
         self._observer, self._glance, self._asking = observer, glance, asking
+        self._follow_up = follow_up_seconds
         self._fallback = ""
         self._backend, self._policy, self._clock = backend, policy, clock
         self._debounce, self._resync = debounce_seconds, resync_seconds
@@ -170,7 +173,7 @@ class Loop:
         if self._observer is not None:
             self._observer.ticked(planned, thought, self._last_tick - began)
         if planned.actions and not failed:
-            self.wake()
+            wait = min(wait, max(self._follow_up, self._debounce))
         if planned.wake_at is not None:
             wait = min(wait, max(0.0, self._clock.wall_seconds(planned.wake_at - self._clock.now())))
         return wait

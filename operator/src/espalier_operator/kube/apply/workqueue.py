@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
-PATIENT: Final = 8
+PATIENT: Final = 2
 """Maximum number of these that are not urgent, so that urgent ones find a free place and an idle API server."""
 
 

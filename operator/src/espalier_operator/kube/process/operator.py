@@ -19,6 +19,7 @@ from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.policy_server import asked
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.state.urgency import LATER
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop
@@ -87,6 +88,7 @@ class Operator:
             observer=metrics,
             memory=self.policy_memory,
             glance=self.backend.glance,
+            follow_up_seconds=LATER,
             asking=asking,
         )
         self._informer = Informer(client, configuration, self.store, settings, clock, self._listed, doubt, kopf_started)

@@ -56,11 +56,12 @@ def expires_at(job: KubeJob, status: JobStatus) -> float | None:
 
 
 def together(since: float, seconds: float) -> float:
-    """Return when what was last written at `since` is due: after `seconds` and a little, at the same time as others.
+    """Return when what was last written at `since` is due: after `seconds` and a little, with what is due about then.
 
-    Otherwise a thousand jobs would be due at a thousand times, each of which is a plan.
+    Otherwise the operator would look at a thousand jobs at a thousand times. In larger steps their writes would come in
+    bursts, and whoever waits for the API server would wait for a burst.
     """
-    step = min(1.0, seconds / 8)
+    step = min(0.1, seconds / 8)
     return math.ceil((since + seconds) / step) * step if step else since
 
 

@@ -114,10 +114,6 @@ class Adapter:
     loss: Callable[[nn.Module], float | None] = lambda _module: None
     """Returns the loss of a module on one batch, always the same; None where it is not known."""
 
-    def consult(self, network: Network, progress: Progress, allocation: Allocation) -> Consultation:
-        """Ask and, in mode Auto, grow. Errors here never stop training."""
-        return self.carried_out(self.ask(network, progress, allocation), network, progress)
-
     def question(self, network: Network, progress: Progress, allocation: Allocation) -> AdviceRequest:
         """Return the question how to grow."""
         if network.architecture is None:

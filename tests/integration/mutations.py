@@ -91,6 +91,9 @@ FULL: Final[dict[str, Any]] = {
             "onReclaim": "Keep",
             "insertion": "IdentityBatchNorm",
             "trials": "Confirm",
+            "optimise": "Rewrites",
+            "optimiseMinGain": 0.5,
+            "optimiseShare": 0.25,
         },
         "training": {
             "task": "Classification",
@@ -104,6 +107,7 @@ FULL: Final[dict[str, Any]] = {
             "gradientCheckpointing": True,
             "precision": "BFloat16",
             "weightAveraging": 0.5,
+            "memoryFormat": "Auto",
             "elasticBatch": "keepGlobal",
             "optimizer": {
                 "name": "SGD",
@@ -112,6 +116,7 @@ FULL: Final[dict[str, Any]] = {
                 "weightDecay": 0,
                 "decayMatricesOnly": True,
                 "maxGradientNorm": 1.5,
+                "fused": False,
             },
             "schedule": {
                 "name": "torch:StepLR",

@@ -86,6 +86,10 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             ),
         ),
         seconds=0.0,
+        step_seconds_before=0.5,
+        step_seconds_after=0.25,
+        evaluations=2**31,
+        largest_error=1e-300,
     )
     status = JobStatus(
         observed_generation=3,

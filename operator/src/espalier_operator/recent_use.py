@@ -64,8 +64,10 @@ class RecentUse:
         self._held = held
         return replace(snapshot, jobs=tuple(self._ranked(job, queues, snapshot) for job in snapshot.jobs))
 
-    def to_json(self) -> str:
-        """Return what was counted, for `RecentUse` after a restart."""
+    def to_json(self, now: float | None = None) -> str:
+        """Return what was counted up to `now`, or the last snapshot, for `RecentUse` after a restart."""
+        if now is not None and self._held is not None:
+            self._count(now, self._held)
         largest = sorted(self._gpus.items(), key=lambda entry: (-entry[1], entry[0]))[:SHARES_KEPT]
         gpus = {name: round(gpus, 4) for name, gpus in largest}
         return json.dumps({"at": round(self._at or 0.0, 3), "gpus": gpus}, separators=(",", ":"))

@@ -366,9 +366,9 @@ def test_whatever_types_a_policy_asks_for_jobs_move_there_once_and_nobody_is_los
             if wished is None or runs_on == wished:
                 continue
             sizes = {node.gpu_type: node.allocatable for node in cluster.nodes.values()}
-            earlier = [each for each in keys[: keys.index(key)] if each not in on(cluster) and asked[each] is not None]
-            if runs_on is None and any(cluster.jobs[each].terms.min_replicas <= sizes[wished] for each in earlier):
-                continue  # what is free there is reserved for one that waits before it, on a type that has no room ever
+            waiting = [each for each in keys if each not in on(cluster) and each != key and asked[each] is not None]
+            if any(cluster.jobs[each].terms.min_replicas <= sizes[wished] for each in waiting):
+                continue  # what is free there may be reserved for one that waits
             assert free[wished] < facts.terms.min_replicas, f"{key} could be on {wished}"
         cluster.pass_time(100.0)
 

@@ -103,6 +103,13 @@ def test_a_successor_continues() -> None:
     assert use_of(seen) == 6.0, "the job that runs held its GPUs while no operator looked"
 
 
+def test_a_note_counts_what_was_held_since_the_last_plan() -> None:
+    use = RecentUse(DAY)
+    assert json.loads(use.to_json(DAY))["gpus"] == {}, "nobody was seen yet"
+    use.seen(world(0.0, job("x/r", 8, held=True)))
+    assert json.loads(use.to_json(DAY)) == {"at": DAY, "gpus": {"namespace x": 4.0}}
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"at":"x"}', '{"at":0,"gpus":{"a":"b"}}', '{"at":0,"gpus":{"namespace x":-5}}']
 )

@@ -100,6 +100,10 @@ class Operator:
         """What the last plan was made by; None before the first."""
         return self.backend.snapshot
 
+    def recent_use_note(self) -> str:
+        """Return what was counted up to now, for the next operator."""
+        return self.recent_use.to_json(self._clock.now())
+
     def stop(self) -> None:
         """Let `run` finish what is being written, for at most `FLUSH_SECONDS`, and return."""
         self._stop.set()

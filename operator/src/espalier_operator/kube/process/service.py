@@ -150,7 +150,7 @@ class _Service:
             audit=self._audit,
         )
         if self._lease is not None:
-            kept = {RECENT_USE: self._operator.recent_use.to_json, POLICY_MEMORY: self._operator.policy_memory.to_text}
+            kept = {RECENT_USE: self._operator.recent_use_note, POLICY_MEMORY: self._operator.policy_memory.to_text}
             self._lease.keep_notes(kept)
         acting = asyncio.create_task(self._operator.run(), name="operator")
         lost: list[asyncio.Task[None]] = [] if holding is None else [holding]

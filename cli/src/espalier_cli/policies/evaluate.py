@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from espalier_cli.errors import InputError
 from espalier_cli.policies.options import cluster_sizes
+from espalier_cli.simulation_report import Interval
 from espalier_scheduling.allocation.judging import NODES, greedy, judge
 from espalier_scheduling.allocation.rules import RULES, Chooser
 from espalier_scheduling.learned.description import WORKERS_AND_SERVERS
@@ -75,14 +73,12 @@ def _chooser(name: str) -> Chooser:
 
 def _run(name: str, choose: Chooser, nodes: int, episodes: int, purpose: Purpose) -> dict[str, Any]:
     found = [float(each) for each in judge(choose, nodes, episodes, purpose)]
-    half = None
-    if episodes > 1:
-        half = float(stats.t.ppf(0.975, episodes - 1)) * statistics.stdev(found) / math.sqrt(episodes)
+    interval = Interval.of(found)
     return {
         "policy": name,
         "nodes": nodes,
         "episodes": episodes,
-        "meanSlots": statistics.fmean(found),
-        "halfWidth": half,
+        "meanSlots": interval.mean,
+        "halfWidth": None if interval.high is None else interval.high - interval.mean,
         "slots": found,
     }

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import click
 
-from espalier_cli.errors import InputError
-from espalier_cli.policies.options import cluster_sizes, type_indices
+from espalier_cli.policies.options import cluster_sizes, require_folder, type_indices, write
 from espalier_scheduling.allocation.judging import NODES
 from espalier_scheduling.allocation.learner import Settings
 from espalier_scheduling.allocation.learning import learn_slots
 from espalier_scheduling.allocation.rules import RULES
-from espalier_scheduling.learned.files import write_policy
 
 _DEFAULTS = Settings()
 
@@ -64,9 +62,8 @@ def learn(
     servers. Progress goes to stderr.
     """
     sizes, kinds = cluster_sizes(nodes), type_indices(without)
-    if not output.parent.is_dir():
-        raise InputError(f"--output: {output.parent} is not a folder; create it first")
+    require_folder(output)
     settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions)
     policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, told=lambda line: click.echo(line, err=True))
-    write_policy(policy, output)
+    write(policy, output)
     click.echo(f"{output}: {policy.lineage.name}@{policy.version}, {policy.lineage.algorithm}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from espalier_cli.errors import InputError
 from espalier_scheduling.allocation.source import source
+from espalier_scheduling.learned.files import LearnedPolicy, write_policy
 
 MOST_NODES = 1000
 
@@ -28,3 +31,17 @@ def type_indices(names: tuple[str, ...]) -> tuple[int, ...] | None:
     if len(set(names)) == len(known):
         raise InputError("--without-type: no type is left; leave one out")
     return tuple(index for index, name in enumerate(known) if name not in names) if names else None
+
+
+def require_folder(output: Path) -> None:
+    """Raise `InputError` where there is no folder for `output`: before minutes of learning, not after."""
+    if not output.parent.is_dir():
+        raise InputError(f"--output: {output.parent} is not a folder; create it first")
+
+
+def write(policy: LearnedPolicy, output: Path) -> None:
+    """Write a policy file. Raises `InputError` where it cannot be written."""
+    try:
+        write_policy(policy, output)
+    except OSError as error:
+        raise InputError(f"--output: {output}: cannot be written: {error.strerror or error}") from error

@@ -9,10 +9,11 @@ import click
 
 from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
+from espalier_cli.policies.options import require_folder, write
 from espalier_cli.simulation_report import Interval
 from espalier_operator.planning import configured
 from espalier_operator.simulation.errors import TraceError
-from espalier_scheduling.learned.files import Lineage, Serves, write_policy
+from espalier_scheduling.learned.files import Lineage, Serves
 from espalier_scheduling.learned.serving import LearnedAllocation
 from espalier_scheduling.product.history import workload_of
 from espalier_scheduling.product.learning import Settings, learn, mean_seconds, with_placement
@@ -55,8 +56,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     """
     if output.suffix != ".safetensors":
         raise InputError(f"--output: {output} must end with .safetensors")
-    if not output.parent.is_dir():
-        raise InputError(f"--output: {output.parent} is not a folder; create it first")
+    require_folder(output)
     try:
         workload = workload_of(folder)
     except TraceError as error:
@@ -83,10 +83,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     policy = learn(workload, lineage, QUICK if quick else Settings(), seed, told)
     if placement:
         policy = with_placement(policy, told, QUICK_CLUSTERS if quick else CLUSTERS)
-    try:
-        write_policy(policy, output)
-    except OSError as error:
-        raise InputError(f"--output: {output}: cannot be written: {error.strerror or error}") from error
+    write(policy, output)
     ours = LearnedAllocation(policy)
     found = {
         title: [mean_seconds(workload, rule, Purpose.JUDGE, index) for index in range(episodes)]

@@ -86,7 +86,8 @@ class KubeBackend:
     async def observe(self) -> Snapshot:
         """Return all jobs with their workers, the nodes, and others' pods. `BackendError` while not all is known."""
         now = self._clock.now()
-        self._require_known(now)
+        if unknown := self._unknown(now):
+            raise BackendError(unknown)
         self._store.take_others_changed()
         self._update(now)
         self._notice_overwriting()
@@ -99,7 +100,7 @@ class KubeBackend:
         Return within how many seconds a plan must be made because of the news, infinity for never.
         """
         now = self._clock.now()
-        if not self._is_known(now):
+        if self._unknown(now):
             return SOON
         others, came_or_went = self._store.take_others_changed(), self._update(now)
         within = SOON if others or came_or_went else NEVER
@@ -140,19 +141,14 @@ class KubeBackend:
             else:
                 self._signals.acknowledged(uid, facts.acknowledged_generation, now)
 
-    def _is_known(self, now: float) -> bool:
-        try:
-            self._require_known(now)
-        except BackendError:
-            return False
-        return True
-
-    def _require_known(self, now: float) -> None:
+    def _unknown(self, now: float) -> str:
+        """Return what is not known that a plan needs; '' where all is known."""
         if unknown := self._store.unknown():
-            raise BackendError(f"not all is known yet: {', '.join(unknown)} were not listed")
+            return f"not all is known yet: {', '.join(unknown)} were not listed"
         age = now - (self._store.listed_at or 0.0)
         if age > LISTS_KEPT * self._settings.resync_seconds:
-            raise BackendError(f"what is known is {age:.0f} s old: the API server gives no lists")
+            return f"what is known is {age:.0f} s old: the API server gives no lists"
+        return ""
 
     def _update_job(self, uid: str, now: float) -> None:
         """Update the state of one job from the store."""

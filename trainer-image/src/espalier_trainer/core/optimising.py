@@ -8,7 +8,6 @@ attempts in the run's progress say what was tried and what it has cost, so a run
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from espalier_trainer.core.hooks import Change
 from espalier_trainer.core.probation import WARMUP, Probation
 from espalier_trainer.execution import executed, has_layouts, lay
 from espalier_trainer.method import Method
-from espalier_trainer.net2net.modules import mode
+from espalier_trainer.net2net.modules import copied, mode
 from espalier_trainer.network import Network
 from espalier_trainer.rewriting import (
     PAIRS,
@@ -229,7 +228,7 @@ class Optimiser:
         return _SEARCHING_STEPS * step + _LAYER_SECONDS * layers
 
     def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
-        other = copy.deepcopy(network.module)
+        other = copied(network.module)
         lay(other, None, channels_last=True)
 
         def step(model: nn.Module) -> None:

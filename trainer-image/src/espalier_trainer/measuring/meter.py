@@ -15,6 +15,7 @@ from espalier_trainer.measuring.losses import LossCurve
 from espalier_trainer.measuring.noise import Noise
 from espalier_trainer.measuring.sampling import Sampling
 from espalier_trainer.measuring.speeds import Speeds
+from espalier_trainer.net2net.modules import device_of
 from espalier_trainer.network import Network
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ class Meter:
 
     def _look_alone(self, joint: Joint, network: Network) -> None:
         first = not self._successive.waits
-        watch = Stopwatch(next((each.device for each in network.module.parameters()), torch.device("cpu")))
+        watch = Stopwatch(device_of(network.module))
         try:
             with watch:
                 norms = self._successive.look(network.module, joint.examples)

@@ -63,6 +63,11 @@ def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = was_training
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the first parameter, the CPU where there is none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Compute without gradients, and restore the random generators of the CPU and of the model's devices afterwards."""

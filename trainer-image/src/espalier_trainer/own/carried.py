@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.history import GrowthStep, gradual
-from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.modules import ExampleInput, device_of
 from espalier_trainer.own.encoding import PREFIX, decoded, encoded
 
 
@@ -72,7 +72,7 @@ class Carried:
         own = {name.removeprefix(PREFIX): tensor for name, tensor in self.encoded()[1].items()}
         if tensors is None:
             return tuple(decoded(state, own) for state in states)
-        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        device = device_of(self._model)
         here = {name: each.to(own[name].device if name in own else device) for name, each in tensors.items()}
         return tuple(decoded(state, here) for state in states)
 

@@ -22,7 +22,7 @@ from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
-from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
 from espalier_trainer.optimizers import SEPARATOR, GroupState, group_options, load_optimizer_state
@@ -67,7 +67,7 @@ class OwnState:
     @property
     def device(self) -> torch.device:
         """Where the model is; the CPU where it has no parameters."""
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return device_of(self.model)
 
     def may_grow(self, example: ExampleInput, insertion: Insertion, operations: Sequence[str]) -> str:
         """Keep a copy of the starting model, which growth needs; returns what the model cannot do, '' if nothing."""

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from espalier_trainer.rewriting.emitting import on_device
+from espalier_trainer.net2net.modules import device_of
 
 PAIRS: Final = 15
 """Pairs of steps of a comparison; fewer do not show a gain of a few percent."""
@@ -68,7 +68,7 @@ def compare(
     """
     if pairs < 2:
         raise ValueError(f"pairs is {pairs}; quartiles need at least 2")
-    device = on_device(module)
+    device = device_of(module)
     measured = []
     for number in range(warmup + pairs):
         order = (module, execution) if number % 2 == 0 else (execution, module)

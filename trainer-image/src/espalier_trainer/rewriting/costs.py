@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from espalier_trainer.rewriting.emitting import on_device
+from espalier_trainer.net2net.modules import device_of
 from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Graph, Meta, Node, Value, written
 from espalier_trainer.rewriting.operators import OPERATORS, spelled
 from espalier_trainer.rewriting.plans import device_kind
@@ -95,7 +95,7 @@ class Costs:
         return self._table[key]
 
     def _seconds(self, node: Node, inputs: tuple[Meta, ...], layer: nn.Module | None) -> float:
-        device = on_device(self.module)
+        device = device_of(self.module)
         tensors = [_made(meta, device, grad=self.training) for meta in inputs]
         function, arguments, settings = _call(node, tensors, layer)
         leaves = [one for one in tree_leaves(tensors) if isinstance(one, Tensor) and one.requires_grad]

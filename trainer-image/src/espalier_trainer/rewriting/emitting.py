@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from espalier_trainer.rewriting.errors import RewritesRefusedError
@@ -82,9 +81,3 @@ def _train_alone(execution: nn.Module, _inputs: object) -> None:
 def parameters_of(module: nn.Module) -> Mapping[int, str]:
     """Return the first name of each parameter by its identity."""
     return {id(parameter): name for name, parameter in module.named_parameters()}
-
-
-def on_device(module: nn.Module) -> torch.device:
-    """Return the device of the first parameter, the CPU where there is none."""
-    first = next(module.parameters(), None)
-    return torch.device("cpu") if first is None else first.device

@@ -8,9 +8,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import fx, nn
 
-from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.modules import ExampleInput, device_of
 from espalier_trainer.rewriting.capture import capture
-from espalier_trainer.rewriting.emitting import emitted, on_device
+from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.rules import BY_NAME
@@ -39,7 +39,7 @@ class Plan(BaseModel):
 
 def device_kind(module: nn.Module) -> str:
     """Return the name of the device that holds the parameters: the GPU's, or `cpu` and its number of threads."""
-    device = on_device(module)
+    device = device_of(module)
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"{device.type}-{torch.get_num_threads()}"

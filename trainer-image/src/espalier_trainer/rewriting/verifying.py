@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments
-from espalier_trainer.rewriting.emitting import on_device
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of
 
 TOLERANCE = 1e-9
 """Largest relative error of a right rewrite in float64."""
@@ -57,7 +56,7 @@ def verify(
     _doubled(twin)
     _doubled(its_execution)
     args, kwargs = tree_map_only(Tensor, _as_double, as_arguments(inputs))
-    devices = [on_device(module)] if on_device(module).type == "cuda" else []
+    devices = [device_of(module)] if device_of(module).type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         seed = torch.initial_seed()
         outputs: list[Tensor] = []

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.block.insertion import Place, multiply
 from espalier_trainer.net2net.blocks import is_plain
+from espalier_trainer.net2net.modules import device_of
 
 SHARE: Final = 0.15
 """Of the budget in which a run unfolds; at most half of what is left of it."""
@@ -78,7 +79,7 @@ def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
     holder = model.get_submodule(copies[0])
     if hasattr(holder, NAME):
         raise GrowthError(f"{copies[0]!r} has an attribute {NAME!r}, which `insertion: Unfold` needs; rename it")
-    holder.add_module(NAME, gate.to(next((one.device for one in model.parameters()), torch.device("cpu"))))
+    holder.add_module(NAME, gate.to(device_of(model)))
     for blocks, second in ((place.run.blocks, False), (copies, True)):
         model.get_submodule(blocks[0]).register_forward_pre_hook(_Enter(gate, place.entry, second), with_kwargs=True)
         model.get_submodule(blocks[-1]).register_forward_hook(_Leave(gate, second))

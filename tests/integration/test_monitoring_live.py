@@ -33,6 +33,7 @@ from agent_service import serving
 from espalier_agent.policies.files import default_policy, save_policy
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
 from espalier_api.documents import dumps
+from espalier_api.measurements import GradientNoise, GrowthForecast, Measurements
 from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
 from espalier_api.reasons import Reason
 from espalier_api.report import (
@@ -274,6 +275,11 @@ def _play(run: Run) -> None:
     accuracy = Metric(name="validation_accuracy", value=0.5)
     figures = (accuracy, Metric(name="validation_loss", value=1.5), Metric(name="examples_per_second", value=99))
     together = Metric(name=WORKERS_METRIC, value=2)
+    # Reported here: a short real run may end before there are such figures, or noise may hide its gradient.
+    measured = Measurements(
+        gradient=GradientNoise(squared_norm=0.5, variance=16.0, samples=20),
+        growth=GrowthForecast(gain=0.1, low=0.05, high=0.15, seconds=20),
+    )
     report = Report(
         job=f"{world.namespace}/grows",
         incarnation=leader,
@@ -285,6 +291,7 @@ def _play(run: Run) -> None:
         metrics=figures,
         depth=3,
         parameters=100,
+        measurements=measured,
         updated_time=datetime.now(UTC),
     )
     _say(run, report)

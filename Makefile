@@ -154,6 +154,10 @@ bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine 
 bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/learned.py $(ARGS)
 
+.PHONY: bench-learned-workers
+bench-learned-workers: .venv/.ready  ## the same with all-reduce, on Pollux' workloads that were not learnt from (30 minutes); ARGS=--quick
+	.venv/bin/python benchmarks/learned_workers.py $(ARGS)
+
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)

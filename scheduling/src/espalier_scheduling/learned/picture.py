@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -90,8 +91,19 @@ class Picture:
             shares.append(Share(job=job.key, workers=workers, spare=max(0, spare)))
         return Decision(shares=tuple(shares), preempts=True, until=now + AGAIN_SECONDS if shares else None)
 
+    def speed_parts(self) -> Floats:
+        """Return (jobs): the speed of each with what it has so far, over the best that it could have."""
+        fixed = self._fixed
+        left = fixed.steps * fixed.seconds[np.arange(len(self.jobs)), self.workers]
+        return np.asarray(fixed.best / left)
+
     def inputs(self) -> Inputs:
         """Return what the network sees."""
+        jobs, options = self.quantities()
+        return inputs(jobs, options, np.array(self.free / max(1, self.gpus)), np.ones(len(self.jobs)))
+
+    def quantities(self) -> tuple[JobQuantities, OptionQuantities]:
+        """Return what is known of the jobs and of what each could get more of."""
         fixed, workers = self._fixed, self.workers
         rows = np.arange(len(self.jobs))
         gpus = max(1, self.gpus)
@@ -122,7 +134,7 @@ class Picture:
             fits=(cost <= self.free).astype(float)[:, None],
             restores=(after <= fixed.held).astype(float)[:, None],
         )
-        return inputs(jobs, options, np.array(self.free / gpus), np.ones(len(self.jobs)))
+        return jobs, options
 
     def _cost(self) -> NDArray[np.int64]:
         """Return the GPUs that each job would take next."""
@@ -172,7 +184,7 @@ class _Fixed:
             own[base[row] :] = [outlook.step_seconds(workers) for workers in range(int(base[row]), size)]
             known[row], steps[row] = 1.0, max(_LEAST_STEPS, outlook.remaining_steps)
             best[row] = steps[row] * float(own.min())
-            found = _gains(own)
+            found = _gains(own.tobytes())
             for name, column in columns.items():
                 column[row, :size] = getattr(found, name)[0, :, 0]
         return cls(
@@ -191,8 +203,10 @@ class _Fixed:
         )
 
 
-def _gains(seconds: Floats) -> Gains:
+@lru_cache(10_000)
+def _gains(raw: bytes) -> Gains:
     """Return what one worker more gains from each number on; from none on, what the base workers gain."""
+    seconds = np.frombuffer(raw)
     found = gains(seconds[None, :], WORKERS_ONLY)
     found.gain[0, 0], found.gain_ahead[0, 0] = LARGEST_GAIN, LARGEST_GAIN
     found.saved[0, 0], found.saved_ahead[0, 0] = np.inf, np.inf

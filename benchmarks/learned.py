@@ -1,7 +1,7 @@
 """How should GPUs be shared among jobs? Learnt allocation in DL2's cluster, compared with rules.
 
 python benchmarks/learned.py [--seeds 5] [--source-seeds 3] [--beside 2] [--episodes 10] [--decisions 160000]
-    [--work-dir DIR] [--picture FILE] [--markdown] [--quick]
+    [--nodes 96 48] [--work-dir DIR] [--picture FILE] [--markdown] [--quick]
 
 All ways of allocating see the same traces: 60 jobs of 8 types that come to 96 or 48 nodes
 (docs/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, in the mean over traces.
@@ -109,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Learn, judge and print a table for each size of the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, nargs="*", help="sizes of the cluster to judge on; default: 96 and 48")
     parser.add_argument("--episodes", type=int, default=10, help="traces to judge on")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
     parser.add_argument("--beside", type=int, default=2, help="seeds of the other rows that learn; 0 leaves them out")
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     seeds, episodes, decisions = options.seeds, options.episodes, options.decisions
     source_seeds = options.source_seeds
-    settings, sizes, few = SETTINGS, NODES, min(options.beside, seeds)
+    settings, sizes, few = SETTINGS, tuple(options.nodes or NODES), min(options.beside, seeds)
     if options.quick:
         seeds, episodes, decisions, few, source_seeds, sizes = 1, 2, 20_000, 0, 0, NODES[:1]
         settings = replace(settings, imitated=4_000)

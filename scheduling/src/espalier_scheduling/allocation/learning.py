@@ -22,7 +22,6 @@ from espalier_scheduling.learners.learner import Learner, Settings
 from espalier_scheduling.learners.rollout import Episodes
 from espalier_scheduling.purposes import Purpose
 
-_NAMES: Final = {"ppo": "PPO", "actor-critic": "actor-critic with replay"}
 _APART: Final = 1_000_000
 """Episodes to train on that belong to each seed."""
 
@@ -106,4 +105,4 @@ def _learn(episodes: Episodes, seed: int, settings: Settings, told: Callable[[st
 
 
 def _algorithm(settings: Settings) -> str:
-    return f"imitation of {settings.teacher}" + (f", then {_NAMES[settings.learner]}" if settings.decisions else "")
+    return f"imitation of {settings.teacher}" + (f", then {settings.learner}" if settings.decisions else "")

@@ -205,7 +205,10 @@ class _Fixed:
 
 @lru_cache(10_000)
 def _gains(raw: bytes) -> Gains:
-    """Return what one worker more gains from each number on; from none on, what the base workers gain."""
+    """Return what one worker more gains from each number on; from none on, what the base workers gain.
+
+    `raw`: the seconds of a step by workers, float64; the same ones are asked for at every decision about a job.
+    """
     seconds = np.frombuffer(raw)
     found = gains(seconds[None, :], WORKERS_ONLY)
     found.gain[0, 0], found.gain_ahead[0, 0] = LARGEST_GAIN, LARGEST_GAIN

@@ -1,6 +1,6 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
-python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 120000]
+python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
     [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
@@ -146,11 +146,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{command()}\n{environment('torch', 'numpy')}\n{train} episodes to learn, {choose} to choose, {judge} to judge"
     )
     print(f"{seeds} seeds of PPO, {decisions:,} decisions each")
-    actors = [actor(seed, decisions) for seed in range(seeds)]
     prior = learn_prior(
         [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
+    actors = [actor(seed, decisions) for seed in range(seeds)]
     for shift in (False, True):
         drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
         judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]

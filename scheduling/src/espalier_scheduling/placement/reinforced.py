@@ -18,7 +18,7 @@ from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose
 
 SETTINGS: Final = Settings(
-    teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=120_000, minibatch=240, epochs=4, trace=0.95
+    teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=38_400, minibatch=240, epochs=4, trace=0.95
 )
 TURNS: Final = 4
 """Updates in an episode in which learning goes on."""

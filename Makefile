@@ -154,6 +154,14 @@ bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine 
 bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/learned.py $(ARGS)
 
+.PHONY: bench-answers
+bench-answers: .venv/.ready  ## how long does a policy file take to decide about 200 to 2,000 jobs that wait? (1 minute)
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/answers.py $(ARGS)
+
+.PHONY: bench-joint
+bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (10 minutes); ARGS=--quick
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
+
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)

@@ -238,8 +238,9 @@ def walked(case: Case) -> list[State]:
             if not (matches := state.matches.all()):
                 break
             state = state.after(draw.choice(matches))
-        if len(found) < case.sizes.graphs:
-            found.setdefault(state.graph.key(), state)
+        found.setdefault(state.graph.key(), state)
+        if len(found) >= case.sizes.graphs:
+            break
     return list(found.values())
 
 

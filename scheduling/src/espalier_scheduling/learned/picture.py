@@ -112,14 +112,14 @@ class Picture:
         left = fixed.steps * fixed.seconds[np.arange(len(self.jobs)), self.workers]
         return np.asarray(fixed.best / left)
 
-    def quantities(self) -> tuple[JobQuantities, OptionQuantities]:
-        """Return what is known of the jobs and of what each could get more of."""
-        return self._quantities(np.arange(len(self.jobs)), self.workers)
-
     def inputs(self) -> Inputs:
         """Return what the network sees."""
         jobs, options = self.quantities()
         return inputs(jobs, options, np.array(self.free / max(1, self.gpus)), np.ones(len(self.jobs)))
+
+    def quantities(self) -> tuple[JobQuantities, OptionQuantities]:
+        """Return what is known of the jobs and of what each could get more of."""
+        return self._quantities(np.arange(len(self.jobs)), self.workers)
 
     def tables(self) -> tuple[Inputs32, Inputs32]:
         """Return what would be seen of each job with each number of workers, for the whole of the decision.

@@ -164,7 +164,7 @@ bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt all
 	.venv/bin/python benchmarks/learned.py $(ARGS)
 
 .PHONY: bench-learned-workers
-bench-learned-workers: .venv/.ready  ## the same with all-reduce, on Pollux' workloads that were not learnt from (30 minutes); ARGS=--quick
+bench-learned-workers: .venv/.ready  ## the same with all-reduce, on Pollux' workloads that were not learnt from (10 minutes of a core); ARGS=--quick
 	.venv/bin/python benchmarks/learned_workers.py $(ARGS)
 
 .PHONY: bench-answers

@@ -163,6 +163,10 @@ bench-rewrites-residual: .venv/.ready  ## does a learnt residual of the table of
 bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/learned.py $(ARGS)
 
+.PHONY: bench-learned-workers
+bench-learned-workers: .venv/.ready  ## the same with all-reduce, on Pollux' workloads that were not learnt from (10 minutes of a core); ARGS=--quick
+	.venv/bin/python benchmarks/learned_workers.py $(ARGS)
+
 .PHONY: bench-answers
 bench-answers: .venv/.ready  ## how long does a policy file take to decide about 200 to 2,000 jobs that wait? (1 minute)
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/answers.py $(ARGS)

@@ -1,15 +1,17 @@
 """How should GPUs be shared among jobs? Learnt allocation in DL2's cluster, compared with rules.
 
-python benchmarks/learned.py [--seeds 5] [--beside 2] [--episodes 10] [--decisions 160000] [--work-dir DIR]
-    [--picture FILE] [--markdown] [--quick]
+python benchmarks/learned.py [--seeds 5] [--source-seeds 3] [--beside 2] [--episodes 10] [--decisions 160000]
+    [--nodes 96 48] [--work-dir DIR] [--picture FILE] [--markdown] [--quick]
 
 All ways of allocating see the same traces: 60 jobs of 8 types that come to 96 or 48 nodes
 (docs/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, in the mean over traces.
   drf, optimus                       the rules that the source (DL2) compares itself with
   optimus-by-share, optimus-ahead    Optimus by dominant share, and the same looking over valleys
   fixed counts                       each type's best numbers of workers and servers, by true speeds
+  soonest                            log gain by dominant share × (60 s + rest) ** -½
   imitation                          the network that imitates `optimus-by-share`, before PPO
   learned                            after PPO; each seed learns once, on 48 and 96 nodes at the same time
+  actor-critic                       the source's learner in the place of PPO: the same seeds and number of decisions
   learned on 6 types                 the same, without ever seeing jobs of two types, which are a quarter of these
 `below` is by how many percent the completion time of `learned` is below that of the row, in the mean over traces of the
 mean over seeds, with its 95 % interval (Student's t over traces). Traces to learn, choose and judge are never the same.
@@ -32,11 +34,11 @@ from harness.statistics import half_width, paired
 from matplotlib.figure import Figure
 
 from espalier_scheduling.allocation.judging import NODES, greedy, judge
-from espalier_scheduling.allocation.learner import Settings
 from espalier_scheduling.allocation.learning import learn_slots
 from espalier_scheduling.allocation.rules import RULES, fixed
 from espalier_scheduling.allocation.source import source
 from espalier_scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_scheduling.learners.learner import Settings
 from espalier_scheduling.purposes import Purpose
 
 SETTINGS: Final = Settings()
@@ -107,18 +109,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Learn, judge and print a table for each size of the cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--nodes", type=int, nargs="*", help="sizes of the cluster to judge on; default: 96 and 48")
     parser.add_argument("--episodes", type=int, default=10, help="traces to judge on")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
     parser.add_argument("--beside", type=int, default=2, help="seeds of the other rows that learn; 0 leaves them out")
+    parser.add_argument("--source-seeds", type=int, default=3, help="of the row `actor-critic`; 0 leaves it out")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--work-dir", type=Path, help="keep policies here; those that are there are not learnt again")
     parser.add_argument("--picture", type=Path, help="draw completion times by trace into this PNG file")
     parser.add_argument("--quick", action="store_true", help="1 seed, 2 traces, 20,000 decisions, 48 nodes: 60 s")
     options = parser.parse_args(arguments)
     seeds, episodes, decisions = options.seeds, options.episodes, options.decisions
-    settings, sizes, few = SETTINGS, NODES, min(options.beside, seeds)
+    source_seeds = options.source_seeds
+    settings, sizes, few = SETTINGS, tuple(options.nodes or NODES), min(options.beside, seeds)
     if options.quick:
-        seeds, episodes, decisions, few, sizes = 1, 2, 20_000, 0, NODES[:1]
+        seeds, episodes, decisions, few, source_seeds, sizes = 1, 2, 20_000, 0, 0, NODES[:1]
         settings = replace(settings, imitated=4_000)
     print(f"{command()}\n{environment('torch', 'numpy')}\n{seeds} seeds, {decisions:,} decisions, {episodes} traces")
     folder = options.work_dir or Path(tempfile.mkdtemp())
@@ -127,6 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = [index for index, name in enumerate(source().names) if name not in UNSEEN]
     policies = {
         "learned": learnt(settings, seeds, "learned", folder),
+        "actor-critic": learnt(
+            replace(settings, learner="actor-critic"), min(source_seeds, seeds), "actor-critic", folder
+        ),
         "imitation": learnt(replace(settings, decisions=0), few, "imitation", folder),
         "learned on 6 types": learnt(settings, few, "learned on 6 types", folder, known),
     }

@@ -1,6 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
-python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--markdown] [--quick]
+python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
+    [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -9,7 +10,10 @@ completion time is below that of the row, in the mean over episodes, with its 95
   frozen      a model that learns until the middle of the jobs, and no more
   online      a model that begins at a prior that knows nothing of clusters
   learnt prior    the same model, with a prior learnt on other clusters; no hidden parameter is looked at
+  PPO, frozen    a network that learnt on other clusters what to do, without a model; it remembers nothing
+  PPO, fine-tuned    the same network, and PPO goes on in each episode
   oracle      knows the true performance; no model can be expected to be better by much
+The rows of PPO are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
 """
 
@@ -18,17 +22,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
+from espalier_scheduling.placement.actor import Actor
 from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
 from espalier_scheduling.placement.cluster import Cluster
 from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
 from espalier_scheduling.placement.prior import learn_prior
+from espalier_scheduling.placement.reinforced import SETTINGS, fine_tuned, frozen, learn_placement
 from espalier_scheduling.placement.tasks import Episode, Family, episode
 from espalier_scheduling.purposes import Purpose
 
@@ -83,6 +90,27 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
+def actor(seed: int, decisions: int) -> Actor:
+    """Return what PPO learns by this seed."""
+    cpu = time.process_time()
+    settings = replace(SETTINGS, decisions=decisions)
+    learnt = learn_placement(seed, settings, FAMILY, lambda line: progress(f"PPO, seed {seed}: {line}"))
+    print(f"PPO, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
+    return learnt
+
+
+def reinforced(actors: Sequence[Actor], judge: int, *, shift: bool) -> dict[str, list[float]]:
+    """Return the rows of PPO: mean completion times of episodes, in the mean over seeds."""
+    ways = {"PPO, frozen": frozen, "PPO, fine-tuned": fine_tuned}
+    found = {}
+    for name, way in ways.items() if actors else ():
+        by_seed = [way(each, judge, Purpose.JUDGE, shift=shift, family=FAMILY) for each in actors]
+        means = ", ".join(f"{statistics.fmean(each):,.0f}" for each in by_seed)
+        print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
+        found[name] = [statistics.fmean(each) for each in zip(*by_seed, strict=True)]
+    return found
+
+
 def saving(ours: Sequence[float], theirs: Sequence[float]) -> str:
     """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
     found = paired([100 * (1 - one / other) for one, other in zip(ours, theirs, strict=True)])
@@ -107,15 +135,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--choose", type=int, default=20, help="episodes to choose settings on, with and without a shift"
     )
     parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
+    parser.add_argument("--seeds", type=int, default=3, help="of PPO; 0 leaves its rows out")
+    parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
     parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes")
+    parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes, 1 seed, 2,000 decisions")
     options = parser.parse_args(arguments)
     train, choose, judge = (8, 2, 3) if options.quick else (options.train, options.choose, options.judge)
-    print(f"{command()}\n{environment()}\n{train} episodes to learn, {choose} to choose, {judge} to judge")
+    seeds, decisions = (1, 2_000) if options.quick else (options.seeds, options.decisions)
+    print(
+        f"{command()}\n{environment('torch', 'numpy')}\n{train} episodes to learn, {choose} to choose, {judge} to judge"
+    )
+    print(f"{seeds} seeds of PPO, {decisions:,} decisions each")
     prior = learn_prior(
         [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
+    actors = [actor(seed, decisions) for seed in range(seeds)]
     for shift in (False, True):
         drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
         judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
@@ -132,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setting = chosen(start, drawn, until)
             progress(f"{name}: {setting}")
             found[name] = seconds(judged, model(start, setting, until))
+        found |= reinforced(actors, judge, shift=shift)
         found["oracle"] = seconds(judged, lambda _: Oracle())
         title = "cluster and workload change in the middle" if shift else "one cluster"
         print(table(found, title, markdown=options.markdown))

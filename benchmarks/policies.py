@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import statistics
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
+from harness.data import unpacked
 from harness.printed import Columns, columned, environment
 
 from espalier_operator.policies import Policy
@@ -40,7 +40,6 @@ from espalier_operator.simulation.rounds import Node, Rounds
 from espalier_operator.simulation.traces import read_pollux
 from espalier_operator.simulation.typed import TypedRounds
 
-ARCHIVES = Path(__file__).parents[1] / "tests" / "data"
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
 POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "goodput": "pollux"}
@@ -225,13 +224,6 @@ def gavel_rows(folder: Path) -> Iterator[dict[str, object]]:
             "publishedMakespanSeconds": published_makespan,
             "jobsPerSecond": found.jobs / statistics.median(took),
         }
-
-
-def unpacked(name: str, scratch: Path) -> Path:
-    """Return the folder `name` of the tests' data."""
-    with tarfile.open(ARCHIVES / f"{name}.tar.gz") as archive:
-        archive.extractall(scratch, filter="data")
-    return scratch / name
 
 
 def main() -> None:

@@ -22,15 +22,16 @@ from scipy.interpolate import Rbf
 from espalier_operator.simulation.jobs import FixedJob
 from espalier_operator.simulation.rounds import Node
 from espalier_scheduling.allocation import AllocationEnvironment
+from espalier_scheduling.allocation.episodes import SlotEpisodes
 from espalier_scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_scheduling.allocation.judging import greedy
-from espalier_scheduling.allocation.learner import Learner, Settings
-from espalier_scheduling.allocation.rollout import STOP, Episodes, collect
 from espalier_scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
 from espalier_scheduling.allocation.slots import OPTIONS, Slots
 from espalier_scheduling.allocation.source import Source, interpolated, source
 from espalier_scheduling.allocation.traces import Trace, draw
 from espalier_scheduling.learned.twin import Twin
+from espalier_scheduling.learners.learner import Learner, Settings
+from espalier_scheduling.learners.rollout import STOP, collect, estimated
 from espalier_scheduling.purposes import Purpose
 
 SMALL = replace(source(), jobs=5, slots=source().slots / 10, most_slots=60)
@@ -251,17 +252,19 @@ def test_episodes_of_two_purposes_are_never_the_same() -> None:
 def learner(seed: int = 0, **changes: Any) -> Learner:
     chosen = Settings(**{"imitated": 200, "kept": 1.0, "episodes": 4, "steps": 24, "decisions": 100, **changes})
     traces = (draw(SMALL, Purpose.TRAIN, index) for index in itertools.count())
-    return Learner(lambda begun: Slots(SMALL, [8, 12, 8, 12], begun), traces, chosen, seed)
+    episodes = SlotEpisodes(lambda begun: Slots(SMALL, [8, 12, 8, 12], begun), traces, chosen.episodes)
+    return Learner(episodes, Twin(OPTIONS, seed=seed), chosen, seed)
 
 
 def test_a_teacher_is_imitated_and_a_seed_gives_the_same_policy() -> None:
     found = []
     for _ in range(2):
-        one = learner(imitation_epochs=30, rate=0.01)
+        one = learner(imitation_epochs=30, imitation_rate=0.01)
         assert one.imitate() > 0.5
         one.improve()
         assert one.learnt_from >= 200 + 96
-        found.append(one.twin.frozen())
+        assert isinstance(one.network, Twin)
+        found.append(one.network.frozen())
     assert all((found[0].weights[name] == value).all() for name, value in found[1].weights.items())
     assert greedy(found[0])(slots(16, 2)).shape == (2,)
 
@@ -274,16 +277,17 @@ def test_advantages_of_perfect_values_are_what_decisions_change() -> None:
         for parameter in twin.value.parameters():
             parameter.zero_()
     traces = (draw(SMALL, Purpose.TRAIN, index) for index in itertools.count())
-    episodes = Episodes(lambda begun: Slots(SMALL, 24, begun), traces, 2)
+    episodes = SlotEpisodes(lambda begun: Slots(SMALL, 24, begun), traces, 2)
     generator = torch.Generator().manual_seed(1)
-    found = collect(episodes, twin, 80, generator, discount=0.0, trace=1.0, others=1.0)
+    found = collect(episodes, twin, 80, generator, discount=0.0)
+    told = estimated(found, trace=1.0, others=1.0)
     assert (found.actions == STOP).any()
     for row in range(2):
         stops = np.flatnonzero(found.actions[:, row].numpy() == STOP)
         for before, stop in itertools.pairwise(stops):
             # From the first decision of a slot on, rewards sum up to minus what the slot lost.
-            assert float(found.advantages[before + 1, row]) <= 1e-5
-            assert float(found.returns[before + 1][row].sum()) == pytest.approx(
-                float(found.advantages[before + 1, row]), abs=1e-5
+            assert float(told.advantages[before + 1, row]) <= 1e-5
+            assert float(told.returns[before + 1][row].sum()) == pytest.approx(
+                float(told.advantages[before + 1, row]), abs=1e-5
             )
-            assert float(found.advantages[stop, row]) <= 1e-5
+            assert float(told.advantages[stop, row]) <= 1e-5

@@ -17,10 +17,10 @@ import learned
 
 from espalier_cli.main import cli
 from espalier_scheduling.allocation import judging, learning
-from espalier_scheduling.allocation.learner import Settings
 from espalier_scheduling.allocation.source import source
 from espalier_scheduling.learned.files import LearnedPolicyError, read_policy
 from espalier_scheduling.learned.serving import LearnedAllocation
+from espalier_scheduling.learners.learner import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import placement
 
+from espalier_scheduling.learners.learner import Settings
 from espalier_scheduling.placement.tasks import Family
 
 
@@ -19,9 +20,11 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
-    placement.main(["--train", "2", "--choose", "1", "--judge", "2"])
+    small = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
+    monkeypatch.setattr(placement, "SETTINGS", small)
+    placement.main(["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "2", "--decisions", "16"])
     printed = capsys.readouterr().out
     for title in ("one cluster", "cluster and workload change in the middle"):
         assert title in printed
-    for name in ("consolidate", "random", "frozen", "online", "learnt prior", "oracle"):
+    for name in ("consolidate", "random", "frozen", "online", "learnt prior", "PPO, fine-tuned", "oracle"):
         assert printed.count(name) >= 2

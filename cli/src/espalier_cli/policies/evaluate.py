@@ -41,8 +41,8 @@ from espalier_scheduling.purposes import Purpose
 def evaluate(policies: tuple[str, ...], nodes: str, episodes: int, purpose: str, as_json: bool) -> None:
     """Evaluate each POLICY in DL2's simulated cluster: a file of `policies learn`, or a rule.
 
-    Rules: drf, optimus, optimus-by-share, optimus-ahead. All see the same traces. Prints the mean completion time in
-    slots of 20 minutes, with its 95 % interval over traces.
+    Rules: drf, optimus, optimus-by-share, optimus-ahead, soonest. All see the same traces. Prints the mean completion
+    time in slots of 20 minutes, with its 95 % interval over traces.
     """
     sizes = cluster_sizes(nodes)
     choosers = {name: _chooser(name) for name in policies}

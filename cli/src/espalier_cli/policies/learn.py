@@ -1,4 +1,4 @@
-"""`espalier policies learn`: imitation of a rule, then PPO, into a file."""
+"""`espalier policies learn`: imitation of a rule, then a learner from own decisions, into a file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import click
 
 from espalier_cli.policies.options import cluster_sizes, require_folder, type_indices, write
 from espalier_scheduling.allocation.judging import NODES
-from espalier_scheduling.allocation.learner import Settings
 from espalier_scheduling.allocation.learning import learn_slots
 from espalier_scheduling.allocation.rules import RULES
+from espalier_scheduling.learners.learner import Settings
+from espalier_scheduling.learners.registry import LEARNERS
 
 _DEFAULTS = Settings()
 
@@ -47,23 +48,37 @@ _DEFAULTS = Settings()
     type=click.IntRange(0, 100_000_000),
     default=_DEFAULTS.decisions,
     show_default=True,
-    help="Decisions of its own to learn from, by PPO; 0: only imitate.",
+    help="Decisions of its own to learn from; 0: only imitate.",
+)
+@click.option(
+    "--learner",
+    type=click.Choice([*LEARNERS]),
+    default=_DEFAULTS.learner,
+    show_default=True,
+    help="How they are learnt from: masked PPO, or actor-critic with replay, as the source does.",
 )
 @click.option(
     "--without-type", "without", multiple=True, metavar="NAME", help="Learn without this type of jobs. Repeatable."
 )
 def learn(
-    output: Path, seed: int, nodes: str, teacher: str, imitated: int, decisions: int, without: tuple[str, ...]
+    output: Path,
+    seed: int,
+    nodes: str,
+    teacher: str,
+    imitated: int,
+    decisions: int,
+    learner: str,
+    without: tuple[str, ...],
 ) -> None:
     """Learn to allocate workers and parameter servers to jobs in DL2's simulated cluster.
 
-    First the network imitates a rule, then it improves by masked PPO. The policy is a safetensors file with its
+    First the network imitates a rule, then it improves by its own decisions. The policy is a safetensors file with its
     lineage. It is for this simulated cluster: no operator can be given it, because jobs of Espalier have no parameter
     servers. Progress goes to stderr.
     """
     sizes, kinds = cluster_sizes(nodes), type_indices(without)
     require_folder(output)
-    settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions)
+    settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions, learner=learner)
     policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, told=lambda line: click.echo(line, err=True))
     write(policy, output)
     click.echo(f"{output}: {policy.lineage.name}@{policy.version}, {policy.lineage.algorithm}")

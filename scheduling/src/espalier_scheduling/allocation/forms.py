@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,11 +106,33 @@ class WorkerForm:
     def __init__(self, workload: Workload, nodes: Sequence[Node], most_jobs: int) -> None:
         """Take jobs, of which there are `most_jobs` at most, and where they run."""
         self.options, self.jobs = WORKERS_ONLY, most_jobs
+        self.gpus = sum(node.gpus for node in nodes)
         self._workload, self._nodes = workload, nodes
 
-    def begin(self, purpose: Purpose, index: int) -> Run:
+    def begin(self, purpose: Purpose, index: int) -> WorkerRun:
         """Begin the episode of this number."""
         return WorkerRun(self._workload(purpose, index), self._nodes)
+
+
+class Spent(NamedTuple):
+    """What a period was for a job that was there when it began."""
+
+    job: int
+    """Its place among the jobs of the episode."""
+    seconds: float
+    """For how long it was there."""
+    paused: float
+    """For how long of that it could not train, because its workers changed."""
+    part: float
+    """Its speed with the workers that it was given, over the best that it could have."""
+    ended: bool
+
+
+class Period(NamedTuple):
+    """From one decision to the next."""
+
+    seconds: float
+    jobs: tuple[Spent, ...]
 
 
 class WorkerRun:
@@ -119,26 +141,35 @@ class WorkerRun:
     def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node]) -> None:
         """Run until the first decision."""
         self._jobs = jobs
+        self.places = {job.name: place for place, job in enumerate(jobs)}
         self._views: Generator[View, Decision, None] = Rounds(jobs, nodes, OptimusPolicy()).views()
         self._view: View | None = None
         self.picture: Picture | None = None
         """The decision that is being made."""
+        self.period = Period(0.0, ())
+        """What has passed since the decision before."""
         self._spent = self._told = 0.0
         self._look(next(self._views, None))
 
+    def begun(self) -> Picture:
+        """Return the decision that is being made; there is one until the episode is over."""
+        assert self.picture is not None  # noqa: S101  (nobody asks when the episode is over)
+        return self.picture
+
     def seen(self) -> tuple[Inputs, Mask]:
         """Return what is seen of the jobs that are there, and what can be chosen."""
-        assert self.picture is not None  # noqa: S101  (nobody asks when the episode is over)
-        return self.picture.inputs(), self.picture.mask()
+        picture = self.begun()
+        return picture.inputs(), picture.mask()
 
     def take(self, chosen: int) -> float:
         """Take what was chosen; return the seconds that all jobs together were there meanwhile."""
-        assert self.picture is not None and self._view is not None  # noqa: S101, PT018
-        if chosen < len(self.picture.jobs):
-            self.picture.give(chosen)
-            if self.picture.mask().any():
+        picture = self.begun()
+        assert self._view is not None  # noqa: S101
+        if chosen < len(picture.jobs):
+            picture.give(chosen)
+            if picture.mask().any():
                 return 0.0
-        self._answer(self._view)
+        self._answer(self._view, picture)
         spent, self._told = self._spent - self._told, self._spent
         return spent
 
@@ -152,12 +183,27 @@ class WorkerRun:
         """Mean completion time, once the episode is over."""
         return self._total() / len(self._jobs)
 
-    def _answer(self, view: View) -> None:
-        assert self.picture is not None  # noqa: S101
+    def _answer(self, view: View, picture: Picture) -> None:
+        jobs = [self._jobs[self.places[job.key]] for job in picture.jobs]
+        restarts, parts = [job.restarts for job in jobs], picture.speed_parts()
         try:
-            self._look(self._views.send(self.picture.decision(view.now)))
+            self._look(self._views.send(picture.decision(view.now)))
         except StopIteration:
             self._look(None)
+        now = max(job.completed_at or 0.0 for job in jobs) if self._view is None else self._view.now
+        self.period = Period(
+            now - view.now,
+            tuple(
+                Spent(
+                    job=self.places[job.name],
+                    seconds=(now if job.completed_at is None else job.completed_at) - view.now,
+                    paused=job.pause_seconds if job.restarts > before else 0.0,
+                    part=float(part),
+                    ended=job.completed_at is not None,
+                )
+                for job, before, part in zip(jobs, restarts, parts, strict=True)
+            ),
+        )
 
     def _look(self, view: View | None) -> None:
         """See the next view; one in which nothing can be chosen is answered at once."""

@@ -1,4 +1,4 @@
-"""Learns a policy for DL2's cluster from end to end."""
+"""Learns a policy from end to end: for DL2's cluster, and for jobs with all-reduce."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from typing import Final
 
 import torch
 
+from espalier_scheduling.allocation.episodes import SlotEpisodes, WorkerEpisodes
+from espalier_scheduling.allocation.forms import WorkerForm
 from espalier_scheduling.allocation.judging import NODES
-from espalier_scheduling.allocation.learner import Learner, Settings
 from espalier_scheduling.allocation.slots import Slots
 from espalier_scheduling.allocation.source import source
 from espalier_scheduling.allocation.traces import draw
-from espalier_scheduling.learned.description import WORKERS_AND_SERVERS
+from espalier_scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY
 from espalier_scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy
+from espalier_scheduling.learned.network import Network
+from espalier_scheduling.learned.twin import Twin
+from espalier_scheduling.learners.learner import Learner, Settings
+from espalier_scheduling.learners.rollout import Episodes
 from espalier_scheduling.purposes import Purpose
 
 _APART: Final = 1_000_000
@@ -37,7 +42,56 @@ def learn_slots(
     torch.set_num_threads(1)
     clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
     traces = (draw(source(), Purpose.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
-    learner = Learner(lambda begun: Slots(source(), clusters, begun), traces, settings, seed)
+    episodes = SlotEpisodes(lambda begun: Slots(source(), clusters, begun), traces, settings.episodes)
+    learner, network = _learn(episodes, seed, settings, told)
+    types = len(source().names) if kinds is None else len(kinds)
+    lineage = Lineage(
+        name="allocation-slots",
+        actions=WORKERS_AND_SERVERS,
+        learnt_from=f"DL2's cluster, {types} types of jobs, {', '.join(map(str, nodes))} nodes",
+        algorithm=_algorithm(settings),
+        seed=seed,
+        decisions=learner.learnt_from,
+        serves=Serves(
+            min_gpus=min(nodes) * int(source().node[1]),
+            max_gpus=max(nodes) * int(source().node[1]),
+            max_jobs=source().jobs,
+        ),
+    )
+    return make_policy(network, lineage)
+
+
+def learn_workers(
+    seed: int,
+    settings: Settings,
+    form: WorkerForm,
+    learnt_from: str,
+    *,
+    told: Callable[[str], object] = lambda line: None,
+) -> LearnedPolicy:
+    """Learn a policy for jobs with all-reduce, from a form's episodes, which `learnt_from` describes; as `learn_slots`.
+
+    The policy serves clusters with as many GPUs as that of the form.
+    """
+    torch.set_num_threads(1)
+    runs = (form.begin(Purpose.TRAIN, index) for index in itertools.count(seed * _APART))
+    episodes = WorkerEpisodes(runs, settings.episodes, form.jobs)
+    learner, network = _learn(episodes, seed, settings, told)
+    lineage = Lineage(
+        name="allocation-workers",
+        actions=WORKERS_ONLY,
+        learnt_from=learnt_from,
+        algorithm=_algorithm(settings),
+        seed=seed,
+        decisions=learner.learnt_from,
+        serves=Serves(min_gpus=form.gpus, max_gpus=form.gpus, max_jobs=512),
+    )
+    return make_policy(network, lineage)
+
+
+def _learn(episodes: Episodes, seed: int, settings: Settings, told: Callable[[str], object]) -> tuple[Learner, Network]:
+    twin = Twin(episodes.options, seed=seed)
+    learner = Learner(episodes, twin, settings, seed)
     agreed = learner.imitate()
     told(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
 
@@ -47,18 +101,8 @@ def learn_slots(
 
     if settings.decisions:
         learner.improve(progress)
-    types = len(source().names) if kinds is None else len(kinds)
-    lineage = Lineage(
-        name="allocation-slots",
-        actions=WORKERS_AND_SERVERS,
-        learnt_from=f"DL2's cluster, {types} types of jobs, {', '.join(map(str, nodes))} nodes",
-        algorithm=f"imitation of {settings.teacher}" + (", then PPO" if settings.decisions else ""),
-        seed=seed,
-        decisions=learner.learnt_from,
-        serves=Serves(
-            min_gpus=min(nodes) * int(source().node[1]),
-            max_gpus=max(nodes) * int(source().node[1]),
-            max_jobs=source().jobs,
-        ),
-    )
-    return make_policy(learner.twin.frozen(), lineage)
+    return learner, twin.frozen()
+
+
+def _algorithm(settings: Settings) -> str:
+    return f"imitation of {settings.teacher}" + (f", then {settings.learner}" if settings.decisions else "")

@@ -28,6 +28,7 @@ from espalier_scheduling.learned.description import (
     inputs,
 )
 from espalier_scheduling.learned.speeds import STEPS, gains
+from espalier_scheduling.learners.passed import Passed
 
 OPTIONS = len(WORKERS_AND_SERVERS)
 _STEPS = np.array([STEPS[option] for option in WORKERS_AND_SERVERS])
@@ -35,17 +36,6 @@ _STEPS = np.array([STEPS[option] for option in WORKERS_AND_SERVERS])
 _AWAY = np.iinfo(np.int64).max // 2
 """The load of nodes that a cluster does not have."""
 _BOTH = WORKERS_AND_SERVERS.index("both")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Passed:
-    """What a slot that passed has cost; arrays of shape (episodes of which it passed, jobs)."""
-
-    spent: Floats
-    """The part of the slot that each job was there: all of it, or until it was complete."""
-    lost: Floats
-    """That, less what the job would have needed at its best speed."""
-    ended: NDArray[np.bool_]
 
 
 class Slots:

@@ -78,7 +78,7 @@ class Lineage(Record):
     learnt_from: str = Field(max_length=500)
     """The workload and the cluster, in words."""
     algorithm: str = Field(max_length=200)
-    """As `imitation of optimus, then PPO`."""
+    """As `imitation of optimus, then ppo`."""
     seed: int
     decisions: int = Field(ge=0)
     """Decisions that were learnt from."""

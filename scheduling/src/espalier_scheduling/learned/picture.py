@@ -106,6 +106,12 @@ class Picture:
             shares.append(Share(job=job.key, workers=workers, spare=max(0, spare)))
         return Decision(shares=tuple(shares), preempts=True, until=now + AGAIN_SECONDS if shares else None)
 
+    def speed_parts(self) -> Floats:
+        """Return (jobs): the speed of each with what it has so far, over the best that it could have."""
+        fixed = self._fixed
+        left = fixed.steps * fixed.seconds[np.arange(len(self.jobs)), self.workers]
+        return np.asarray(fixed.best / left)
+
     def inputs(self) -> Inputs:
         """Return what the network sees."""
         jobs, options = self.quantities()

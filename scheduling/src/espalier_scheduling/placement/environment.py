@@ -77,7 +77,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         self.observation_space = cast("spaces.Space[Observation]", space)
         self.action_space = spaces.Discrete(MOST)
         self._run: Generator[Pending, int, None] | None = None
-        self._pending: Pending | None = None
+        self.pending: Pending | None = None
+        """The job that is to be placed now."""
         self._counted = 0.0
         self.cluster: Cluster | None = None
         """The run of the present episode."""
@@ -92,23 +93,23 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         drawn: Episode = episode(self.family, self.purpose, index, shift=self.shift)
         self.cluster = Cluster(drawn)
         self._run, self._counted = self.cluster.decisions(), 0.0
-        self._pending = next(self._run)
+        self.pending = next(self._run)
         return self._observe(), self._info()
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Place a job; raises `NoActionError`, and `ResetNeeded` where no episode is running."""
-        if self._run is None or self._pending is None or self.cluster is None:
+        if self._run is None or self.pending is None or self.cluster is None:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
         if not self.action_space.contains(action):
             raise NoActionError(f"action {action!r} is none: choose an integer from 0 to {MOST - 1}")
-        chosen = int(action) % len(self._pending.candidates)
+        chosen = int(action) % len(self.pending.candidates)
         try:
-            self._pending = self._run.send(chosen)
+            self.pending = self._run.send(chosen)
         except StopIteration:
-            self._pending = None
+            self.pending = None
         passed = self.cluster.job_seconds - self._counted
         self._counted = self.cluster.job_seconds
-        return self._observe(), -passed / _HOUR, self._pending is None, False, self._info()
+        return self._observe(), -passed / _HOUR, self.pending is None, False, self._info()
 
     def _observe(self) -> Observation:
         cluster, family = self.cluster, self.family
@@ -129,19 +130,19 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
             "nodes": np.minimum(nodes, _MOST),
             "candidates": np.zeros((MOST, family.nodes), np.float32),
         }
-        if self._pending is not None:
-            pending = self._pending.job
+        if self.pending is not None:
+            pending = self.pending.job
             seen["job"][pending.kind] = 1
             seen["job"][-2:] = pending.requested / size, pending.seconds_alone() / _HOUR
-            for index, chosen in enumerate(self._pending.candidates):
+            for index, chosen in enumerate(self.pending.candidates):
                 for node, count in chosen:
                     seen["candidates"][index, node] = count / size
         return seen
 
     def _info(self) -> dict[str, Any]:
         mask = np.zeros(MOST, np.int8)
-        if self._pending is None:
+        if self.pending is None:
             assert self.cluster is not None  # noqa: S101  (set by reset)
             return {"action_mask": mask, "candidates": (), "mean_seconds": self.cluster.mean_seconds}
-        mask[: len(self._pending.candidates)] = 1
-        return {"action_mask": mask, "candidates": self._pending.candidates}
+        mask[: len(self.pending.candidates)] = 1
+        return {"action_mask": mask, "candidates": self.pending.candidates}

@@ -1,0 +1,205 @@
+"""How should GPUs be shared among jobs with all-reduce? Learnt allocation on Pollux' workloads that it never saw.
+
+python benchmarks/learned_workers.py [--seeds 3] [--beside 1] [--decisions 80000] [--data DIR] [--work-dir DIR]
+    [--markdown] [--quick]
+
+The traces are the workloads 1, 2, 3 and 6 of the Pollux artifact (Qiao et al., OSDI 2021) at three loads, on 16 nodes
+with 4 GPUs; all ways of allocating see the same jobs, with the batch sizes that their authors chose, by the simulator's
+rounds (docs/learned-scheduling.md). The figures are mean completion times in seconds, in the mean over traces.
+  tiresias, optimus, goodput    the operator's policies; `goodput` may not change batch sizes here
+  optimus-ahead                 Optimus, looking over numbers of workers that are no faster
+  soonest                       log gain × (60 s + rest) ** -½: a rule of ours that prefers jobs that end soon
+  imitation                     the network that imitates the rule of `--teacher`, before PPO
+  learned                       after PPO
+  published Pollux              as published; it changes batch sizes, which the others may not
+Each network is judged on workloads that it did not learn from: those that learnt from the workloads 1 and 2 on 3 and 6,
+and the other way round, two networks a seed. `below` is by how many percent the completion time of `learned` is below
+that of the row, in the mean over traces of the mean over seeds, with its 95 % interval (Student's t over traces).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from harness.data import unpacked
+from harness.printed import command, environment, progress, rendered
+from harness.statistics import paired
+
+from espalier_operator.policies import Policy
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Elasticity
+from espalier_operator.simulation.cluster import nodes_of
+from espalier_operator.simulation.jobs import SimulatedJob
+from espalier_operator.simulation.outcome import outcome_of
+from espalier_operator.simulation.profiles import Profiles
+from espalier_operator.simulation.rounds import Rounds
+from espalier_operator.simulation.traces import read_pollux
+from espalier_scheduling.allocation.forms import WorkerForm
+from espalier_scheduling.allocation.learning import learn_workers
+from espalier_scheduling.allocation.workloads import Mixed, StepByStep
+from espalier_scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_scheduling.learned.serving import LearnedAllocation
+from espalier_scheduling.learners.learner import Settings
+
+CLUSTER: Final = "16x4"
+HALVES: Final = (("1", "2"), ("3", "6"))
+"""Workloads that are learnt from together; each half is judged by what learnt from the other one."""
+LOADS: Final = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
+SETTINGS: Final = Settings(teacher="soonest", imitation_epochs=10, imitation_rate=3e-3, rate=5e-4, decisions=80_000)
+MOST_JOBS: Final = 60
+"""Of an episode to learn from."""
+RULES: Final = ("tiresias", "optimus", "goodput", "optimus-ahead", "soonest")
+OPERATORS: Final = ("tiresias", "optimus", "goodput")
+"""Of these, the operator's policies."""
+
+Trace = tuple[str, str]
+"""Load and workload."""
+Found = dict[str, list[dict[Trace, float]]]
+"""By row: for each seed, the mean completion time of each trace, seconds."""
+
+
+class Workloads:
+    """The published traces."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read them from here when they are asked for."""
+        self._folder, self._profiles = folder, Profiles(folder / "traces")
+
+    def jobs(self, trace: Trace, elasticity: Elasticity = Elasticity.WORKERS) -> list[SimulatedJob]:
+        """Return the jobs of a trace, to which nothing was done yet."""
+        load, workload = trace
+        prefix = "" if load == "1" else f"{LOADS[load]}-"
+        return read_pollux(self._folder / "workloads" / f"{prefix}workload-{workload}.csv", self._profiles, elasticity)
+
+    def published(self, trace: Trace) -> float:
+        """Return the mean completion time that was published for Pollux."""
+        load, workload = trace
+        found = json.loads((self._folder / "published" / f"pollux-{LOADS[load]}.json").read_text(encoding="utf-8"))
+        return statistics.fmean(found["jcts"][f"workload-{workload}"].values())
+
+
+def traces_of(half: Sequence[str], loads: Sequence[str] = ()) -> list[Trace]:
+    """Return the traces of these workloads, at all loads by default."""
+    return [(load, workload) for load in loads or LOADS for workload in half]
+
+
+def seconds(workloads: Workloads, trace: Trace, policy: Policy) -> float:
+    """Return the mean completion time of a trace under a policy."""
+    # Tiresias leaves the number of workers to the author; nobody changes batch sizes.
+    fixed = policy.elasticity is Elasticity.FIXED
+    jobs = workloads.jobs(trace, Elasticity.FIXED if fixed else Elasticity.WORKERS)
+    nodes = nodes_of(CLUSTER)
+    Rounds(jobs, nodes, policy).run()
+    return outcome_of(jobs, sum(node.gpus for node in nodes)).average_jct
+
+
+def learnt(
+    workloads: Workloads, half: Sequence[str], settings: Settings, seed: int, title: str, folder: Path
+) -> LearnedPolicy:
+    """Learn a policy from these workloads, or read it from the folder where it was learnt before."""
+    path = folder / f"{title}-{'-'.join(half)}-{seed}.safetensors"
+    if not path.exists():
+        cpu = time.process_time()
+        form = form_of(workloads, half)
+        what = f"Pollux' workloads {' and '.join(half)} at three loads, mixed"
+        policy = learn_workers(seed, settings, form, what, told=lambda line: progress(f"  {line}"))
+        results = {**policy.lineage.results, "cpuSeconds": round(time.process_time() - cpu, 1)}
+        write_policy(make_policy(policy.network, policy.lineage.model_copy(update={"results": results})), path)
+    policy = read_policy(path)
+    print(
+        f"{title} from {half}, seed {seed}: {policy.lineage.decisions:,} decisions, {policy.lineage.results}",
+        flush=True,
+    )
+    return policy
+
+
+def form_of(workloads: Workloads, half: Sequence[str]) -> WorkerForm:
+    """Return the episodes to learn from."""
+    return WorkerForm(
+        Mixed([workloads.jobs(trace) for trace in traces_of(half)], MOST_JOBS), nodes_of(CLUSTER), MOST_JOBS
+    )
+
+
+def judged(
+    workloads: Workloads, policies: Mapping[tuple[str, ...], Policy], loads: Sequence[str]
+) -> dict[Trace, float]:
+    """Return the mean completion time of each trace; `policies` has the one that is judged on each half."""
+    return {
+        trace: seconds(workloads, trace, policy)
+        for half, policy in policies.items()
+        for trace in traces_of(half, loads)
+    }
+
+
+def rule(name: str) -> Policy:
+    """Return a policy that does not learn."""
+    return configured(name) if name in OPERATORS else StepByStep(name)
+
+
+def table(found: Found, loads: Sequence[str], *, markdown: bool) -> str:
+    """Return mean completion times at these loads."""
+    traces = [trace for trace in next(iter(found["learned"])) if trace[0] in loads]
+    mean = {
+        name: {trace: statistics.fmean(seed[trace] for seed in seeds) for trace in traces}
+        for name, seeds in found.items()
+    }
+    rows = []
+    for name, seeds in found.items():
+        theirs = mean[name]
+        below = paired([100 * (1 - mean["learned"][trace] / theirs[trace]) for trace in traces])
+        by_seed = [statistics.fmean(seed[trace] for trace in traces) for seed in seeds]
+        rows.append(
+            (
+                name,
+                f"{statistics.fmean(theirs.values()):,.0f}",
+                f"{min(by_seed):,.0f} to {max(by_seed):,.0f}" if len(seeds) > 1 else "",
+                "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f} to {below.high:.1f})",
+                "" if name == "learned" else f"{below.wins} of {below.count}",
+            )
+        )
+    head = ("allocated by", "seconds", "by seed", "below, %", "traces")
+    return rendered(f"load {', '.join(loads)}: {len(traces)} traces", head, rows, markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Learn, judge and print a table for each load, and one for all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--beside", type=int, default=1, help="seeds of the row `imitation`; 0 leaves it out")
+    parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
+    parser.add_argument("--data", type=Path, help="folder of Pollux: workloads, traces, published; default: the tests'")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--work-dir", type=Path, help="keep policies here; those that are there are not learnt again")
+    parser.add_argument("--quick", action="store_true", help="1 seed, 20,000 decisions, half load only")
+    options = parser.parse_args(arguments)
+    seeds, settings, loads = options.seeds, replace(SETTINGS, decisions=options.decisions), tuple(LOADS)
+    if options.quick:
+        seeds, settings, loads = 1, replace(settings, decisions=20_000, imitated=4_000), loads[:1]
+    print(f"{command()}\n{environment('torch', 'numpy')}\n{seeds} seeds, {settings.decisions:,} decisions")
+    with tempfile.TemporaryDirectory() as scratch:
+        workloads = Workloads(options.data or unpacked("pollux", Path(scratch)))
+        folder = options.work_dir or Path(scratch) / "policies"
+        folder.mkdir(parents=True, exist_ok=True)
+        found: Found = {name: [judged(workloads, dict.fromkeys(HALVES, rule(name)), loads)] for name in RULES}
+        rows = (("learned", settings, seeds), ("imitation", replace(settings, decisions=0), min(options.beside, seeds)))
+        for title, chosen, number in rows:
+            for seed in range(number):
+                learners = [learnt(workloads, half, chosen, seed, title, folder) for half in HALVES]
+                other = dict(zip(HALVES, map(LearnedAllocation, reversed(learners)), strict=True))
+                found.setdefault(title, []).append(judged(workloads, other, loads))
+        every = [trace for half in HALVES for trace in traces_of(half, loads)]
+        found["published Pollux"] = [{trace: workloads.published(trace) for trace in every}]
+    for some in (*((load,) for load in loads), loads):
+        print(table(found, some, markdown=options.markdown), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A network that places by what is observed in `espalier/Placement-v0`, and remembers nothing. In torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from espalier_scheduling.learned.network import MASKED
+from espalier_scheduling.placement.tasks import KINDS
+
+HIDDEN = 64
+_NODE = 1 + KINDS + 2
+_JOB = KINDS + 2
+
+
+class Actor(nn.Module):
+    """Scores candidates by the job and by their nodes, and values the cluster. Nodes are alike to it.
+
+    A candidate is described by the mean and the maximum of what is observed of its nodes, by the mean weighted by its
+    workers, and by the number of nodes and the part of a node's GPUs that it takes at most.
+    """
+
+    def __init__(self, racks: int, rack_nodes: int, seed: int = 0) -> None:
+        """Draw weights by this seed; nodes are in racks of `rack_nodes`."""
+        super().__init__()
+        self._racks, self._rack_nodes = racks, rack_nodes
+        described = _JOB + 3 * _NODE + 3
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            self.score = _layers(described)
+            self.value = _layers(_JOB + 2 * _NODE)
+        with torch.no_grad():
+            last = self.score[-1]
+            assert isinstance(last, nn.Linear)  # noqa: S101  (made by `_layers`)
+            last.weight.mul_(0.01)  # it begins without preferences
+
+    def forward(
+        self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `PlacementEpisodes` shows."""
+        job, taken = jobs[:, 0], options[:, 0]  # (episodes, features), (episodes, candidates, nodes)
+        on = (taken > 0).float()
+        many = on.sum(-1, keepdim=True).clamp(min=1)
+        largest = (on[..., None] * cluster[:, None]).amax(2)
+        racks = on.reshape(*on.shape[:2], self._racks, self._rack_nodes).amax(-1).sum(-1, keepdim=True)
+        described = torch.cat(
+            [
+                job[:, None].expand(-1, taken.shape[1], -1),
+                on @ cluster / many,
+                taken @ cluster / taken.sum(-1, keepdim=True).clamp(min=1e-6),
+                largest,
+                many / 8,
+                racks / self._racks,
+                taken.amax(-1, keepdim=True),
+            ],
+            dim=-1,
+        )
+        scores = self.score(described)[..., 0]
+        stop = torch.zeros_like(scores[:, :1])
+        value = self.value(torch.cat([job, cluster.mean(1), cluster.amax(1)], dim=-1))
+        return torch.cat([scores, stop], 1).masked_fill(~mask, MASKED), value * present
+
+
+def _layers(inputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
+    )

@@ -22,6 +22,10 @@ _Left = dict[str, int]
 """By resource; one without an entry is not limited."""
 
 
+_UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
+"""Stands for what was not counted yet."""
+
+
 class Rooms:
     """What is left on the nodes of one snapshot."""
 
@@ -37,16 +41,20 @@ class Rooms:
     ) -> None:
         """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
 
-        Each node is in one of `groups` and `offers` GPUs. `others` are pods of others that wait: what they request may
-        be more than any node has. All that is counted when it is asked for, because most plans ask for little.
+        Only nodes in one of `groups` matter, which `offers` GPUs. `others` are pods of others that wait: what they
+        request may be more than any node has. All that is counted when it is asked for: most plans ask for little.
         """
-        self._nodes, self._group, self._offers = nodes, groups, offers
+        self._all, self._group, self._offers = nodes, groups, offers
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
         self._left_by_node: dict[str, tuple[_Left, _Left] | None] = {}
         """The same by node: those of one machine share it."""
         self._answers: dict[object, bool] = {}
+
+    @cached_property
+    def _nodes(self) -> Collection[Node]:
+        return [node for node in self._all if node.name in self._group]
 
     @cached_property
     def _requests(self) -> Mapping[str, Amounts]:
@@ -73,9 +81,9 @@ class Rooms:
     @cached_property
     def _offered(self) -> Mapping[str, int]:
         """By machine: its GPUs of all kinds."""
-        offered: dict[str, int] = defaultdict(int)
-        for name, gpus in self._offers.items():
-            offered[host_of(name)] += gpus
+        offered = dict(self._offers)
+        for name in [name for name in offered if name != host_of(name)]:
+            offered[host_of(name)] = offered.get(host_of(name), 0) + offered.pop(name)
         return offered
 
     @cached_property
@@ -88,25 +96,30 @@ class Rooms:
     @cached_property
     def _own(self) -> Mapping[str, list[Worker]]:
         """By machine: the workers of our jobs."""
-        by_node: dict[str, list[Worker]] = defaultdict(list)
-        for worker in self._workers:
+        own: dict[str, list[Worker]] = defaultdict(list)
+        for worker in self._workers:  # tens of thousands
             if worker.job is not None and worker.node is not None:
-                by_node[worker.node].append(worker)
-        by_host: dict[str, list[Worker]] = defaultdict(list)
-        for node, own in by_node.items():
-            by_host[host_of(node)] += own
-        return by_host
+                own[worker.node].append(worker)
+        for node in [name for name in own if name != host_of(name)]:
+            own[host_of(node)] += own.pop(node)
+        return own
 
     def can_run_short(self, node: str) -> bool:
         """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
-        return self._left_on(node) is not None
+        known = self._left_by_node.get(node, _UNKNOWN)
+        return (self._left_on(node) if known is _UNKNOWN else known) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add a multiple of `requests` to what is left now and later."""
         left = self._left_on(node)
         if left is not None:
-            _add(left[0], requests, now)
-            _add(left[1], requests, later)
+            add(left[0], requests, now)
+            add(left[1], requests, later)
+
+    def left_later(self, node: str) -> _Left | None:
+        """Return a copy of what is left on `node` later; None where nothing can run short."""
+        left = self._left_on(node)
+        return None if left is None else dict(left[1])
 
     def fits(self, node: str, requests: Amounts, *, now: bool, more: Amounts = ()) -> int:
         """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do.
@@ -119,9 +132,9 @@ class Rooms:
         later = left[1]
         if more:
             later = dict(later)
-            _add(later, more, 1)
-        most = _times(later, requests)
-        return min(most, _times(left[0], requests)) if now and most else most
+            add(later, more, 1)
+        most = times(later, requests)
+        return min(most, times(left[0], requests)) if now and most else most
 
     def could_hold(
         self, groups: Iterable[int], requests: Amounts, gpus: int, workers: int, others: Mapping[str, int] | None
@@ -138,8 +151,9 @@ class Rooms:
         return self._answers[key]
 
     def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
-        if node_name in self._left_by_node:
-            return self._left_by_node[node_name]
+        known = self._left_by_node.get(node_name, _UNKNOWN)
+        if known is not _UNKNOWN:
+            return known
         name = host_of(node_name)
         if name not in self._left:
             node, offered = self._by_name[node_name], self._offered[name]
@@ -150,8 +164,8 @@ class Rooms:
                 self._left[name] = now, later = unused, dict(unused)
                 for worker in self._own.get(name, ()):
                     requests = self._requests.get(worker.job or "", ())
-                    _add(now, requests, -1)
-                    _add(later, requests, 0 if worker.name in self._leaving else -1)
+                    add(now, requests, -1)
+                    add(later, requests, 0 if worker.name in self._leaving else -1)
         left = self._left_by_node[node_name] = self._left[name]
         return left
 
@@ -177,8 +191,8 @@ class Rooms:
     def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
         offered = self._offers[node.name]
         if others is None:
-            return max(0, min(offered // gpus, _times(self._whole(node), requests)))
-        return max(0, min((offered - others.get(node.name, 0)) // gpus, _times(self._unused(node), requests)))
+            return max(0, min(offered // gpus, times(self._whole(node), requests)))
+        return max(0, min((offered - others.get(node.name, 0)) // gpus, times(self._unused(node), requests)))
 
 
 def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
@@ -190,13 +204,15 @@ def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
     return greatest
 
 
-def _add(left: _Left, requests: Amounts, times: int) -> None:
-    for name, amount in requests if times else ():
+def add(left: _Left, requests: Amounts, workers: int) -> _Left:
+    """Add what this number of workers requests to what is left, and return that."""
+    for name, amount in requests if workers else ():
         if name in left:
-            left[name] += times * amount
+            left[name] += workers * amount
+    return left
 
 
-def _times(left: Mapping[str, int], requests: Amounts) -> int:
+def times(left: Mapping[str, int], requests: Amounts) -> int:
     """Return how often `requests` fit into what is left, 0 or more."""
     most = UNLIMITED
     for name, amount in requests:

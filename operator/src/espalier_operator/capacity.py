@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from espalier_operator.buckets import Shelf, Shelves, choose, largest
 from espalier_operator.constraints import Amounts
+from espalier_operator.rooms import UNKNOWN
 from espalier_operator.sites import Site
 from espalier_operator.stock import Stock
 from espalier_operator.topology import Split
@@ -116,11 +117,12 @@ class Capacity(Stock):
         """
         now, later, group, members, requests = self._now, self._later, self._group, site.members, site.requests
         rooms, add = self._rooms, self._journal.append
+        known = {} if rooms is None else rooms.known
 
         def swap(node: str, given: Amounts) -> bool | None:
             if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:  # not on a shelf, and stays so
                 return None
-            if rooms is not None and rooms.can_run_short(node):
+            if rooms is not None and known.get(node, UNKNOWN) is not None and rooms.can_run_short(node):
                 if not rooms.fits(node, requests, now=False, more=given):
                     return None
                 if given != requests:

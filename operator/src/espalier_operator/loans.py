@@ -154,6 +154,8 @@ class Loans:
             if worker.index < kept and worker.node is not None:
                 workers[worker.node, worker.gpus] += 1
         requests, held = self._holders[key].terms.constraints.requests, dict[str, Goods]()
+        kinds = {(gpus, count) for (_, gpus), count in workers.items()}  # few: nodes are filled
+        goods = {(gpus, count): Goods(gpus, requests) * count for gpus, count in kinds}
         for (node, gpus), count in workers.items():
-            held[node] = held.get(node, NOTHING) + Goods(gpus, requests) * count
+            held[node] = held.get(node, NOTHING) + goods[gpus, count]
         return held

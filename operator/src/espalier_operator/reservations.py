@@ -58,7 +58,7 @@ class _Prospect:
 
     def __init__(self, capacity: Capacity, site: Site, gpus: int, more: Mapping[str, Goods]) -> None:
         """Begin with what the capacity has for later, and `more` on some nodes."""
-        self._capacity, self._site, self._gpus, self._more = capacity, site, gpus, more
+        self._open, self._requests, self._gpus, self._more = capacity.opening(site), site.requests, gpus, more
         self._has: dict[str, int] = {}
         """By node: GPUs."""
         self._left: dict[str, dict[str, int]] = {}
@@ -66,11 +66,9 @@ class _Prospect:
         self._fitting: dict[str, int] = {}
         self.workers = 0
         """How many there is room for."""
-        self._given: dict[str, list[tuple[Goods, int]]] = {}
-        """By node: what jobs have given back, of how many workers each."""
+        self._ended: list[Holding] = []
         for node in {*capacity.nodes_with_hopes(site), *more}:
-            if capacity.is_in(site, node):
-                self._begin(node)
+            if self._begin(node):
                 self._count(node)
 
     @property
@@ -80,35 +78,40 @@ class _Prospect:
 
     def given(self, node: str) -> Goods:
         """Return what jobs have given back on `node`."""
-        return sum((each * workers for each, workers in self._given.get(node, ())), NOTHING)
+        given = (each.each * each.counts[node] for each in self._ended if node in each.counts)
+        return sum(given, NOTHING)
 
     def give_back(self, holding: Holding) -> None:
         """Let a job end."""
-        each, has = holding.each, self._has
+        self._ended.append(holding)
+        each, has, short, gpus, fitting = holding.each, self._has, self._left, self._gpus, self._fitting
         for node, workers in holding.counts.items():
-            if node not in has:
-                if not self._capacity.is_in(self._site, node):
-                    continue
-                self._begin(node)
-            has[node] += each.gpus * workers
-            left = self._left.get(node)
-            if left is not None:
-                add(left, each.requests, workers)
-            self._given.setdefault(node, []).append((each, workers))
-            self._count(node)
+            if node in has or self._begin(node):
+                has[node] += each.gpus * workers
+                if node in short:
+                    add(short[node], each.requests, workers)
+                    self._count(node)
+                else:  # thousands
+                    fits = max(0, has[node] // gpus)
+                    self.workers += fits - fitting.get(node, 0)
+                    fitting[node] = fits
 
-    def _begin(self, node: str) -> None:
+    def _begin(self, node: str) -> bool:
+        """Take in what a node has; return whether it is one of the site's."""
+        found = self._open(node)
+        if found is None:
+            return False
         more = self._more.get(node, NOTHING)
-        self._has[node], left = self._capacity.left_later(node)
-        self._has[node] += more.gpus
-        if left is not None and self._site.requests:
-            self._left[node] = add(left, more.requests, 1)
+        self._has[node] = found[0] + more.gpus
+        if found[1] is not None:
+            self._left[node] = add(found[1], more.requests, 1)
+        return True
 
     def _count(self, node: str) -> None:
         """Count the workers that fit on `node`."""
         fits, left = max(0, self._has[node] // self._gpus), self._left.get(node)
         if left is not None and fits:
-            fits = min(fits, times(left, self._site.requests))
+            fits = min(fits, times(left, self._requests))
         self.workers += fits - self._fitting.get(node, 0)
         self._fitting[node] = fits
 

@@ -22,7 +22,7 @@ _Left = dict[str, int]
 """By resource; one without an entry is not limited."""
 
 
-_UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
+UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
 """Stands for what was not counted yet."""
 
 
@@ -48,8 +48,8 @@ class Rooms:
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
-        self._left_by_node: dict[str, tuple[_Left, _Left] | None] = {}
-        """The same by node: those of one machine share it."""
+        self.known: dict[str, tuple[_Left, _Left] | None] = {}
+        """The same by node, as far as `left_on` was asked: those of one machine share it."""
         self._answers: dict[object, bool] = {}
 
     @cached_property
@@ -106,27 +106,21 @@ class Rooms:
 
     def can_run_short(self, node: str) -> bool:
         """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
-        known = self._left_by_node.get(node, _UNKNOWN)
-        return (self._left_on(node) if known is _UNKNOWN else known) is not None
+        return self.left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add a multiple of `requests` to what is left now and later."""
-        left = self._left_on(node)
+        left = self.left_on(node)
         if left is not None:
             add(left[0], requests, now)
             add(left[1], requests, later)
-
-    def left_later(self, node: str) -> _Left | None:
-        """Return a copy of what is left on `node` later; None where nothing can run short."""
-        left = self._left_on(node)
-        return None if left is None else dict(left[1])
 
     def fits(self, node: str, requests: Amounts, *, now: bool, more: Amounts = ()) -> int:
         """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do.
 
         `more` is what is added to what the node has left.
         """
-        left = self._left_on(node)
+        left = self.left_on(node)
         if left is None:
             return UNLIMITED
         later = left[1]
@@ -150,9 +144,10 @@ class Rooms:
             self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
         return self._answers[key]
 
-    def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
-        known = self._left_by_node.get(node_name, _UNKNOWN)
-        if known is not _UNKNOWN:
+    def left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
+        """Return what is left on a node now and later; None where nothing can run short."""
+        known = self.known.get(node_name, UNKNOWN)
+        if known is not UNKNOWN:
             return known
         name = host_of(node_name)
         if name not in self._left:
@@ -166,7 +161,7 @@ class Rooms:
                     requests = self._requests.get(worker.job or "", ())
                     add(now, requests, -1)
                     add(later, requests, 0 if worker.name in self._leaving else -1)
-        left = self._left_by_node[node_name] = self._left[name]
+        left = self.known[node_name] = self._left[name]
         return left
 
     def _has_enough(self, node: Node, offered: int) -> bool:

@@ -11,7 +11,7 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import accumulate
 
 from espalier_operator.buckets import Key, Shelves
@@ -128,9 +128,21 @@ class Stock:
             return workers
         return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
 
-    def left_later(self, node: str) -> tuple[int, dict[str, int] | None]:
-        """Return the GPUs that `node` will have, and what else it will have; None where nothing else can run short."""
-        return self._later[node], None if self._rooms is None else self._rooms.left_later(node)
+    def opening(self, site: Site) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
+        """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
+
+        And None of a node that is not one of the site's. Thousands are asked about.
+        """
+        later, group, members = self._later, self._group, site.members
+        left_on = self._rooms.left_on if self._rooms is not None and site.requests else None
+
+        def opened(node: str) -> tuple[int, dict[str, int] | None] | None:
+            if group.get(node) not in members:
+                return None
+            left = None if left_on is None else left_on(node)
+            return later[node], None if left is None else dict(left[1])
+
+        return opened
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""

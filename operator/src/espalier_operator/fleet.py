@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import Node
+from espalier_operator.facts import Node, host_of
 from espalier_operator.matching import Mentioned
 from espalier_operator.sites import Grouping
 from espalier_operator.topology import Rack, racks_of
@@ -36,6 +36,13 @@ class Fleet:
         """By node that takes pods, or is about to go: the nodes that no constraint tells apart."""
         self.offers: Mapping[str, int] = {node.name: node.allocatable - node.departing for node in usable}
         """By node: its GPUs without those that are announced to go."""
+        self.places: Mapping[str, int] = {node.name: place for place, node in enumerate(nodes)}
+        """By node: its place among the nodes of a snapshot."""
+        machines: dict[str, int] = defaultdict(int)
+        for name, offered in self.offers.items():
+            machines[host_of(name)] += offered
+        self.machines: Mapping[str, int] = dict(machines)
+        """By machine: what its nodes offer together."""
         slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for group, offered in zip(self.groups.values(), self.offers.values(), strict=True):
             slots[group][offered] += 1

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 from espalier_operator.constraints import NATIVE, Amounts
 from espalier_operator.facts import JobFacts, Node, Worker, host_of
+from espalier_operator.fleet import Fleet
 
 UNLIMITED: Final = sys.maxsize
 
@@ -31,9 +32,8 @@ class Rooms:
 
     def __init__(
         self,
-        nodes: Collection[Node],
-        groups: Mapping[str, int],
-        offers: Mapping[str, int],
+        nodes: Sequence[Node],
+        fleet: Fleet,
         workers: Collection[Worker],
         leaving: Set[str],
         jobs: Collection[JobFacts],
@@ -41,10 +41,10 @@ class Rooms:
     ) -> None:
         """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
 
-        Only nodes in one of `groups` matter, which `offers` GPUs. `others` are pods of others that wait: what they
-        request may be more than any node has. All that is counted when it is asked for: most plans ask for little.
+        `fleet` is that of the nodes. `others` are pods of others that wait: what they request may be more than any node
+        has. All that is counted when it is asked for: most plans ask for little.
         """
-        self._all, self._group, self._offers = nodes, groups, offers
+        self._all, self._fleet = nodes, fleet
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
@@ -54,7 +54,7 @@ class Rooms:
 
     @cached_property
     def _nodes(self) -> Collection[Node]:
-        return [node for node in self._all if node.name in self._group]
+        return [node for node in self._all if node.name in self._fleet.groups]
 
     @cached_property
     def _requests(self) -> Mapping[str, Amounts]:
@@ -75,22 +75,10 @@ class Rooms:
         return tuple(name for name in others if any(name in node.resources for node in self._nodes))
 
     @cached_property
-    def _by_name(self) -> Mapping[str, Node]:
-        return {node.name: node for node in self._nodes}
-
-    @cached_property
-    def _offered(self) -> Mapping[str, int]:
-        """By machine: its GPUs of all kinds."""
-        offered = dict(self._offers)
-        for name in [name for name in offered if name != host_of(name)]:
-            offered[host_of(name)] = offered.get(host_of(name), 0) + offered.pop(name)
-        return offered
-
-    @cached_property
     def _of_group(self) -> Mapping[int, list[Node]]:
         nodes: dict[int, list[Node]] = defaultdict(list)
         for node in self._nodes:
-            nodes[self._group[node.name]].append(node)
+            nodes[self._fleet.groups[node.name]].append(node)
         return nodes
 
     @cached_property
@@ -151,7 +139,7 @@ class Rooms:
             return known
         name = host_of(node_name)
         if name not in self._left:
-            node, offered = self._by_name[node_name], self._offered[name]
+            node, offered = self._all[self._fleet.places[node_name]], self._fleet.machines[name]
             if self._has_enough(node, offered):
                 self._left[name] = None
             else:
@@ -184,7 +172,7 @@ class Rooms:
         return {name: amount - node.used.get(name, 0) for name, amount in self._whole(node).items()}
 
     def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
-        offered = self._offers[node.name]
+        offered = self._fleet.offers[node.name]
         if others is None:
             return max(0, min(offered // gpus, times(self._whole(node), requests)))
         return max(0, min((offered - others.get(node.name, 0)) // gpus, times(self._unused(node), requests)))

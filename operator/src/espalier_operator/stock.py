@@ -11,7 +11,7 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from espalier_operator.buckets import Key, Shelves
@@ -37,7 +37,7 @@ class Stock:
 
     def __init__(
         self,
-        nodes: Collection[Node],
+        nodes: Sequence[Node],
         workers: Collection[Worker],
         leaving: set[str],
         constraints: Collection[Constraints] = (ANYWHERE,),
@@ -56,7 +56,7 @@ class Stock:
         """The types that ready, schedulable nodes have, in order of name."""
         self._group, offers = fleet.groups, fleet.offers
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        self._rooms = Rooms(nodes, self._group, offers, workers, leaving, jobs, others) if requests else None
+        self._rooms = Rooms(nodes, fleet, workers, leaving, jobs, others) if requests else None
         self._now = free = dict(offers)
         self._others: dict[str, int] = defaultdict(int)
         """GPUs that pods of others hold, by node."""

@@ -121,8 +121,9 @@ bench-growth: .venv/.ready  ## time and exactness of a growth, compared with nai
 bench-advice: .venv/.ready  ## latency of the agent's advice
 	.venv/bin/python benchmarks/advice.py
 
-bench-plan: .venv/.ready  ## time of one plan()
+bench-plan: .venv/.ready  ## time of one plan(), and of a tick of the operator around it
 	.venv/bin/python benchmarks/plan.py
+	.venv/bin/python benchmarks/tick.py
 
 bench-policies: .venv/.ready  ## simulated completion times beside published ones, by both drivers, and their speed (3 minutes)
 	.venv/bin/python benchmarks/policies.py $(ARGS)

@@ -342,7 +342,7 @@ def _timeless(snapshot: Snapshot) -> tuple[object, ...]:
     def still(facts: JobFacts) -> JobFacts:
         times = {name: getattr(facts, name) for name in ("admitted_at", "granted_at", "changed_at")}
         rounded = {name: None if time is None else round(time, 3) for name, time in times.items()}
-        return replace(facts, used_seconds=0.0, gpu_seconds_used=0.0, **rounded)
+        return replace(facts, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None, **rounded)
 
     return (
         set(snapshot.nodes),

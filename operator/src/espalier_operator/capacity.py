@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from espalier_operator.buckets import Shelf, Shelves, choose, largest
 from espalier_operator.constraints import Amounts
+from espalier_operator.rooms import UNKNOWN
 from espalier_operator.sites import Site
 from espalier_operator.stock import Stock
 from espalier_operator.topology import Split
@@ -21,6 +22,11 @@ class Supply(IntEnum):
     """After a pending release; the GPUs are reserved."""
     NOW = 2
     """Now; the GPUs are handed out."""
+
+
+Swap = Callable[[str, Amounts], bool | None]
+"""Takes a node and what else is given back there with the GPUs. Returns whether nothing is left of that; None: there is
+no room, and nothing was done."""
 
 
 class Capacity(Stock):
@@ -104,20 +110,26 @@ class Capacity(Stock):
             return Supply.LATER
         return Supply.NEVER
 
-    def swapping(self, site: Site, gpus: int) -> Callable[[str], bool]:
-        """Return what does `exchange` on a node where one worker of `gpus` (> 0) replaces another, and nothing else.
+    def swapping(self, site: Site, gpus: int) -> Swap:
+        """Return what puts a worker of `site` with `gpus` (> 0) in place of one that gives back as many, and no others.
 
-        It returns whether that is so: the node is of `site`, has no other GPUs to give, and nothing runs short on it.
+        That is so where the node is of `site`, has no other GPUs to give, and has room for what the worker requests.
         """
         now, later, group, members, requests = self._now, self._later, self._group, site.members, site.requests
-        can_run_short = None if self._rooms is None else self._rooms.can_run_short
-        add = self._journal.append
+        rooms, add = self._rooms, self._journal.append
+        known = {} if rooms is None else rooms.known
 
-        def swap(node: str) -> bool:
-            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:
-                return False
-            if can_run_short is not None and can_run_short(node):
-                return False
+        def swap(node: str, given: Amounts) -> bool | None:
+            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:  # not on a shelf, and stays so
+                return None
+            if rooms is not None and known.get(node, UNKNOWN) is not None and rooms.can_run_short(node):
+                if not rooms.fits(node, requests, now=False, more=given):
+                    return None
+                if given != requests:
+                    for each, more, placed in ((given, 1, 0), (requests, -1, 1)):
+                        rooms.change(node, each, 0, more)
+                        add((node, gpus, each, 0, more, placed))
+                    return False
             add((node, gpus, requests, 0, 0, 1))
             return True
 

@@ -148,11 +148,6 @@ class Constraints:
         return all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
 
     @property
-    def names(self) -> set[str]:
-        """The nodes whose names decide; all others are alike."""
-        return {name for term in self.terms for each in term.fields for name in each.values}
-
-    @property
     def terms(self) -> Iterator[Term]:
         """All terms of its affinity and of its volumes."""
         for terms in self.alternatives:

@@ -33,7 +33,7 @@ class Goods:
 
     def __mul__(self, times: int) -> Goods:
         """Return a multiple of it."""
-        return Goods(self.gpus * times, tuple((name, amount * times) for name, amount in self.requests))
+        return Goods(self.gpus * times, tuple([(name, amount * times) for name, amount in self.requests]))
 
     def of_which(self, other: Goods) -> Goods:
         """Return the part of it that `other` covers, 0 or more."""

@@ -28,9 +28,9 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
     if job.terms.program:
-        if job.used_seconds >= job.terms.time_budget_seconds and job.stopping is None:
+        if job.used_at(now) >= job.terms.time_budget_seconds and job.stopping is None:
             return _end_of_budget(job, Reason.BUDGET_EXHAUSTED, now, rules)
-    elif job.used_seconds >= _enforced_at(job, rules):
+    elif job.used_at(now) >= _enforced_at(job, rules):
         if job.failures and job.stopping is None and not job.leader_running:
             message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
             return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
@@ -41,7 +41,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         if job.stopping.reason in RESUMED_LATER:
             return Requeue(job=job.key, reason=job.stopping.reason)
         return Finish(job=job.key, reason=job.stopping.reason)
-    if _gpu_budget_used_up(job):
+    if _gpu_budget_used_up(job, now):
         return _end_of_budget(job, Reason.GPU_BUDGET_EXHAUSTED, now, rules)
     if job.admitted_at is None:
         return None
@@ -66,9 +66,9 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
         return
     if job.leader_running:
         end = job.terms.time_budget_seconds if job.terms.program else _enforced_at(job, rules)
-        yield now + end - job.used_seconds
+        yield now + end - job.used_at(now)
         if job.terms.gpu_seconds_budget is not None and job.gpus_held:
-            yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / job.gpus_held
+            yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / job.gpus_held
     if job.terms.pre_running_deadline_seconds is not None and not job.trained:
         yield job.admitted_at + job.terms.pre_running_deadline_seconds
 
@@ -79,10 +79,10 @@ def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
         return max(now, job.stopping.deadline)
     startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
     evaluation = 0.0 if job.terms.program else rules.evaluation_seconds
-    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation - job.used_seconds
+    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation - job.used_at(now)
     gpus = job.terms.min_replicas * job.terms.gpus_per_worker
     if job.terms.gpu_seconds_budget is not None and gpus:
-        rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_used) / gpus + rules.stop_grace_seconds)
+        rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / gpus + rules.stop_grace_seconds)
     return now + startup + max(0.0, rest)
 
 
@@ -124,10 +124,10 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
     if not (job.leader_running and job.training):
         return Reason.STARTING
     least = rules.lend_min_fraction * terms.time_budget_seconds
-    if job.remaining_seconds < least:
+    if job.remaining_at(now) < least:
         return Reason.TOO_LITTLE_BUDGET_LEFT
     if terms.gpu_seconds_budget is not None:
-        affordable = (terms.gpu_seconds_budget - job.gpu_seconds_used) / least - job.gpus_held
+        affordable = (terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / least - job.gpus_held
         most = min(most, math.floor(affordable / terms.gpus_per_worker))
         if most <= 0:
             return Reason.TOO_LITTLE_BUDGET_LEFT
@@ -165,6 +165,6 @@ def _end_of_budget(job: JobFacts, reason: Reason, now: float, rules: Rules) -> A
     return Stop(job=job.key, reason=reason, deadline=now + stop_seconds(job.terms, rules))
 
 
-def _gpu_budget_used_up(job: JobFacts) -> bool:
+def _gpu_budget_used_up(job: JobFacts, now: float) -> bool:
     budget = job.terms.gpu_seconds_budget
-    return budget is not None and job.gpu_seconds_used >= budget
+    return budget is not None and job.gpu_seconds_at(now) >= budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
@@ -58,10 +58,6 @@ class Line:
     def at(self, place: int) -> Loan | None:
         """Return the loan at `place`, no further than the next that was not read; None if there is none."""
         return self._sorted[place] if place < self.read or self._read_one() else None
-
-    def head(self) -> Loan | None:
-        """Return the first that was not passed over; None if there is none."""
-        return self.at(self.first)
 
     def pass_over(self, is_out: Callable[[Loan], bool]) -> None:
         """Start the next search after the entries at the head that are out, as far as they were read."""
@@ -119,10 +115,11 @@ class Loans:
         for key, job in self._holders.items():
             holders[job.gpu_type or ""].append(key)
 
-        def ranked(key: str) -> Iterator[tuple[Rank, Loan]]:
+        @cache
+        def ranked(key: str) -> list[tuple[Rank, Loan]]:
             loans = self.of(key)
             ranks = order.lending_ranks(self._holders[key], [loan.worker.index for loan in loans])
-            return zip(ranks, loans, strict=True)
+            return list(zip(ranks, loans, strict=True))
 
         def merged(keys: Iterable[str]) -> Iterator[Loan]:
             for _, loan in heapq.merge(*map(ranked, keys), key=itemgetter(0), reverse=True):
@@ -157,6 +154,8 @@ class Loans:
             if worker.index < kept and worker.node is not None:
                 workers[worker.node, worker.gpus] += 1
         requests, held = self._holders[key].terms.constraints.requests, dict[str, Goods]()
+        kinds = {(gpus, count) for (_, gpus), count in workers.items()}  # few: nodes are filled
+        goods = {(gpus, count): Goods(gpus, requests) * count for gpus, count in kinds}
         for (node, gpus), count in workers.items():
-            held[node] = held.get(node, NOTHING) + Goods(gpus, requests) * count
+            held[node] = held.get(node, NOTHING) + goods[gpus, count]
         return held

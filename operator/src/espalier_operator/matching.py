@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Self, TypeVar
 
 from espalier_operator.constraints import UNNAMED, Constraints, Expression, Taint, Term
 from espalier_operator.facts import Node
@@ -19,16 +20,28 @@ _Groups = frozenset[int]
 _NO_GROUPS: _Groups = frozenset()
 
 
-def mentioned_values(constraints: Iterable[Constraints]) -> dict[str, set[str] | None]:
-    """Return by label that `constraints` name: the values that they tell from others; None: each from each."""
-    values: dict[str, set[str] | None] = {}
-    for each in constraints:
-        for key, value in each.node_selector:
-            _mention(values, key, (value,))
-        for term in each.terms:
-            for expression in term.labels:
-                _mention(values, expression.key, None if expression.compares else expression.values)
-    return values
+@dataclass(frozen=True, slots=True)
+class Mentioned:
+    """What constraints name of nodes: only by that they tell nodes apart."""
+
+    values: Mapping[str, set[str] | None]
+    """By label: the values that are told from others; None: each from each."""
+    names: set[str]
+    """The nodes whose names decide."""
+
+    @classmethod
+    def by(cls, constraints: Iterable[Constraints]) -> Self:
+        """Return what `constraints` name."""
+        values, names = dict[str, set[str] | None](), set[str]()
+        for each in constraints:
+            for key, value in each.node_selector:
+                _mention(values, key, (value,))
+            for term in each.terms if each.alternatives else ():  # most have none
+                for expression in term.labels:
+                    _mention(values, expression.key, None if expression.compares else expression.values)
+                for expression in term.fields:
+                    names.update(expression.values)
+        return cls(values, names)
 
 
 def _mention(values: dict[str, set[str] | None], key: str, more: Iterable[str] | None) -> None:
@@ -54,9 +67,11 @@ class Index:
         self._by_label: dict[str, tuple[Mapping[str, _Groups], _Groups]] = {}
         self._by_expression: dict[Expression, _Groups] = {}
 
-    def admitting(self, gpu_type: str, constraints: Constraints) -> frozenset[int]:
-        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`."""
+    def admitting(self, gpu_type: str, constraints: Constraints | None) -> frozenset[int]:
+        """Return the groups of a type of GPU whose nodes admit a pod with `constraints`; None: all of the type."""
         found = self._by_type.get(gpu_type, _NO_GROUPS)
+        if constraints is None:
+            return found
         for key, value in constraints.node_selector:
             found &= self._labelled(key)[0].get(value, _NO_GROUPS)
         for terms in constraints.alternatives:

@@ -31,11 +31,13 @@ class MeasuredOutlook:
     job: JobFacts
     gpus_per_node: int
     """Of the largest node: workers are assumed to share nodes as far as possible."""
+    now: float = 0.0
+    """The budget of a job that trains is used up to then."""
 
     @property
     def remaining_steps(self) -> float:
         """Steps with base workers alone that fit into the rest of the time budget."""
-        return self.job.remaining_seconds / self.step_seconds(self.job.terms.min_replicas)
+        return self.job.remaining_at(self.now) / self.step_seconds(self.job.terms.min_replicas)
 
     @property
     def tried_workers(self) -> int:
@@ -104,19 +106,19 @@ class MeasuredOutlook:
         return float(last.batch_size * workers)
 
 
-def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts]) -> dict[str, Outlook]:
+def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, Outlook]:
     """Return the outlooks of those jobs that more workers make faster, by key. Models are fitted when they are asked.
 
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
     """
     elastic = [job for job in jobs if job.terms.trains_together]
     largest = max((node.allocatable for node in snapshot.nodes), default=1) if elastic else 1
-    return {job.key: outlook_of(job, largest) for job in elastic}
+    return {job.key: outlook_of(job, largest, now) for job in elastic}
 
 
-def outlook_of(job: JobFacts, gpus_per_node: int) -> MeasuredOutlook:
-    """Return the outlook of one job, whose workers train together, on nodes with so many GPUs."""
-    return MeasuredOutlook(job=_on_its_type(job), gpus_per_node=gpus_per_node)
+def outlook_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredOutlook:
+    """Return the outlook at `now` of one job, whose workers train together, on nodes with so many GPUs."""
+    return MeasuredOutlook(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:

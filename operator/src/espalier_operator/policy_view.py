@@ -34,14 +34,14 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         now=now,
         gpus=sum(nodes.values()),
         nodes=nodes,
-        jobs=tuple(candidate_of(job) for job in jobs),
+        jobs=tuple(candidate_of(job, now) for job in jobs),
         held=_Held(snapshot.workers),
-        outlooks=outlooks_of(snapshot, jobs),
+        outlooks=outlooks_of(snapshot, jobs, now),
         prospects={job.key: prospect_of(job.growth) for job in jobs if job.growth is not None},
         gpu_types=typed,
         speeds=MeasuredSpeeds(snapshot, jobs, [*typed]) if typed else None,
         continuous=True,
-        ended={job.key: job.gpu_seconds_used for job in snapshot.jobs if job.finished},
+        ended={job.key: job.gpu_seconds_at(now) for job in snapshot.jobs if job.finished},
         memory=snapshot.policy_memory,
     )
 
@@ -92,8 +92,8 @@ class _Held(Mapping[str, tuple[str, ...]]):
         return {job: tuple(node for _, _, node in sorted(places)) for job, places in found.items()}
 
 
-def candidate_of(job: JobFacts) -> Candidate:
-    """Return a job as policies see it."""
+def candidate_of(job: JobFacts, now: float) -> Candidate:
+    """Return a job as policies see it at `now`."""
     terms, waits = job.terms, job.admitted_at is None
     return Candidate(
         key=job.key,
@@ -105,7 +105,7 @@ def candidate_of(job: JobFacts) -> Candidate:
         aged=job.aged if waits else 0,
         recent_use=job.recent_use if waits else 0.0,
         workers=0 if waits else terms.min_replicas + job.extra,
-        service=job.gpu_seconds_used,
+        service=job.gpu_seconds_at(now),
         done=job.done,
         gpu_type=job.gpu_type if job.admitted_at is not None else None,
         yields=job.terms.base_preemptible,

@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.queues import Claim, Queue
+from espalier_operator.queues import Queue
 
 SHARES_KEPT: Final = 200
 """How many shares the text of `to_json` names, the largest: it is kept in an annotation."""
@@ -35,6 +35,9 @@ class _Kept:
 
 _KEPT: Final = TypeAdapter(_Kept)
 
+_Ranked = tuple[JobFacts, tuple[float, int], JobFacts]
+"""Facts of a job that waits, its recent use and age, and the facts with these."""
+
 
 class RecentUse:
     """What each queue has used, or each namespace where its jobs name no queue that there is."""
@@ -46,6 +49,8 @@ class RecentUse:
         self._held: Counter[str] | None = None
         """By share: what it holds since `_at`; None: what it will be seen to hold."""
         self._at: float | None = None
+        self._known: dict[str, _Ranked] = {}
+        """By waiting job: what was made of its facts last."""
         if kept is not None:
             try:
                 read = _KEPT.validate_json(kept)
@@ -58,11 +63,15 @@ class RecentUse:
         """Count up to the time of `snapshot`, and return it with what its waiting jobs are ranked by."""
         queues = {queue.name: queue for queue in snapshot.queues}
         held = Counter[str]()
-        for claim, _ in snapshot.held_claims():
-            held[_share_of(claim, queues)] += claim.gpus
+        for job in snapshot.jobs:
+            if job.admitted_at is not None and not job.finished:
+                held[_share_of(job, queues)] += job.base_gpus
         self._count(snapshot.taken_at, held if self._held is None else self._held)
         self._held = held
-        return replace(snapshot, jobs=tuple(self._ranked(job, queues, snapshot) for job in snapshot.jobs))
+        ranked: dict[str, _Ranked] = {}
+        jobs = tuple(self._ranked(job, queues, snapshot, ranked) for job in snapshot.jobs)
+        self._known = ranked
+        return replace(snapshot, jobs=jobs)
 
     def to_json(self, now: float | None = None) -> str:
         """Return what was counted up to `now`, or the last snapshot, for `RecentUse` after a restart."""
@@ -80,19 +89,23 @@ class RecentUse:
             self._gpus = {name: amount for name, amount in gpus.items() if amount >= _LEAST or held.get(name)}
         self._at = now
 
-    def _ranked(self, job: JobFacts, queues: Mapping[str, Queue], snapshot: Snapshot) -> JobFacts:
+    def _ranked(
+        self, job: JobFacts, queues: Mapping[str, Queue], snapshot: Snapshot, ranked: dict[str, _Ranked]
+    ) -> JobFacts:
         if job.admitted_at is not None or job.finished:
             return job
-        share, aging = _share_of(job.claim, queues), snapshot.rules.aging_seconds
+        share, aging = _share_of(job, queues), snapshot.rules.aging_seconds
         weight = queues[job.terms.queue].weight if job.terms.queue in queues else 1
         waited = max(0.0, snapshot.taken_at - job.submitted_at)
-        return replace(
-            job,
-            recent_use=round(self._gpus.get(share, 0.0) / weight, _DIGITS),
-            aged=int(waited / aging) if aging > 0 else 0,
-        )
+        recent_use = round(self._gpus.get(share, 0.0) / weight, _DIGITS)
+        rank = recent_use, int(waited / aging) if aging > 0 else 0
+        known = self._known.get(job.key)
+        if known is None or known[0] is not job or known[1] != rank:
+            known = job, rank, replace(job, recent_use=rank[0], aged=rank[1])
+        ranked[job.key] = known
+        return known[2]
 
 
-def _share_of(claim: Claim, queues: Mapping[str, Queue]) -> str:
+def _share_of(job: JobFacts, queues: Mapping[str, Queue]) -> str:
     """Return whose use a job counts for. No name of a queue or of a namespace contains a space."""
-    return f"queue {claim.queue}" if claim.queue in queues else f"namespace {claim.namespace}"
+    return f"queue {job.terms.queue}" if job.terms.queue in queues else f"namespace {job.namespace}"

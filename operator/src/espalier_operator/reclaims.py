@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
-from espalier_operator.asks import Asks
-from espalier_operator.capacity import Capacity, Supply
+from espalier_operator.asks import Ask, Asks
+from espalier_operator.capacity import Capacity, Supply, Swap
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.goods import Goods
 from espalier_operator.loans import Line, Loan, Loans
@@ -105,48 +105,53 @@ class ReclaimQueue:
         """
         return self._cover(capacity, site, gpus, workers, None, None)
 
-    def _swap(self, swap: Callable[[str], bool], line: Line, gpus: int, workers: int) -> int:
+    def _swap(self, swap: Swap, line: Line, gpus: int, workers: int) -> int:
         """Serve as many of `workers` as the loans at the head of the line can, one each, as `_cover` would.
 
         Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
         """
-        asks = self._asks
-        known = asks.made
+        known, is_out = self._asks.made, self._asks.is_out
         for served in range(workers):
-            head = loan = line.head()
-            if head is None or loan is None:
+            head = line.at(line.first)
+            if head is None:
                 return served
-            key = loan.job.key
-            taken = known.get(key)
-            if taken is not None and loan.worker.index >= taken.extra:
-                loan = self._below(loan, taken.extra)
-            if loan is None or loan.worker.gpus != gpus or not swap(loan.worker.node or ""):
+            taken, loan = known.get(head.job.key), head
+            if taken is not None and head.worker.index >= taken.extra:
+                below = self._below(head, taken.extra)
+                if below is None:
+                    return served
+                loan = below
+            if not self._swap_one(swap, loan, taken, gpus):
                 return served
-            if taken is None:
-                self._futile.clear()
-                asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
-            else:
-                asks.ask_more(taken, loan)
             if loan is head:
                 line.first += 1
             if line.first < line.read:
-                line.pass_over(self._asks.is_out)
+                line.pass_over(is_out)
         return workers
 
     def _below(self, loan: Loan, kept: int) -> Loan | None:
         """Return of the loans of the same job the next one that it could keep, of `kept`; None: it is asked for all."""
         loans = self._loans.of(loan.job.key)
-        if loans[-1].worker.index >= kept:
-            return None
-        return next(other for other in islice(loans, loan.place + 1, None) if other.worker.index < kept)
+        place = bisect_right(loans, -kept, lo=loan.place + 1, key=_falling)
+        return loans[place] if place < len(loans) else None
 
-    def _swap_one(self, swap: Callable[[str], bool], loan: Loan, gpus: int) -> bool:
-        """Ask for a loan where a worker of `gpus` takes all that it gives back; return whether that is so."""
-        if loan.worker.gpus != gpus or not swap(loan.worker.node or ""):
+    def _swap_one(self, swap: Swap, loan: Loan, taken: Ask | None, gpus: int) -> bool:
+        """Ask for a loan where a worker of `gpus` takes its GPUs; return whether that is so.
+
+        `taken` is what its job is asked for already.
+        """
+        worker = loan.worker
+        swapped = swap(worker.node or "", loan.goods.requests) if worker.gpus == gpus else None
+        if swapped is None:
             return False
-        if loan.job.key not in self._asks.made:
+        if not swapped:
+            self.surplus += 1
+        if not swapped or taken is None:
             self._futile.clear()
-        self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        if taken is None:
+            self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
+        else:
+            self._asks.ask_more(taken, loan)
         return True
 
     def _cover(
@@ -178,7 +183,7 @@ class ReclaimQueue:
                 if spared is not None and spared(loan.job):
                     continue
                 alone = node not in found and not (tried and tried[-1].job is loan.job)
-                is_swapped = alone and self._swap_one(swap, loan, gpus)
+                is_swapped = alone and self._swap_one(swap, loan, self._asks.made.get(loan.job.key), gpus)
                 if is_swapped:
                     break
                 tried.append(loan)
@@ -314,6 +319,11 @@ class ReclaimQueue:
                 asked.append(loan)
                 self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         return asked, all_known
+
+
+def _falling(loan: Loan) -> int:
+    """Return what rises where the index of the worker falls."""
+    return -loan.worker.index
 
 
 def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -> bool:

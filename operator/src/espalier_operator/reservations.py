@@ -16,6 +16,7 @@ from functools import cached_property
 
 from espalier_operator.capacity import Capacity
 from espalier_operator.goods import NOTHING, Goods
+from espalier_operator.rooms import add, times
 from espalier_operator.sites import Site
 
 
@@ -23,13 +24,14 @@ from espalier_operator.sites import Site
 class Holding:
     """What workers on `nodes` hold, one for each entry."""
 
+    gpu_type: str
     nodes: Sequence[str]
     each: Goods
 
     @cached_property
-    def by_node(self) -> Sequence[tuple[str, Goods]]:
-        """What is held on each node."""
-        return [(node, self.each * workers) for node, workers in Counter(self.nodes).items()]
+    def counts(self) -> Mapping[str, int]:
+        """How many workers are on each node."""
+        return Counter(self.nodes)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,31 +58,62 @@ class _Prospect:
 
     def __init__(self, capacity: Capacity, site: Site, gpus: int, more: Mapping[str, Goods]) -> None:
         """Begin with what the capacity has for later, and `more` on some nodes."""
-        self._site, self._gpus = site, gpus
-        self._more = {node: goods for node, goods in more.items() if capacity.is_in(site, node)}
-        self._is_in, self._fits_with = capacity.is_in, capacity.fits_with
-        nodes = {*capacity.nodes_with_hopes(site), *self._more}
-        self._fitting = {node: self._fits_with(node, site, gpus, self._more.get(node, NOTHING)) for node in nodes}
-        self.workers = sum(self._fitting.values())
+        self._open, self._requests, self._gpus, self._more = capacity.opening(site), site.requests, gpus, more
+        self._has: dict[str, int] = {}
+        """By node: GPUs."""
+        self._left: dict[str, dict[str, int]] = {}
+        """By node on which another resource can run short: what is left of these."""
+        self._fitting: dict[str, int] = {}
+        self.workers = 0
         """How many there is room for."""
-        self.given: dict[str, Goods] = {}
-        """By node: what jobs have given back."""
+        self._ended: list[Holding] = []
+        for node in {*capacity.nodes_with_hopes(site), *more}:
+            if self._begin(node):
+                self._count(node)
 
     @property
     def rooms(self) -> list[tuple[str, int]]:
         """The nodes in order of name, and for how many workers each has room."""
         return sorted(self._fitting.items())
 
+    def given(self, node: str) -> Goods:
+        """Return what jobs have given back on `node`."""
+        given = (each.each * each.counts[node] for each in self._ended if node in each.counts)
+        return sum(given, NOTHING)
+
     def give_back(self, holding: Holding) -> None:
         """Let a job end."""
-        fitting, more, given, is_in = self._fitting, self._more, self.given, self._is_in
-        for node, goods in holding.by_node:
-            if is_in(self._site, node):
-                has = more[node] = more[node] + goods if node in more else goods
-                given[node] = given[node] + goods if node in given else goods
-                fits = self._fits_with(node, self._site, self._gpus, has)
-                self.workers += fits - fitting.get(node, 0)
-                fitting[node] = fits
+        self._ended.append(holding)
+        each, has, short, gpus, fitting = holding.each, self._has, self._left, self._gpus, self._fitting
+        for node, workers in holding.counts.items():
+            if node in has or self._begin(node):
+                has[node] += each.gpus * workers
+                if node in short:
+                    add(short[node], each.requests, workers)
+                    self._count(node)
+                else:  # thousands
+                    fits = max(0, has[node] // gpus)
+                    self.workers += fits - fitting.get(node, 0)
+                    fitting[node] = fits
+
+    def _begin(self, node: str) -> bool:
+        """Take in what a node has; return whether it is one of the site's."""
+        found = self._open(node)
+        if found is None:
+            return False
+        more = self._more.get(node, NOTHING)
+        self._has[node] = found[0] + more.gpus
+        if found[1] is not None:
+            self._left[node] = add(found[1], more.requests, 1)
+        return True
+
+    def _count(self, node: str) -> None:
+        """Count the workers that fit on `node`."""
+        fits, left = max(0, self._has[node] // self._gpus), self._left.get(node)
+        if left is not None and fits:
+            fits = min(fits, times(left, self._requests))
+        self.workers += fits - self._fitting.get(node, 0)
+        self._fitting[node] = fits
 
 
 class Reservations:
@@ -127,7 +160,8 @@ class Reservations:
     def restore(self, ends_by: float, started: Holding | None = None) -> None:
         """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""
         if started is not None:
-            for node, goods in started.by_node:
+            for node, workers in started.counts.items() if self._lifted else ():
+                goods = started.each * workers
                 for each in self._lifted:
                     if node in each.kept:
                         returned = each.kept[node].of_which(goods)
@@ -177,13 +211,13 @@ class Reservations:
             return None
         start, prospect, site = min(starts, key=lambda each: each[0])
         needed, nodes = Goods(gpus, site.requests), list[str]()
-        made = Reservation(start, site, Holding(nodes, needed))
+        made = Reservation(start, site, Holding(site.gpu_type, nodes, needed))
         for node, fits in prospect.rooms:  # not the fullest first: the next plan, after starts, must choose the same
             if workers == 0:
                 break
             here = min(workers, fits)
             if here > 0:
-                spare = prospect.given.get(node, NOTHING) - taken.get(node, NOTHING)
+                spare = prospect.given(node) - taken.get(node, NOTHING)
                 made.expected[node] = (needed * here).of_which(spare)
                 made.kept[node] = needed * here - made.expected[node]
                 workers -= here
@@ -204,7 +238,8 @@ class Reservations:
             if time > start and prospect.workers >= workers:
                 break
             start = max(start, time)
-            prospect.give_back(holding)
+            if holding.gpu_type == site.gpu_type:
+                prospect.give_back(holding)
         if prospect.workers >= workers:
             return start, prospect
         self._vain[site, gpus] = workers

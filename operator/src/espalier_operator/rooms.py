@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 from espalier_operator.constraints import NATIVE, Amounts
 from espalier_operator.facts import JobFacts, Node, Worker, host_of
+from espalier_operator.fleet import Fleet
 
 UNLIMITED: Final = sys.maxsize
 
@@ -22,14 +23,17 @@ _Left = dict[str, int]
 """By resource; one without an entry is not limited."""
 
 
+UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
+"""Stands for what was not counted yet."""
+
+
 class Rooms:
     """What is left on the nodes of one snapshot."""
 
     def __init__(
         self,
-        nodes: Collection[Node],
-        groups: Mapping[str, int],
-        offers: Mapping[str, int],
+        nodes: Sequence[Node],
+        fleet: Fleet,
         workers: Collection[Worker],
         leaving: Set[str],
         jobs: Collection[JobFacts],
@@ -37,16 +41,20 @@ class Rooms:
     ) -> None:
         """Count the bound `workers` of `jobs` on `nodes`; those named in `leaving` hold nothing later.
 
-        Each node is in one of `groups` and `offers` GPUs. `others` are pods of others that wait: what they request may
-        be more than any node has. All that is counted when it is asked for, because most plans ask for little.
+        `fleet` is that of the nodes. `others` are pods of others that wait: what they request may be more than any node
+        has. All that is counted when it is asked for: most plans ask for little.
         """
-        self._nodes, self._group, self._offers = nodes, groups, offers
+        self._all, self._fleet = nodes, fleet
         self._workers, self._leaving, self._jobs, self._others = workers, leaving, jobs, others
         self._left: dict[str, tuple[_Left, _Left] | None] = {}
         """By machine: what is left now and later; None where nothing can run short."""
-        self._left_by_node: dict[str, tuple[_Left, _Left] | None] = {}
-        """The same by node: those of one machine share it."""
+        self.known: dict[str, tuple[_Left, _Left] | None] = {}
+        """The same by node, as far as `left_on` was asked: those of one machine share it."""
         self._answers: dict[object, bool] = {}
+
+    @cached_property
+    def _nodes(self) -> Collection[Node]:
+        return [node for node in self._all if node.name in self._fleet.groups]
 
     @cached_property
     def _requests(self) -> Mapping[str, Amounts]:
@@ -67,61 +75,48 @@ class Rooms:
         return tuple(name for name in others if any(name in node.resources for node in self._nodes))
 
     @cached_property
-    def _by_name(self) -> Mapping[str, Node]:
-        return {node.name: node for node in self._nodes}
-
-    @cached_property
-    def _offered(self) -> Mapping[str, int]:
-        """By machine: its GPUs of all kinds."""
-        offered: dict[str, int] = defaultdict(int)
-        for name, gpus in self._offers.items():
-            offered[host_of(name)] += gpus
-        return offered
-
-    @cached_property
     def _of_group(self) -> Mapping[int, list[Node]]:
         nodes: dict[int, list[Node]] = defaultdict(list)
         for node in self._nodes:
-            nodes[self._group[node.name]].append(node)
+            nodes[self._fleet.groups[node.name]].append(node)
         return nodes
 
     @cached_property
     def _own(self) -> Mapping[str, list[Worker]]:
         """By machine: the workers of our jobs."""
-        by_node: dict[str, list[Worker]] = defaultdict(list)
-        for worker in self._workers:
+        own: dict[str, list[Worker]] = defaultdict(list)
+        for worker in self._workers:  # tens of thousands
             if worker.job is not None and worker.node is not None:
-                by_node[worker.node].append(worker)
-        by_host: dict[str, list[Worker]] = defaultdict(list)
-        for node, own in by_node.items():
-            by_host[host_of(node)] += own
-        return by_host
+                own[worker.node].append(worker)
+        for node in [name for name in own if name != host_of(name)]:
+            own[host_of(node)] += own.pop(node)
+        return own
 
     def can_run_short(self, node: str) -> bool:
         """Return whether the workers that fit on the GPUs of `node` could request more than it has."""
-        return self._left_on(node) is not None
+        return self.left_on(node) is not None
 
     def change(self, node: str, requests: Amounts, now: int, later: int) -> None:
         """Add a multiple of `requests` to what is left now and later."""
-        left = self._left_on(node)
+        left = self.left_on(node)
         if left is not None:
-            _add(left[0], requests, now)
-            _add(left[1], requests, later)
+            add(left[0], requests, now)
+            add(left[1], requests, later)
 
     def fits(self, node: str, requests: Amounts, *, now: bool, more: Amounts = ()) -> int:
         """Return how often `requests` fit on `node` later, `now`: also at this moment; at most as often as GPUs do.
 
         `more` is what is added to what the node has left.
         """
-        left = self._left_on(node)
+        left = self.left_on(node)
         if left is None:
             return UNLIMITED
         later = left[1]
         if more:
             later = dict(later)
-            _add(later, more, 1)
-        most = _times(later, requests)
-        return min(most, _times(left[0], requests)) if now and most else most
+            add(later, more, 1)
+        most = times(later, requests)
+        return min(most, times(left[0], requests)) if now and most else most
 
     def could_hold(
         self, groups: Iterable[int], requests: Amounts, gpus: int, workers: int, others: Mapping[str, int] | None
@@ -137,12 +132,14 @@ class Rooms:
             self._answers[key] = any(fitting >= workers for fitting in accumulate(counts))
         return self._answers[key]
 
-    def _left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
-        if node_name in self._left_by_node:
-            return self._left_by_node[node_name]
+    def left_on(self, node_name: str) -> tuple[_Left, _Left] | None:
+        """Return what is left on a node now and later; None where nothing can run short."""
+        known = self.known.get(node_name, UNKNOWN)
+        if known is not UNKNOWN:
+            return known
         name = host_of(node_name)
         if name not in self._left:
-            node, offered = self._by_name[node_name], self._offered[name]
+            node, offered = self._all[self._fleet.places[node_name]], self._fleet.machines[name]
             if self._has_enough(node, offered):
                 self._left[name] = None
             else:
@@ -150,9 +147,9 @@ class Rooms:
                 self._left[name] = now, later = unused, dict(unused)
                 for worker in self._own.get(name, ()):
                     requests = self._requests.get(worker.job or "", ())
-                    _add(now, requests, -1)
-                    _add(later, requests, 0 if worker.name in self._leaving else -1)
-        left = self._left_by_node[node_name] = self._left[name]
+                    add(now, requests, -1)
+                    add(later, requests, 0 if worker.name in self._leaving else -1)
+        left = self.known[node_name] = self._left[name]
         return left
 
     def _has_enough(self, node: Node, offered: int) -> bool:
@@ -175,10 +172,10 @@ class Rooms:
         return {name: amount - node.used.get(name, 0) for name, amount in self._whole(node).items()}
 
     def _times_when_empty(self, node: Node, requests: Amounts, gpus: int, others: Mapping[str, int] | None) -> int:
-        offered = self._offers[node.name]
+        offered = self._fleet.offers[node.name]
         if others is None:
-            return max(0, min(offered // gpus, _times(self._whole(node), requests)))
-        return max(0, min((offered - others.get(node.name, 0)) // gpus, _times(self._unused(node), requests)))
+            return max(0, min(offered // gpus, times(self._whole(node), requests)))
+        return max(0, min((offered - others.get(node.name, 0)) // gpus, times(self._unused(node), requests)))
 
 
 def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
@@ -190,13 +187,15 @@ def _greatest(kinds: Iterable[tuple[Amounts, int]]) -> dict[str, float]:
     return greatest
 
 
-def _add(left: _Left, requests: Amounts, times: int) -> None:
-    for name, amount in requests if times else ():
+def add(left: _Left, requests: Amounts, workers: int) -> _Left:
+    """Add what this number of workers requests to what is left, and return that."""
+    for name, amount in requests if workers else ():
         if name in left:
-            left[name] += times * amount
+            left[name] += workers * amount
+    return left
 
 
-def _times(left: Mapping[str, int], requests: Amounts) -> int:
+def times(left: Mapping[str, int], requests: Amounts) -> int:
     """Return how often `requests` fit into what is left, 0 or more."""
     most = UNLIMITED
     for name, amount in requests:

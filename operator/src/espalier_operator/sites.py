@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
-from espalier_operator.matching import Index, mentioned_values
+from espalier_operator.matching import Index, Mentioned
+
+_MOST_KNOWN: Final = 10_000
+"""Of how many constraints a grouping keeps the sites from one plan to the next."""
 
 _Groups = tuple[tuple[int, ...], frozenset[int]]
 """Groups in order, and as a set: there may be a thousand, and as many combinations of them."""
@@ -28,25 +32,17 @@ class Site:
 class Grouping:
     """Numbers the groups of nodes that no constraint tells apart."""
 
-    def __init__(self, constraints: Iterable[Constraints]) -> None:
-        """Take all constraints that `site` will be asked for."""
-        distinct = set(constraints)
-        self._values = mentioned_values(distinct)
-        """By label that decides: the values that do, None: each."""
-        self._names = set[str]().union(*(each.names for each in distinct))
+    def __init__(self, mentioned: Mentioned) -> None:
+        """Take what is named by all constraints that `site` will be asked for."""
+        self._values, self._names = mentioned.values, mentioned.names
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
         """By group: its first node."""
-        self._known: dict[tuple[str, Constraints], Site] = {}
+        self._known: dict[tuple[str, Constraints | None], Site] = {}
         self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
-        self._fitting: dict[tuple[str, Constraints], _Groups] = {}
+        self._fitting: dict[tuple[str, Constraints | None], _Groups] = {}
         """By type and constraints without requests, which tell no groups apart."""
         self._index: Index | None = None
-
-    @property
-    def gpu_types(self) -> list[str]:
-        """The types that nodes have, in order of name."""
-        return sorted({node.gpu_type for node in self._examples})
 
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
@@ -60,14 +56,18 @@ class Grouping:
 
     def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
-        if constraints is None:
-            same = frozenset(group for group, node in enumerate(self._examples) if node.gpu_type == gpu_type)
-            return self._one(gpu_type, _in_order(same), ())
         known = self._known.get((gpu_type, constraints))
         if known is None:
-            groups = self._groups_of(gpu_type, replace(constraints, requests=()))
-            known = self._known[gpu_type, constraints] = self._one(gpu_type, groups, constraints.requests)
+            groups = self._groups_of(gpu_type, None if constraints is None else replace(constraints, requests=()))
+            requests = () if constraints is None else constraints.requests
+            known = self._known[gpu_type, constraints] = self._one(gpu_type, groups, requests)
         return known
+
+    def forget(self) -> None:
+        """Forget the sites if they are many; not within a plan, which tells sites apart by what they are."""
+        if len(self._known) > _MOST_KNOWN:
+            for known in (self._known, self._sites, self._fitting):
+                known.clear()
 
     def without_requests(self, site: Site) -> Site:
         """Return `site` for a worker that needs nothing but GPUs."""
@@ -83,7 +83,7 @@ class Grouping:
                 found.append((key, value if values is None or value in values else True))
         return tuple(sorted(found))
 
-    def _groups_of(self, gpu_type: str, constraints: Constraints) -> _Groups:
+    def _groups_of(self, gpu_type: str, constraints: Constraints | None) -> _Groups:
         fitting = self._fitting.get((gpu_type, constraints))
         if fitting is None:
             if self._index is None or self._index.groups != len(self._examples):

@@ -11,16 +11,17 @@ finding the best fit costs the number of groups and of GPUs of a node, not the n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from espalier_operator.buckets import Key, Shelves
 from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
 from espalier_operator.facts import JobFacts, Node, Role, Worker
+from espalier_operator.fleet import fleet_of
 from espalier_operator.goods import Goods
 from espalier_operator.rooms import UNLIMITED, Rooms
-from espalier_operator.sites import Grouping, Site
-from espalier_operator.topology import Racks, racks_of
+from espalier_operator.sites import Site
+from espalier_operator.topology import Racks
 
 _FOREIGN = Role.FOREIGN
 _Change = tuple[str, int, Amounts, int, int, int]
@@ -36,7 +37,7 @@ class Stock:
 
     def __init__(
         self,
-        nodes: Iterable[Node],
+        nodes: Sequence[Node],
         workers: Collection[Worker],
         leaving: set[str],
         constraints: Collection[Constraints] = (ANYWHERE,),
@@ -49,15 +50,13 @@ class Stock:
         `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
         nodes that names their rack; `others` are pods of others that wait.
         """
-        self._grouping = grouping = Grouping(constraints)
+        fleet = fleet_of(nodes, constraints, rack_label)
+        self._grouping, self._slots = fleet.grouping, fleet.slots
+        self.gpu_types = fleet.gpu_types
+        """The types that ready, schedulable nodes have, in order of name."""
+        self._group, offers = fleet.groups, fleet.offers
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
-        self._group = groups = {node.name: grouping.group_of(node) for node in usable}
-        offers = {node.name: node.allocatable - node.departing for node in usable}
-        self._rooms = Rooms(usable, groups, offers, workers, leaving, jobs, others) if requests else None
-        self._slots: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        for group, offered in zip(groups.values(), offers.values(), strict=True):
-            self._slots[group][offered] += 1
+        self._rooms = Rooms(nodes, fleet, workers, leaving, jobs, others) if requests else None
         self._now = free = dict(offers)
         self._others: dict[str, int] = defaultdict(int)
         """GPUs that pods of others hold, by node."""
@@ -78,17 +77,11 @@ class Stock:
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
         self._offers, self._hopes = Shelves(), Shelves()
-        racks = racks_of(usable, rack_label)
-        self._racks = Racks(racks) if racks else None
+        self._racks = Racks(fleet.racks) if fleet.racks else None
         self._journal: list[_Change] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
-
-    @property
-    def gpu_types(self) -> list[str]:
-        """The types that ready, schedulable nodes have, in order of name."""
-        return self._grouping.gpu_types
 
     def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
@@ -134,6 +127,22 @@ class Stock:
         if not workers or self._rooms is None or not site.requests:
             return workers
         return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
+
+    def opening(self, site: Site) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
+        """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
+
+        And None of a node that is not one of the site's. Thousands are asked about.
+        """
+        later, group, members = self._later, self._group, site.members
+        left_on = self._rooms.left_on if self._rooms is not None and site.requests else None
+
+        def opened(node: str) -> tuple[int, dict[str, int] | None] | None:
+            if group.get(node) not in members:
+                return None
+            left = None if left_on is None else left_on(node)
+            return later[node], None if left is None else dict(left[1])
+
+        return opened
 
     def placed_since(self, mark: int) -> list[str]:
         """Return the nodes of the workers that were placed since `mark`, in their order."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.facts import Node
-from espalier_operator.matching import mentioned_values
+from espalier_operator.matching import Mentioned
 from espalier_operator.sites import Grouping
 
 LABELS = {"zone": "a", "cores": "8", "size": "large"}
@@ -117,13 +117,14 @@ def test_only_the_named_labels_and_nodes_decide(
     constraints: Constraints, labels: dict[str, str], more: dict[str, str], name: str
 ) -> None:
     """The planner groups nodes by the labels and names that constraints mention: what else differs must not matter."""
-    mentioned = mentioned_values([constraints])
+    named = Mentioned.by([constraints])
+    mentioned = named.values
     other = {**{key: value for key, value in labels.items() if key in mentioned}, **more}
     for key in other:
         values = mentioned.get(key, set())
         if values is not None and other[key] not in values:
             other[key] = "other"
-    another = name if name in constraints.names else "n1"
+    another = name if name in named.names else "n1"
     assert constraints.admit(name, labels, ()) == constraints.admit(another, other, ())
 
 
@@ -150,7 +151,7 @@ CONSTRAINTS = st.builds(
 @given(st.lists(NODES, max_size=6), st.lists(CONSTRAINTS, min_size=1, max_size=4))
 def test_groups_of_nodes_are_admitted_as_each_of_their_nodes(nodes: list[Node], asked: list[Constraints]) -> None:
     """Sets of groups by value and a look at each node give the same sites."""
-    grouping = Grouping(asked)
+    grouping = Grouping(Mentioned.by(asked))
     groups = [grouping.group_of(node) for node in nodes]
     for constraints in asked:
         for gpu_type in ("x", "y"):
@@ -167,5 +168,6 @@ def test_a_thousand_constraints_make_few_groups() -> None:
         for number in range(100)
     ]
     apart = Constraints(affinity=(Term((Expression("host", "NotIn", ("n7",)), Expression("zone", "Exists"))),))
-    grouping = Grouping([apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))])
+    asked = [apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))]
+    grouping = Grouping(Mentioned.by(asked))
     assert len({grouping.group_of(node) for node in nodes}) == 2

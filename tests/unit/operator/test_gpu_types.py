@@ -95,8 +95,8 @@ def test_the_outlook_of_a_job_is_that_of_the_type_it_is_on() -> None:
     elastic = job("a", points, trains_together=True, max_replicas=4)
     snapshot = world(a=elastic).snapshot()
     on_fast = replace(elastic, admitted_at=0.0, gpu_type="fast")
-    assert outlooks_of(snapshot, [on_fast])["a"].step_seconds(1) == pytest.approx(0.1)
-    assert outlooks_of(snapshot, [elastic])["a"].step_seconds(1) == pytest.approx(0.4), "that which it had last"
+    assert outlooks_of(snapshot, [on_fast], 0.0)["a"].step_seconds(1) == pytest.approx(0.1)
+    assert outlooks_of(snapshot, [elastic], 0.0)["a"].step_seconds(1) == pytest.approx(0.4), "that which it had last"
 
 
 def test_types_are_seen_only_where_there_are_several() -> None:

@@ -187,7 +187,7 @@ def test_a_snapshot_keeps_the_limits_of_batch_sizes() -> None:
 def test_a_job_whose_extra_workers_do_not_train_has_no_outlook() -> None:
     node = Node(name="n", gpu_type="a", allocatable=8)
     jobs = [job("a"), job("b", trains_together=False)]
-    assert list(outlooks_of(Snapshot(taken_at=0.0, nodes=(node,)), jobs)) == ["ns/a"]
+    assert list(outlooks_of(Snapshot(taken_at=0.0, nodes=(node,)), jobs, 0.0)) == ["ns/a"]
 
 
 def test_optimus_lends_by_what_was_measured() -> None:

@@ -77,12 +77,12 @@ def _little_budget(case: Case) -> list[str]:
         return []
     terms = case.facts.terms
     least = case.snapshot.rules.lend_min_fraction * terms.time_budget_seconds
-    left = case.facts.remaining_seconds
+    left = case.facts.remaining_at(case.now)
     if left < least:
         return [f"{duration(left)} left of its time budget; below {duration(least)} nothing is lent."]
     if terms.gpu_seconds_budget is None:
         return []
-    left = max(0.0, terms.gpu_seconds_budget - case.facts.gpu_seconds_used)
+    left = max(0.0, terms.gpu_seconds_budget - case.facts.gpu_seconds_at(case.now))
     return [f"{left:.0f} GPU-seconds of its GPU budget are left: too few for another worker to be of use."]
 
 

@@ -71,7 +71,7 @@ def _budget(case: Case) -> list[str]:
     job = case.job
     used = job.status.time_budget.used_seconds
     if case.facts is not None:
-        used = max(used, case.facts.used_seconds)
+        used = max(used, case.facts.used_at(case.now))
     left = max(0.0, job.budget_seconds - used)
     if job.outcome is not None:
         lines = [f"It used {duration(used)} of {duration(job.budget_seconds)}."]

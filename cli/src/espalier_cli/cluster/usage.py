@@ -109,7 +109,7 @@ def use_by_job(snapshot: Snapshot) -> list[JobUse]:
             lent=held["lent"],
             terminating=held["terminating"],
             promised=_promised(job, own[job.key], job.key in due),
-            remaining_seconds=job.remaining_seconds,
+            remaining_seconds=job.remaining_at(snapshot.taken_at),
             training=job.training,
         )
         if use.held:

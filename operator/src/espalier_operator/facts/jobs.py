@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from espalier_api.goodput import BatchLimits
@@ -181,7 +181,11 @@ class JobFacts:
     trained: bool = False
     """Its leader has been past its start-up at some time since the job was admitted."""
     used_seconds: float = 0.0
+    """As of `counted_until`; see `used_at`."""
     gpu_seconds_used: float = 0.0
+    """As of `counted_until`; see `gpu_seconds_at`."""
+    counted_until: float | None = None
+    """Up to when its budgets are counted; from then on they run. None: they stand still."""
     failures: int = 0
     last_failure: str = ""
     """Description of the last failure, for people."""
@@ -217,14 +221,30 @@ class JobFacts:
     @property
     def claim(self) -> Claim:
         """What it asks its queue for."""
-        gpus = self.terms.min_replicas * self.terms.gpus_per_worker
-        namespace, _, _ = self.key.partition("/")
-        return Claim(queue=self.terms.queue, namespace=namespace, priority=self.terms.priority, gpus=gpus)
+        terms = self.terms
+        return Claim(queue=terms.queue, namespace=self.namespace, priority=terms.priority, gpus=self.base_gpus)
 
     @property
-    def remaining_seconds(self) -> float:
-        """Budget seconds left, never below zero."""
-        return max(0.0, self.terms.time_budget_seconds - self.used_seconds)
+    def namespace(self) -> str:
+        """Its namespace, the first part of its key."""
+        return self.key.partition("/")[0]
+
+    @property
+    def base_gpus(self) -> int:
+        """GPUs of all its base workers."""
+        return self.terms.min_replicas * self.terms.gpus_per_worker
+
+    def used_at(self, now: float) -> float:
+        """Return the seconds of its time budget that it has used."""
+        return self.used_seconds + self._uncounted(now)
+
+    def gpu_seconds_at(self, now: float) -> float:
+        """Return the GPU-seconds that it has used."""
+        return self.gpu_seconds_used + self._uncounted(now) * self.gpus_held
+
+    def remaining_at(self, now: float) -> float:
+        """Return the budget seconds left, never below zero."""
+        return max(0.0, self.terms.time_budget_seconds - self.used_at(now))
 
     @property
     def gpus_held(self) -> int:
@@ -232,3 +252,14 @@ class JobFacts:
         if self.admitted_at is None:
             return 0
         return (self.terms.min_replicas + self.extra) * self.terms.gpus_per_worker
+
+    def counted(self, until: float, since: float | None = None) -> JobFacts:
+        """Return it with its budgets counted up to a time. If they ran they run on from then, or from `since`."""
+        if self.counted_until is None:
+            return self
+        used, gpu_seconds = self.used_at(until), self.gpu_seconds_at(until)
+        counted_until = until if since is None else since
+        return replace(self, used_seconds=used, gpu_seconds_used=gpu_seconds, counted_until=counted_until)
+
+    def _uncounted(self, now: float) -> float:
+        return 0.0 if self.counted_until is None else max(0.0, now - self.counted_until)

@@ -41,6 +41,7 @@ def facts_of(
     `done` is the part of its work that a program has done, as far as that is known.
     """
     generation = state.grant.generation
+    training = leader_of(state, seen, now, timing) is Leader.TRAINING
     return JobFacts(
         key=key,
         terms=terms,
@@ -55,11 +56,12 @@ def facts_of(
         changed_at=state.changed_at,
         leader_running=seen.leader_runs,
         has_reported=seen.fresh,
-        training=leader_of(state, seen, now, timing) is Leader.TRAINING,
+        training=training,
         evaluating=seen.phase in (TrainerPhase.EVALUATING, TrainerPhase.COMPLETED),
         trained=state.trained,
         used_seconds=state.used_seconds,
         gpu_seconds_used=state.gpu_seconds_used,
+        counted_until=now if training else None,
         failures=state.failures,
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,

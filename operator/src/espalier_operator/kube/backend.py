@@ -127,13 +127,15 @@ class KubeBackend:
 
     def _look(self, jobs: Collection[ManagedJob], now: float) -> None:
         """Bring jobs up to `now`, and time the signals to their leaders."""
-        grants = [(job, job.state.grant.generation) for job in jobs]
+        granted = []
         for job in jobs:
+            before = job.state
             job.look(now)
+            if job.state is not before and job.state.grant.generation != before.grant.generation and job.state.active:
+                granted.append(job)
         self._signals.looked()
-        for job, generation in grants:
-            if job.state.grant.generation != generation and job.state.active:
-                self._signals.granted(job.uid, job.state.grant.generation, now, job.key)
+        for job in granted:
+            self._signals.granted(job.uid, job.state.grant.generation, now, job.key)
         for uid in self._signals.waiting():
             facts = self.jobs[uid].facts if uid in self.jobs else None
             if facts is None or facts.finished:

@@ -83,10 +83,10 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
     A finished job is included while it still has workers. Pods of jobs that are not planned for, which may be another
     Espalier's, hold their GPUs; those that wait for a node that was chosen for them keep its GPUs from new workers.
     """
-    planned = [job for job in jobs if job.facts is not None]
-    own = {job.object.ref for job in planned}
-    namespaces = {job.object.ref.namespace for job in planned}
-    workers: list[Worker] = [worker for job in planned for worker in job.workers]
+    planned = [(job, facts) for job in jobs if (facts := job.facts) is not None]
+    own = {job.ref for job, _ in planned}
+    namespaces = {ref.namespace for ref in own}
+    workers: list[Worker] = [worker for job, _ in planned for worker in job.workers]
     workers += store.foreign_workers.values()
     for ref, pods in store.pods_by_job.items():
         if ref not in own:
@@ -96,13 +96,13 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         taken_at=now,
         nodes=tuple(store.planned_nodes.values()),
         workers=tuple(workers),
-        promises=tuple(job.promise for job in planned if job.promise is not None),
-        jobs=tuple(job.facts for job in planned if job.facts is not None and (not job.facts.finished or job.workers)),
+        promises=tuple(job.promise for job, _ in planned if job.promise is not None),
+        jobs=tuple(facts for job, facts in planned if not facts.finished or job.workers),
         queues=tuple(sorted((each.queue for each in store.queue_objects.values()), key=lambda queue: queue.name)),
         namespace_limits=tuple(
             limit for limits in store.quotas.values() for limit in limits if limit.namespace in namespaces
         ),
-        placements={job.key: job.placement for job in planned if job.placement != NOWHERE},
+        placements={job.key: job.placement for job, _ in planned if job.placement is not NOWHERE},
         rules=rules,
     )
 

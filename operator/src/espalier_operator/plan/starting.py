@@ -13,12 +13,9 @@ from espalier_operator.facts import JobFacts
 from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import ends_by
 from espalier_operator.plan.tick import Tick
+from espalier_operator.plan.vain import Vain
 from espalier_operator.reservations import Holding, Reservation
 from espalier_operator.sites import Site
-
-_Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
-"""Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
-
 
 _Tries = tuple[tuple[str, ...], str | None]
 """Gangs that may use these types of GPUs, of one namespace; None: of all."""
@@ -38,8 +35,7 @@ class Starting:
 
     def __init__(self, tick: Tick) -> None:
         self._tick, self._record = tick, tick.record
-        self._vain: dict[_Attempt, Reason] = {}
-        """Which gangs found no GPUs, and why: nor do others like them."""
+        self._vain = Vain()
         self._tried: Counter[_Tries] = Counter()
         """How many found none."""
         namespaces = {job.claim.namespace for job in tick.waiting}
@@ -56,15 +52,16 @@ class Starting:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._tick.now, self._tick.rules)
         attempt = tuple(sites), gpus, workers, self._tick.reservations.kept_from(until)
-        reason, types = self._vain.get(attempt), tuple(site.gpu_type for site in sites)
+        reason, types = self._vain.reason(attempt), tuple(site.gpu_type for site in sites)
         own = types, job.claim.namespace
         if reason is None and not self._may_try(own):
             reason = Reason.NO_FREE_GPU
         if reason is None:
-            started = self._start_beside_others(job, sites, until)
+            started = self._start_beside_others(job, sites, until, in_vain=self._vain.is_hopeless(attempt))
             if not isinstance(started, Reason):
                 return True
-            reason = self._vain[attempt] = started
+            reason = started
+            self._vain.add(attempt, reason)
             self._tried.update(((types, None), own))
         if self._preempt(job, sites, until, reason):
             return True
@@ -115,6 +112,7 @@ class Starting:
             started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))
         if not isinstance(started, Reason):
             if reserved is not None:
+                self._vain.hope()
                 self._tick.reservations.cancel(reserved)
                 del self._reserved[job.key]
             if started is not None:
@@ -122,10 +120,15 @@ class Starting:
         elif reserved is not None:
             self._tick.hold_quota(job, reserved.site)
 
-    def _start_beside_others(self, job: JobFacts, sites: Sequence[Site], until: float) -> Holding | Reason | None:
-        """Do what `_start` does with what is not kept for others while a job would run until `until`."""
+    def _start_beside_others(
+        self, job: JobFacts, sites: Sequence[Site], until: float, *, in_vain: bool = False
+    ) -> Holding | Reason | None:
+        """Do what `_start` does with what is not kept for others while a job would run until `until`.
+
+        `in_vain`: it is known that there are too few GPUs, and only asked why.
+        """
         self._tick.reservations.lift(until)
-        started = self._start(job, sites)
+        started = self._shortage(job, sites) if in_vain else self._start(job, sites)
         self._tick.reservations.restore(until, started if isinstance(started, Holding) else None)
         return started
 
@@ -145,11 +148,7 @@ class Starting:
             mark = self._tick.capacity.mark()
             if self._tick.pool.take_gang(site, gpus, workers):
                 return self._admit(job, site, mark)
-        surplus = self._tick.reclaims.surplus
-        # Where they request nothing but GPUs, it was tried just now.
-        bare = (self._tick.capacity.without_requests(site) for site in sites if site.requests)
-        free = (self._tick.pool.has_gang(site, gpus, workers) for site in bare)
-        reason = Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
+        surplus, reason = self._tick.reclaims.surplus, self._shortage(job, sites)
         for site in sites:
             mark = self._tick.capacity.mark()
             supply = self._tick.pool.await_gang(site, gpus, workers)
@@ -157,11 +156,19 @@ class Starting:
                 return self._admit(job, site, mark)
             if supply is Supply.LATER:
                 if self._tick.reclaims.surplus > surplus:
-                    self._vain.clear()
+                    self._vain = Vain()
                 self._tick.hold_quota(job, site)
                 self._record.refuse(job, reason)
                 return None
         return reason
+
+    def _shortage(self, job: JobFacts, sites: Sequence[Site]) -> Reason:
+        """Return why a job finds too few nodes of `sites`: other resources are used up, or GPUs are."""
+        gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
+        # Where they request nothing but GPUs, it was tried just now.
+        bare = (self._tick.capacity.without_requests(site) for site in sites if site.requests)
+        free = (self._tick.pool.has_gang(site, gpus, workers) for site in bare)
+        return Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
 
     def _preempt(self, job: JobFacts, sites: Sequence[Site], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
@@ -169,8 +176,9 @@ class Starting:
         room = self._tick.preemption.make_room(job, sites, self._tick.reservations.relied_on(until), self._tick.is_busy)
         if room is None:
             return False
+        self._vain.hope()
         site, yielding = room
-        taken = Holding(self._tick.capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+        taken = self._held(job, site, mark)
         self._tick.reservations.replace(map(self._tick.base_holding, yielding), until, taken)
         self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
         self._tick.hold_quota(job, site)
@@ -182,4 +190,9 @@ class Starting:
         self._tick.base_nodes[job.key].update(enumerate(self._tick.placed(job, mark)))
         self._tick.hold_quota(job, site)
         self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
-        return Holding(self._tick.capacity.placed_since(mark), Goods(job.terms.gpus_per_worker, site.requests))
+        return self._held(job, site, mark)
+
+    def _held(self, job: JobFacts, site: Site, mark: int) -> Holding:
+        """Return what the workers of a job hold that were placed on `site` since `mark`."""
+        goods = Goods(job.terms.gpus_per_worker, site.requests)
+        return Holding(site.gpu_type, self._tick.capacity.placed_since(mark), goods)

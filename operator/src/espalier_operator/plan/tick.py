@@ -257,7 +257,8 @@ class Tick:
         """Return what the base workers of a running job hold."""
         waiting = (node for _, node in self.pinned[job.key].values())
         nodes = [*self.census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
-        return Holding(nodes, Goods(job.terms.gpus_per_worker, job.terms.constraints.requests))
+        goods = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
+        return Holding(job.gpu_type or "", nodes, goods)
 
     def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
         """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""

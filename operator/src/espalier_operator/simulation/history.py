@@ -140,7 +140,7 @@ def read_history(folder: Path) -> History:
 def _see(snapshot: Snapshot, at: float, past: dict[tuple[str, float], _Past], current: dict[str, _Past]) -> None:
     """Take what a snapshot says of jobs."""
     seen = set()
-    for facts in snapshot.jobs:
+    for facts in (facts.counted(snapshot.taken_at) for facts in snapshot.jobs):
         identity = facts.key, facts.submitted_at
         seen.add(facts.key)
         if identity not in past:

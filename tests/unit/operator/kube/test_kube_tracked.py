@@ -121,13 +121,16 @@ def test_budgets_run_between_two_looks_as_they_ran() -> None:
     """A look at a job of which there is no news costs next to nothing, and is exact."""
     desk = Desk()
     desk.train()
-    assert facts(desk.look(3.0)).used_seconds == pytest.approx(3.0)
+    assert facts(desk.look(3.0)).used_at(desk.now) == pytest.approx(3.0)
     record = desk.managed.state
-    assert facts(desk.look(2.5)).used_seconds == pytest.approx(5.5)
+    before = facts(desk.managed)
+    assert facts(desk.look(2.5)) is before, "nor in the facts"
+    assert before.used_at(desk.now) == pytest.approx(5.5)
     assert desk.managed.state is record, "nothing was counted in the record for it"
-    assert facts(desk.managed).gpu_seconds_used == pytest.approx(5.5)
+    assert before.gpu_seconds_at(desk.now) == pytest.approx(5.5)
     assert desk.managed.status(desk.now).time_budget.used_seconds == pytest.approx(5.5)
-    assert facts(desk.look(-9.0)).used_seconds == pytest.approx(5.5), "a clock that is set back gives nothing back"
+    assert facts(desk.look(-9.0)).used_at(desk.now) == pytest.approx(5.5), "a clock that is set back gives nothing back"
+    assert facts(desk.look(1.0)).used_at(desk.now) == pytest.approx(6.5)
 
 
 def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
@@ -136,13 +139,13 @@ def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
     desk.train()
     desk.look(4.0)
     desk.managed.act(GrantExtra(job="ns/one", extra=3))
-    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(6.0)
+    assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0)
     for index in range(3):
         desk.take(resources.PODS, raw_worker(desk.job, index, role=Role.EXTRA))
     desk.look()
-    assert facts(desk.look(2.0)).gpu_seconds_used == pytest.approx(6.0 + 4 * 2.0)
+    assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0 + 4 * 2.0)
     desk.managed.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
-    assert facts(desk.look(1.0)).gpu_seconds_used == pytest.approx(15.0)
+    assert facts(desk.look(1.0)).gpu_seconds_at(desk.now) == pytest.approx(15.0)
 
 
 def test_the_facts_after_a_decision_are_the_decision_s_even_when_it_was_flushed_in_between() -> None:

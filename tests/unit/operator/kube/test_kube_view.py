@@ -173,6 +173,7 @@ def test_the_facts_of_a_job_that_trains():
         trained=True,
         used_seconds=3.0,
         gpu_seconds_used=4.0,
+        counted_until=EPOCH + 5,
         failures=1,
         last_failure="boom",
         preemptions=2,

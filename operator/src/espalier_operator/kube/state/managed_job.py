@@ -7,6 +7,7 @@ and the status is written from it. No I/O.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,8 @@ class ManagedJob:
         self, seen: JobObject, store: Store, settings: KubeSettings, now: float, pace: FigurePace | None = None
     ) -> None:
         """Take up what the job's status says. `ValueError` where it cannot be read."""
+        self.ref, self.key, self.uid = seen.ref, seen.key, seen.uid
+        """What its objects name as their owner, `namespace/name`, and `metadata.uid`."""
         self._store, self._settings, self._timing = store, settings, settings.timing
         self._pace = pace or FigurePace(settings.persist_seconds)
         self.written: JobStatus | None = parse_status({"status": seen.status})
@@ -101,6 +104,8 @@ class ManagedJob:
         self.due = Due.CHANGES
         self._due_later: dict[Due, float] = {}
         """When it is due next without any event."""
+        self._next_due = math.inf
+        """The first of these times."""
         self.writing, self.doing = Backoff(longest=10.0), Backoff()
         self.update(seen)
 
@@ -124,19 +129,9 @@ class ManagedJob:
                 self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
 
     @property
-    def key(self) -> str:
-        """`namespace/name`."""
-        return self.object.key
-
-    @property
-    def uid(self) -> str:
-        """`metadata.uid`."""
-        return self.object.uid
-
-    @property
     def due_at(self) -> float | None:
         """When it must be observed or flushed without any event."""
-        return min(self._due_later.values(), default=None)
+        return None if self._next_due == math.inf else self._next_due
 
     @property
     def is_remnant(self) -> bool:
@@ -190,18 +185,20 @@ class ManagedJob:
     # ---- looking
 
     def look(self, now: float) -> None:
-        """Update state and facts to `now`."""
-        for due, time in list(self._due_later.items()):
-            if now >= time:
+        """Update state and facts to `now`. If there is no news, only time has passed: the facts stay as they are."""
+        if now >= self._next_due:
+            for due in [due for due, time in self._due_later.items() if now >= time]:
                 del self._due_later[due]
                 self.mark_dirty(News.FACTS, due)
+            self._next_due = min(self._due_later.values(), default=math.inf)
         if self.job is None:
             return
         if self._given_up_at is not None and now >= self._given_up_at:
             self.mark_dirty(News.PODS)
         self.observe(now)
-        if not self.news and self.facts is not None:
-            self.facts = _later(self.facts, now - self.looked_at)
+        if self.news is News.NONE and self.facts is not None:
+            if now < self.looked_at:  # a clock that is set back gives nothing back
+                self.facts = self.facts.counted(self.looked_at, since=now)
             self.looked_at = now
             return
         before, trained = self.state, self.facts is not None and self.facts.training
@@ -225,7 +222,7 @@ class ManagedJob:
 
     def wants_look(self, now: float) -> bool:
         """Return whether it has news, or something is due."""
-        return bool(self.news) or (self.due_at is not None and now >= self.due_at)
+        return self.news is not News.NONE or now >= self._next_due
 
     def picture(self) -> Picture:
         """Return what plans are made by."""
@@ -237,6 +234,8 @@ class ManagedJob:
             return
         if self._store.has_news(self.uid):
             self.news |= News.PODS
+        if self.news is News.NONE:
+            return
         if News.REPORT in self.news:
             before, self._report = self._report, self._read_report()
             if self._report is not None and self._report is not before:
@@ -244,7 +243,7 @@ class ManagedJob:
             if news_of(before) != news_of(self._report):
                 self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
-            pods = self._store.pods_of(self.object.ref)
+            pods = self._store.pods_of(self.ref)
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._given_up_at = reach.next_at
@@ -274,7 +273,7 @@ class ManagedJob:
 
     def place(self, placement: Placement) -> None:
         """Record the nodes of workers that are to be made."""
-        if placement != self.placement:
+        if placement is not self.placement and placement != self.placement:
             self.placement = placement
             self.mark_dirty(News.NONE, Due.CHANGES)
 
@@ -347,6 +346,7 @@ class ManagedJob:
             since = now if status == self.written else self.written_at
             later[Due.FIGURES] = together(since, self._pace.seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
+        self._next_due = min(self._due_later.values(), default=math.inf)
 
     def source(self) -> ProgressSource | None:
         """Return where its progress is to be read now, if it is a program."""
@@ -404,7 +404,7 @@ class ManagedJob:
         """Return the leader's report; one that cannot be read leaves the last good one."""
         if self.job is not None and self.job.terms.program:
             return None
-        found = self._store.reports.of(self.object.ref)
+        found = self._store.reports.of(self.ref)
         problem = "" if found is None else found.problem
         if problem != self.report_problem:
             self.report_problem = problem
@@ -417,11 +417,3 @@ class ManagedJob:
         if report is found.report:
             self._reported_at = found.changed_at
         return report
-
-
-def _later(facts: JobFacts, seconds: float) -> JobFacts:
-    """Return the facts of a job `seconds` later if nothing but time has passed: its budgets run on if they ran."""
-    if not facts.training or seconds <= 0:
-        return facts
-    used, gpu_seconds = facts.used_seconds + seconds, facts.gpu_seconds_used + seconds * facts.gpus_held
-    return replace(facts, used_seconds=used, gpu_seconds_used=gpu_seconds)

@@ -1,0 +1,222 @@
+"""Measures a tick of the operator: `.venv/bin/python benchmarks/tick.py [--jobs 1000] [--nodes 5000] [--json]`.
+
+The cluster is that of `make bench-operator`: pods of others hold the GPUs that the jobs' base workers do not need, and
+four pods without GPUs run on each node. All jobs are admitted and train. The store, the jobs and the writer are the
+operator's own. The API server answers from memory, outside of the times that are measured.
+
+Before each tick a second passes, a GPU of another pod comes free, and a tenth of the leaders report. The parts: `look`
+brings all jobs up to date and makes the snapshot, `plan` plans by it, `record` carries out the actions and queues what
+is to be written. `glance` is what the loop does when there is news and no plan is due.
+
+Times are CPU time of the process. Garbage is collected as rarely as in the operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from harness.printed import environment, rendered
+from load import objects
+from load.case import Case, layout_of
+
+from espalier_kube import resources
+from espalier_kube.resources import Raw, Resource
+from espalier_operator.facts import Rules
+from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.backend import KubeBackend
+from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.objects.pods import parse_pod
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.watch.store import Store
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.recent_use import RecentUse
+
+_WARM_UP: Final = 3
+"""Ticks that are not counted."""
+
+
+class VirtualClock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        """Begin with now."""
+        self.time = time.time()
+
+    def now(self) -> float:
+        """Return the seconds since 1970."""
+        return self.time
+
+    def wall_seconds(self, seconds: float) -> float:
+        """Return a time that does not pass here."""
+        return 1e6
+
+
+class ApiServer:
+    """Answers what the writer asks, and shows the store what follows: pods are bound where they are to be, and run."""
+
+    def __init__(self, settings: KubeSettings) -> None:
+        """Nothing is there yet."""
+        self._settings, self._version = settings, 0
+        self.jobs: dict[str, Raw] = {}
+        self.reports: dict[str, Raw] = {}
+        self.leaders: dict[str, str] = {}
+        """By job: the UID of its first pod."""
+        self.pods: list[Raw] = []
+        """Made since they were last taken."""
+
+    def stored(self, raw: Mapping[str, Any]) -> Raw:
+        """Return an object as it is kept: with a version, and a UID."""
+        self._version += 1
+        given = {"uid": f"uid-{self._version}", "generation": 1, "creationTimestamp": objects.now_text()}
+        return {**raw, "metadata": {**given, **raw["metadata"], "resourceVersion": str(self._version)}}
+
+    async def create(self, manifest: Mapping[str, Any], owner: str | None) -> Raw | None:
+        """Make an object."""
+        made = self.stored(manifest)
+        if manifest["kind"] == "ConfigMap":
+            self.reports[owner or ""] = made
+        elif manifest["kind"] == "Pod":
+            status = {"phase": "Running", "startTime": objects.now_text(), "containerStatuses": []}
+            made = {
+                **made,
+                "spec": {**made["spec"], "nodeName": parse_pod(made, self._settings).pinned_to},
+                "status": status,
+            }
+            self.leaders.setdefault(owner or "", made["metadata"]["uid"])
+            self.pods.append(made)
+        return made
+
+    async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Any) -> Raw | None:
+        """Put a job's status in place of the one that it has."""
+        self.jobs[uid] = self.stored({**self.jobs[uid], "status": status})
+        return self.jobs[uid]
+
+    async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Any) -> Raw | None:
+        """Annotate a pod: nobody reads that here."""
+        return None
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> Raw | None:
+        """Delete nothing: no job ends here."""
+        return None
+
+
+class Cluster:
+    """The operator's parts over a cluster in memory."""
+
+    def __init__(self, case: Case) -> None:
+        """List everything."""
+        settings, rules = KubeSettings(), Rules()
+        layout = layout_of(case)
+        self.clock, self.api, self.store = VirtualClock(), ApiServer(settings), Store(settings, lambda: self.clock.time)
+        stored = self.api.stored
+        self.api.jobs = {job["metadata"]["uid"]: job for job in map(stored, layout.jobs)}
+        running = ({**pod, "status": {"phase": "Running"}} for pod in [*layout.foreign, *layout.idle])
+        self.foreign = {objects.key(pod): pod for pod in map(stored, running)}
+        self.single = [f"{objects.NAMESPACES[0]}/{name}" for name in layout.single]
+        for resource in (resources.PRIORITY_CLASSES, resources.QUEUES, resources.CONFIG_MAPS):
+            self.store.replace(resource, (), 1)
+        self.store.replace(resources.NODES, [stored(objects.node(number)) for number in range(case.nodes)], 1)
+        self.store.replace(resources.PODS, self.foreign.values(), 1)
+        self.store.replace(resources.JOBS, self.api.jobs.values(), 1)
+        metrics = Metrics()
+        writer = Writer(self.api, self.store, settings, self.clock, metrics)  # type: ignore[arg-type]
+        use = RecentUse(rules.fair_share_half_life_seconds)
+        self.backend = KubeBackend(self.store, writer, settings, self.clock, rules, metrics.signals, lambda: None, use)
+
+    async def tick(self) -> dict[str, float]:
+        """Look, plan and record once; return the CPU milliseconds of each. Then let everything be written."""
+        self.store.all_listed()
+        begun = time.process_time()
+        snapshot = await self.backend.observe()
+        looked = time.process_time()
+        planned = plan(snapshot, FairPolicy(), snapshot.taken_at)
+        thought = time.process_time()
+        for action in planned.actions:
+            await self.backend.apply(action)
+        self.backend.planned(snapshot, planned)
+        recorded = time.process_time()
+        await self.written()
+        parts = {"look": looked - begun, "plan": thought - looked, "record": recorded - thought}
+        return {name: 1000 * seconds for name, seconds in parts.items()}
+
+    def glance(self) -> float:
+        """Glance once; return the CPU milliseconds."""
+        begun = time.process_time()
+        self.backend.glance()
+        return 1000 * (time.process_time() - begun)
+
+    async def written(self) -> None:
+        """Wait until all is written that was queued, and show what was made."""
+        while not self.backend.queue.is_idle():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        made, self.api.pods = self.api.pods, []
+        for pod in made:
+            self.store.take(resources.PODS, "ADDED", pod)
+
+    def report(self, part: int, of: int, seconds: float) -> None:
+        """Let one of `of` equal parts of the leaders report."""
+        for number, (uid, leader) in enumerate(self.api.leaders.items()):
+            if number % of == part:
+                name = self.api.jobs[uid]["metadata"]["name"]
+                data = objects.report(name, leader, generation=10**6, seconds=seconds)
+                told = self.api.stored({**self.api.reports[uid], **data})
+                self.store.take(resources.CONFIG_MAPS, "MODIFIED", told)
+
+    def free_one(self) -> None:
+        """Delete a pod of somebody else that holds one GPU."""
+        key = self.single.pop()
+        self.store.take(resources.PODS, "DELETED", self.api.stored(self.foreign.pop(key)))
+
+
+async def measured(case: Case, ticks: int) -> dict[str, float]:
+    """Return the median CPU milliseconds of each part of a tick."""
+    cluster = Cluster(case)
+    for _ in range(3):  # admit, see the pods, see the reports
+        await cluster.tick()
+        cluster.report(0, 1, 1.0)
+        cluster.clock.time += 1
+    gc.collect()
+    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 100 * old)
+    parts: dict[str, list[float]] = {}
+    for number in range(_WARM_UP + ticks):
+        cluster.clock.time += 1
+        cluster.report(number % 10, 10, 2.0 + number)
+        took = {"glance": cluster.glance()}
+        await cluster.written()
+        cluster.free_one()
+        took |= await cluster.tick()
+        for name, milliseconds in took.items() if number >= _WARM_UP else ():
+            parts.setdefault(name, []).append(milliseconds)
+    return {name: statistics.median(times) for name, times in parts.items()}
+
+
+def main() -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--ticks", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    case = Case(nodes=options.nodes, jobs=options.jobs, events=_WARM_UP + options.ticks, idle_pods=4 * options.nodes)
+    figures = asyncio.run(measured(case, options.ticks))
+    if options.json:
+        print(json.dumps({"milliseconds": figures, "environment": environment()}))
+        return
+    rows = [[name, f"{milliseconds:.1f}"] for name, milliseconds in figures.items()]
+    print(rendered(f"one tick, median of {options.ticks}, CPU ms", ["part", "ms"], rows))
+    print(environment())
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from own_scripts import OWN, epochs, members, shared
@@ -28,6 +27,8 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script"
 
 def accuracy_of(state: dict[str, torch.Tensor]) -> float:
     """Return the accuracy of the example's model on the images that it held out."""
+    from sklearn.datasets import load_digits  # takes a second, of every process that collects tests
+
     digits = load_digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     model.load_state_dict(state)

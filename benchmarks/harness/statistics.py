@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
+from espalier_cli.intervals import half_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,6 @@ def paired(differences: Sequence[float]) -> Paired:
     """Return the mean of `differences` with its interval."""
     mean, half = statistics.fmean(differences), half_width(differences)
     return Paired(mean, mean - half, mean + half, sum(each > 0 for each in differences), len(differences))
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the mean's 95 % interval (Student's t); infinite for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return math.inf
-    return float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(values) / math.sqrt(count)
 
 
 def error_bars(found: Sequence[Paired]) -> list[list[float]]:

@@ -11,6 +11,14 @@ from espalier_api.report import Adaptation
 Workplace = Any
 """That of `tests/unit/trainer/conftest.py`."""
 
+SHORT_TRIALS = """
+import espalier_trainer.trials.leading as leading
+import espalier_trainer.trials.rules as rules
+rules.SHARES = leading.SHARES = {rules.Trials.CONFIRM: 1 / 2400, rules.Trials.RACE: 1 / 1200}
+rules._START_SECONDS = 120.0
+"""
+"""Arms train for 1.5 and 3 of the 3600 s of a budget: no machine is so slow that it ends while workers still start."""
+
 
 def until(condition: Callable[[], Any], place: Workplace) -> Any:
     """Return the first true value of `condition`; fails with what the processes have logged."""

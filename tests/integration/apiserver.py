@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from typing import Any, Self
 
 import httpx
 from ruamel.yaml import YAML
+
+from ports import free_port
 
 JOBS = "/apis/espalier.dev/v1alpha1"
 _DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -62,7 +63,7 @@ class ApiServer:
         `flags`: more options of kube-apiserver.
         """
         self.binaries, self.directory, self._flags = binaries, directory, flags
-        self.port, etcd_port = _free_ports(2)
+        self.port, etcd_port = free_port(), free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.admin_token = secrets.token_hex(16)
         self.kubeconfig = directory / "kubeconfig"
@@ -318,17 +319,6 @@ def _message(answer: httpx.Response) -> str:
         return str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
         return answer.text
-
-
-def _free_ports(count: int) -> Sequence[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _make_key(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +13,7 @@ from apiserver import ApiServer
 from fake_kubelet import PATIENCE
 
 from forked import Forked
+from ports import free_port
 
 
 class OperatorProcess:
@@ -23,8 +23,7 @@ class OperatorProcess:
         self, server: ApiServer, directory: Path, name: str, *options: str, namespace: str = "default"
     ) -> None:
         """Not started yet."""
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-            self._http, self._private = one.getsockname()[1], other.getsockname()[1]
+        self._http, self._private = free_port(), free_port()
         self.log = directory / f"{name}.log"
         self._folder = directory
         self._options = [

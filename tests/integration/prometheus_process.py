@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 from espalier_api.documents import write_text_atomically
+from ports import free_port
 
 _PROJECT = Path(__file__).parents[2]
 _READY_SECONDS = 60.0
@@ -56,8 +56,7 @@ class PrometheusProcess:
         self._directory, self._binary = directory, binaries / "prometheus"
         self._pods = directory / "pods.json"
         self._pods.write_text("[]")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         scrapes: list[dict[str, Any]] = [
             {"job_name": name, "honor_labels": True, "static_configs": [{"targets": [address]}]}
             for name, address in targets.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +14,7 @@ from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects import names
 from forked import Forked
+from ports import free_port
 
 _FILES = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
 
@@ -28,8 +28,7 @@ class TrainerProcess:
 
     def __init__(self, server: ApiServer, pod: dict[str, Any], directory: Path) -> None:
         """Not started yet; `directory`, which must be empty, takes its files, checkpoints and log."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         place, job = pod["metadata"]["namespace"], pod["metadata"]["labels"]["espalier.dev/job"]
         moved = {path: directory / Path(path).name for path in _FILES}
         for path, annotation in _FILES.items():

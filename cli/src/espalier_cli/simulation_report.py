@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
 from espalier_cli.cluster.output import Row, print_table
+from espalier_cli.intervals import Interval
 from espalier_cli.simulation_sources import HAPPENED, Simulation
 from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.outcome import Outcome
@@ -38,7 +38,6 @@ _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
     "lentGpuHours": ("LENT-H", lambda found: found.lent_gpu_hours),
 }
 """Of several seeds: by name in JSON, the heading and the figure of one run."""
-_LEVEL: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +50,6 @@ class Run:
     simulation: Simulation
     outcome: Outcome
     seconds: float
-
-
-class Interval(NamedTuple):
-    """A mean with its 95 % interval, by Student's t; without one for a single value."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """Return that of the mean of `values`."""
-        mean = statistics.fmean(values)
-        if len(values) < 2:
-            return cls(mean, None, None)
-        from scipy.special import stdtrit  # takes a moment to import
-
-        half = float(stdtrit(len(values) - 1, (1 + _LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(len(values))
-        return cls(mean, mean - half, mean + half)
 
 
 def document(runs: Sequence[Run], driver: str, *, several: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 from kube import ClusterError, Nodes, Space, get, get_raw, kubectl, wait_for
+
+from ports import free_port
 
 PROJECT = Path(__file__).parents[3]
 PAGE = (PROJECT / "docs" / "tutorial.md").read_text(encoding="utf-8")
@@ -86,8 +87,7 @@ def series_of(namespace: str) -> set[str]:
 
 def grafana_answers(shell: Shell, opened: str) -> None:
     """See the panels' data through Grafana itself."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     forward = subprocess.Popen(
         ["bash", "-c", f"exec {opened} {port}"], cwd=PROJECT, env=shell.environment, stdout=subprocess.PIPE, text=True
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from espalier_agent import data
+from ports import free_port
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -59,9 +59,7 @@ class Laptop:
         self.folder = folder
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._served: list[subprocess.Popen[str]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = str(free.getsockname()[1])
+        self._port = str(free_port())
         for name, target in (("examples", ROOT / "examples"), (".venv", Path(sys.prefix))):
             (folder / name).symlink_to(target)
 

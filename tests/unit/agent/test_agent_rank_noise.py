@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, table_sets
@@ -64,6 +63,8 @@ def test_without_noise_ranks_are_exact(truth: Floats, luck: list[int]) -> None:
 @given(sequences=st.integers(4, 40), seed=st.integers(0, 1000))
 def test_where_all_means_are_equal_every_rank_is_as_likely(sequences: int, seed: int) -> None:
     """Pearson's statistic of each sequence's ranks lies below its 99.9999 % point."""
+    from scipy import stats  # takes a second to import, of every process that collects tests
+
     ups = np.random.default_rng(seed).permutation(np.resize([0.01, -0.01], sequences))
     accuracies = 0.5 + np.stack([ups, -ups], axis=1)
     ranks = simulated_ranks(accuracies, seed, draws=4000)
@@ -78,6 +79,8 @@ def test_where_all_means_are_equal_every_rank_is_as_likely(sequences: int, seed:
 @settings(deadline=None)
 @given(one=VALUES, other=VALUES)
 def test_correlations_are_scipys(one: Floats, other: Floats) -> None:
+    from scipy import stats
+
     size = min(len(one), len(other))
     one, other = one[:size], other[:size]
     if len(set(one)) == 1 or len(set(other)) == 1:
@@ -102,6 +105,8 @@ def test_intervals_hold_the_true_rank(steps: float, least: float) -> None:
     Where noise is less than the differences, intervals hold what they promise; where it is more, they are too narrow,
     as the module says.
     """
+    from scipy import stats
+
     held = []
     for seed in range(30):
         chance = np.random.default_rng(1000 + seed)

@@ -44,7 +44,7 @@ def shrinking_job(**spec: Any) -> AdaptiveTrainingJob:
     return AdaptiveTrainingJob.model_validate(whole)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_job() -> Callable[..., AdaptiveTrainingJob]:
     return shrinking_job
 
@@ -72,7 +72,7 @@ class ReclaimedRun:
         return [each for each in self.result.adaptations if each.action == "Distill"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reclaimed(digits: Data) -> Callable[..., ReclaimedRun]:
     """Train; the second GPU comes at COME and goes at GONE, unless `arrivals` say otherwise."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +54,22 @@ def judged_at(done: Any) -> int:
     return started(done).step + int(decided.message.split(" steps")[0].rpartition(" ")[2])
 
 
-def test_a_smaller_model_is_tried_and_the_better_one_kept(reclaimed: Run) -> None:
-    done = reclaimed()
+MANNERS = {"smaller-kept": INSIST, "as-compared": Manner()}
+
+
+@pytest.fixture(scope="module")
+def whole(reclaimed: Run) -> Run:
+    """Return the run that nothing stopped, by the name of its manner: several tests ask what happened in it."""
+
+    @functools.cache
+    def of(manner: str) -> Any:
+        return reclaimed(manner=MANNERS[manner])
+
+    return of
+
+
+def test_a_smaller_model_is_tried_and_the_better_one_kept(whole: Run) -> None:
+    done = whole("as-compared")
     assert done.result.phase is TrainerPhase.COMPLETED
     (decided,) = done.decided()
     begun = started(done)
@@ -75,8 +90,8 @@ def test_a_smaller_model_is_tried_and_the_better_one_kept(reclaimed: Run) -> Non
     assert decided in events
 
 
-def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(reclaimed: Run) -> None:
-    done = reclaimed(manner=INSIST)
+def test_one_that_is_kept_has_the_rest_and_is_taught_on_without_the_larger(whole: Run) -> None:
+    done = whole("smaller-kept")
     (decided,) = done.decided()
     assert decided.result is AdaptationResult.SHRUNK
     assert done.result.depth_after == done.result.depth_before == 4
@@ -116,7 +131,6 @@ def _weights(network: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in network.module.state_dict().items()}
 
 
-MANNERS = {"smaller-kept": INSIST, "as-compared": Manner()}
 MOMENTS = {
     "measured": lambda begin, end: (begin - 4, begin - 4),
     "begun": lambda begin, end: (begin + 1, begin + 1),
@@ -127,21 +141,14 @@ MOMENTS = {
 """By the steps at which a trial begins and ends: the step boundary at which a stop comes, and the steps taken then."""
 
 
-@pytest.fixture(scope="module")
-def wholes() -> dict[str, Any]:
-    """Runs that nothing stopped, by their manner."""
-    return {}
-
-
 @pytest.mark.sweep("stops of a trial")
 @pytest.mark.parametrize("manner", MANNERS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_at_any_moment_changes_nothing(
-    reclaimed: Run, make_job: Run, wholes: dict[str, Any], tmp_path: Any, manner: str, moment: str
+    reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, manner: str, moment: str
 ) -> None:
-    job, how = make_job(), MANNERS[manner]
-    whole = wholes[manner] = wholes.get(manner) or reclaimed(job, manner=how)
-    begin, end = started(whole).step, judged_at(whole)
+    job, how, done = make_job(), MANNERS[manner], whole(manner)
+    begin, end = started(done).step, judged_at(done)
     cut, taken = MOMENTS[moment](begin, end)
     first = reclaimed(job, manner=how, store=tmp_path, stop=StopAfter(cut))
     assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
@@ -149,11 +156,11 @@ def test_a_stop_at_any_moment_changes_nothing(
     assert checkpoint is not None
     assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
     second = reclaimed(job, manner=how, store=tmp_path)
-    assert second.result.steps == whole.result.steps
-    assert second.result.depth_after == whole.result.depth_after
-    for key, tensor in whole.trainer.network.module.state_dict().items():
+    assert second.result.steps == done.result.steps
+    assert second.result.depth_after == done.result.depth_after
+    for key, tensor in done.trainer.network.module.state_dict().items():
         assert torch.equal(tensor, second.trainer.network.module.state_dict()[key]), key
-    assert [each.result for each in second.decided()] == [each.result for each in whole.decided()]
+    assert [each.result for each in second.decided()] == [each.result for each in done.decided()]
 
 
 def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
@@ -228,11 +235,10 @@ def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> 
 
 
 def test_a_job_changed_to_keep_within_a_trial_goes_on_with_the_larger(
-    reclaimed: Run, make_job: Run, tmp_path: Any
+    reclaimed: Run, whole: Run, make_job: Run, tmp_path: Any
 ) -> None:
-    job = make_job()
-    cut = started(reclaimed(job)).step + 10
-    first = reclaimed(job, store=tmp_path, stop=StopAfter(cut))
+    cut = started(whole("as-compared")).step + 10
+    first = reclaimed(store=tmp_path, stop=StopAfter(cut))
     assert first.trainer.network.depth == 4
     second = reclaimed(make_job(adaptation={"onReclaim": "Keep"}), store=tmp_path)
     assert second.result.depth_after == 6

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_cli.intervals import Interval
 from espalier_cli.simulate_command import simulate
-from espalier_cli.simulation_report import Interval
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import Throughputs
 from espalier_operator.simulation.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,10 @@ def digits() -> Data:
     return load_data(job_of().spec.training.dataset)
 
 
-def step_seconds(architecture: Architecture | None) -> float:
-    """A step costs 2 ms, and a quarter more a layer added."""
+def step_seconds(architecture: Architecture | None, seconds: float = STEP_SECONDS) -> float:
+    """A step costs `seconds`, and a quarter more a layer added."""
     grown = sum(architecture.growth_history.values()) if architecture else 0
-    return STEP_SECONDS * (1 + grown / 4)
+    return seconds * (1 + grown / 4)
 
 
 @dataclass
@@ -143,6 +144,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         store: Path | None = None,
         data: Data | None = None,
         wrap: Callable[[Reporter], Reporter] = lambda reporter: reporter,
+        step: float = STEP_SECONDS,
         **options: Any,
     ) -> VirtualRun:
         job = job or job_of()
@@ -151,7 +153,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
             arrivals = (Arrival(up_at, 2),)
-        scheduler = VirtualScheduler(job.spec.time_budget_seconds, step_seconds, arrivals)
+        scheduler = VirtualScheduler(job.spec.time_budget_seconds, partial(step_seconds, seconds=step), arrivals)
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)
         names = ("stop", "team", "step_took", "clock", "forecaster")

@@ -212,7 +212,7 @@ def test_a_worker_finds_the_successor_of_a_leader_that_is_frozen(elastic: Callab
     place.start()
     first = until(lambda: epochs_of(place, 1), place)[0]
     assert first.step >= before  # nothing was saved: it is the worker that held it, perhaps at the end of an epoch
-    assert worlds(place) == [2, 2]
+    until(lambda: worlds(place)[-1:] == [2], place)
     assert extra.is_alive()
 
 
@@ -227,8 +227,9 @@ def test_a_worker_whose_leader_was_away_for_long_comes_as_a_newcomer(elastic: Ca
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
     until(lambda: "this worker drops its state" in place.logs(0), place)
+    known = len(worlds(place))
     place.start()
-    until(lambda: worlds(place) == [2, 2], place)
+    until(lambda: worlds(place)[known:][-1:] == [2], place)
     trains_on(place)
     started = [event for event in place.events() if event.type == "TrainerStarted"]
     assert [(event.step, event.resumed) for event in started] == [(0, False)] * 2
@@ -320,12 +321,13 @@ def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wi
     wire.cut()
     cut = time.monotonic()
     if parts:
-        until(lambda: worlds(place) == [2, 1], place)
+        until(lambda: worlds(place)[-1:] == [1], place)
         trains_on(place)
     time.sleep(max(0.0, cut + CUT_SECONDS - time.monotonic()))
     wire.mend()
     until(lambda: steps(place) > before + 100, place)
-    until(lambda: worlds(place) == ([2, 1, 2] if parts else [2]), place)
+    until(lambda: worlds(place)[-1:] == [2], place)
+    assert parts or worlds(place) == [2], "nobody has left"
     trains_on(place)
     finished = [event.step for event in place.events() if event.type == "EpochFinished"]
     assert finished == sorted(finished)  # no step was taken back that had been counted

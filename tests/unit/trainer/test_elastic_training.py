@@ -20,6 +20,7 @@ from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team, group, member, team
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.journal import Journal
+from espalier_trainer.method import Method
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network, resumed_network
 from espalier_trainer.randomness import seed_everything
@@ -154,6 +155,26 @@ def net():
 """
 
 
+@pytest.fixture
+def _traced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no worker compute while another traces: `torch.fx` takes all calls of modules in the process for its own.
+
+    Workers are threads here; outside of tests each has a process.
+    """
+    alone = threading.RLock()
+
+    def locked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            with alone:
+                return function(*given, **named)
+
+        return run
+
+    monkeypatch.setattr(torch.fx.Tracer, "trace", locked(torch.fx.Tracer.trace))
+    monkeypatch.setattr(Method, "forward", locked(Method.forward))
+
+
+@pytest.mark.usefixtures("_traced_alone")
 def test_members_compute_steps_by_the_leaders_rules(
     make_job: Callable[..., AdaptiveTrainingJob],
     together: Callable[..., tuple[Any, Workers]],

@@ -19,8 +19,8 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_trainer.causes import may_pass
 from espalier_trainer.errors import DatasetError
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 USERS = """
 import errno, os
 import torch
@@ -211,9 +211,12 @@ def require_mounts() -> None:
 
 
 def on_a_disk_of(kib, workplace, make_job, tmp_path):
-    """Train with checkpoints on a disk of this size; returns the place, the exit code and the checkpoints left."""
+    """Train with checkpoints on a disk of this size, until one has failed or the third is there.
+
+    Returns the place, the exit code and the checkpoints left.
+    """
     require_mounts()
-    job = make_job(timeBudgetSeconds=1, adaptation={"mode": "Off"}, checkpoint={"intervalSeconds": 0.2})
+    job = make_job(timeBudgetSeconds=3600, adaptation={"mode": "Off"}, checkpoint={"intervalSeconds": 0.2})
     place = workplace(job)
     # Only the process sees the disk.
     place.run = (
@@ -222,7 +225,14 @@ def on_a_disk_of(kib, workplace, make_job, tmp_path):
     )
     place.prelude = SMALL_DISK.format(folder=str(place.checkpoints), size=f"size={kib}k")
     place.allocate(1)
-    code = _join(place.start())
+    process = place.start()
+
+    def seen(kind):
+        return [event for event in place.events() if isinstance(event, kind)]
+
+    until(lambda: seen(Warned) or len(seen(CheckpointSaved)) >= 3, lambda: place.log)
+    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
+    code = _join(process)
     return place, code, len(list((tmp_path / "kept").glob("checkpoint-*")))
 
 
@@ -251,7 +261,7 @@ def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_fail
     (tmp_path / "users.py").write_text(USERS.replace("raise TypeError", later))
     job = make_job(
         training={"model": {"entrypoint": "users:bad_later"}},
-        timeBudgetSeconds=1.5,
+        timeBudgetSeconds=3600,
         checkpoint={"intervalSeconds": 0.001},
         adaptation={"mode": "Off"},
     )
@@ -263,7 +273,10 @@ def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_fail
     (place.folder / "report.json").unlink()  # it goes with the job
     (tmp_path / "users.py").write_text(USERS.replace("if self.training and", "if False and"))
     place.prelude = "os.environ.update(ESPALIER_JOB_UID='second', ESPALIER_ATTEMPT='0')"
-    assert _join(place.start()) == 0, place.log
+    process = place.start()
+    until(lambda: sum(isinstance(event, TrainerStarted) for event in place.events()) == 2, lambda: place.log)
+    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
+    assert _join(process) == 0, place.log
     started = [event for event in place.events() if isinstance(event, TrainerStarted)][-1]
     assert started.resumed
     assert started.step > 0

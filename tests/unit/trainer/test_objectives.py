@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import r2_score
 from torch import nn
 
 from espalier_api.task import Task
@@ -21,6 +20,8 @@ from espalier_trainer.objective import objective_of
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 40), st.integers(1, 3), st.integers(0, 1000))
 def test_r2_and_rmse_are_those_of_scikit_learn(rows, columns, seed):
+    from sklearn.metrics import r2_score  # with scipy.stats, a second of every process that collects tests
+
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randn(rows, columns, generator=generator) * 3 + 5
     outputs = targets + torch.randn(rows, columns, generator=generator)

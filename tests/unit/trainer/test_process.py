@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -65,30 +66,33 @@ def test_gpu_that_comes_makes_the_network_grow(workplace, make_job, agent_server
 def test_sigterm_and_sigkill_at_random_moments_keep_budget_and_growth(workplace, make_job, agent_server, advice_body):
     chance = random.Random(7)
     agent = agent_server(lambda body: (200, advice_body("block0")))
-    job = make_job(timeBudgetSeconds=3, adaptation={"maxAdaptations": 2}, checkpoint={"intervalSeconds": 0.2})
+    job = make_job(timeBudgetSeconds=3600, adaptation={"maxAdaptations": 2}, checkpoint={"intervalSeconds": 0.2})
     place = workplace(job, agent_url=agent.url)
     place.allocate(2)
     codes = []
-    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, None):
         starts = sum(isinstance(event, TrainerStarted) for event in place.events())
         process = place.start()
         until(
             lambda: sum(isinstance(event, TrainerStarted) for event in place.events()) > starts,  # noqa: B023
             "training",
         )
-        time.sleep(chance.uniform(0.05, 0.5))
-        (process.terminate if number == signal.SIGTERM else process.kill)()
+        if number is None:
+            until(lambda: len(place.report().adaptations) == 2, "two adaptations")
+            place.allocate(2, budget=0.001)  # which is used up
+        else:
+            time.sleep(chance.uniform(0.05, 0.5))
+            os.kill(process.pid, number)
         codes.append(_join(process))
-    assert codes == [143, -signal.SIGKILL, 143, -signal.SIGKILL], place.log
-    assert _join(place.start()) == 0, place.log
+    assert codes == [143, -signal.SIGKILL, 143, -signal.SIGKILL, 0], place.log
     report = place.report()
     assert report.phase is TrainerPhase.COMPLETED
     assert [entry.result for entry in report.adaptations] == [AdaptationResult.GROWN] * 2
     assert report.depth == 6
-    assert report.used_seconds >= 3.0
-    # No incarnation began with less used than the one before had reported, and the whole was one budget long.
+    # No incarnation began with less used than the one before had reported.
     used = [event.used_seconds for event in place.events() if isinstance(event, TrainerStarted)]
     assert used == sorted(used)
+    assert report.used_seconds >= used[-1] > 0
     trained = [event for event in place.events() if isinstance(event, TrainerStarted)]
     assert [event.resumed for event in trained] == [False, True, True, True, True]
     assert CheckpointStore(place.checkpoints).load_latest().state.architecture.growth_history == {"block0": 2}
@@ -111,7 +115,7 @@ def test_sigterm_while_the_agent_is_silent_ends_at_once_with_a_checkpoint(workpl
 
 
 def test_scheduler_that_says_stop_gets_a_checkpoint(workplace, make_job):
-    place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
+    place = workplace(make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}))
     place.allocate(1)
     process = place.start()
     until(lambda: _training(place), "training")
@@ -121,7 +125,7 @@ def test_scheduler_that_says_stop_gets_a_checkpoint(workplace, make_job):
 
 
 def test_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(workplace, make_job):
-    place = workplace(make_job(timeBudgetSeconds=20, adaptation={"mode": "Off"}))
+    place = workplace(make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}))
     place.allocate(1)
     process = place.start()
     until(lambda: _training(place), "training")
@@ -141,7 +145,7 @@ def test_time_scale_makes_the_budget_pass_faster(workplace, make_job):
 
 def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job, agent_server):
     release = threading.Event()
-    agent = agent_server(lambda body: (release.wait(30), (500, b""))[1])
+    agent = agent_server(lambda body: (release.wait(600), (500, b""))[1])
     adaptation = {"decisionTimeoutSeconds": 0.3, "maxAdaptations": 2, "fallback": "Heuristic"}
     place = workplace(make_job(timeBudgetSeconds=600, adaptation=adaptation), agent_url=agent.url)
     place.allocate(2)
@@ -152,7 +156,7 @@ def test_agent_that_is_late_takes_no_more_than_its_patience(workplace, make_job,
     release.set()
     report = place.report()
     assert [entry.source for entry in report.adaptations] == ["fallback", "fallback"]
-    assert all(0.3 <= entry.seconds < 20 for entry in report.adaptations)  # the answer comes after 30 s
+    assert all(entry.seconds >= 0.3 for entry in report.adaptations)  # and the agent is still silent
     assert report.depth == 6
     assert _last(place, Warned).reason == Reason.AGENT_UNAVAILABLE
 
@@ -161,17 +165,22 @@ def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
     # A limit on the size of files makes the kernel refuse the checkpoint's tensors as a full disk would, in the
     # middle of writing them; reports and events are smaller.
     job = make_job(
-        timeBudgetSeconds=1.5,
+        timeBudgetSeconds=600,
         adaptation={"mode": "Off"},
-        checkpoint={"intervalSeconds": 0.3},
-        training={"evaluateEveryEpochs": 1000},
+        checkpoint={"intervalSeconds": 0.1},
+        training={"evaluateEveryEpochs": 10**6},
     )
     place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))")
     place.allocate(1)
-    assert _join(place.start()) == 2, place.log
-    warnings = [event for event in place.events() if isinstance(event, Warned)]
-    assert {event.reason for event in warnings} == {"CheckpointFailed"}
-    assert len(warnings) >= 3
+    process = place.start()
+
+    def warnings():
+        return [event for event in place.events() if isinstance(event, Warned)]
+
+    until(lambda: len(warnings()) >= 2, "it tries again")
+    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
+    assert _join(process) == 2, place.log
+    assert {event.reason for event in warnings()} == {"CheckpointFailed"}
     assert [path.name for path in place.checkpoints.iterdir()] == ["leader.json"]
     assert (place.report().phase, place.report().reason) == (TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN)
     assert "there is none yet" in place.report().message
@@ -189,7 +198,7 @@ def data():
 
 def test_loss_that_is_not_finite_is_exit_code_3(workplace, make_job, tmp_path):
     (tmp_path / "bad_data.py").write_text(BAD_DATA)
-    job = make_job(training={"dataset": {"entrypoint": "bad_data:data"}})
+    job = make_job(timeBudgetSeconds=600, training={"dataset": {"entrypoint": "bad_data:data"}})
     place = workplace(job, python_path=(str(tmp_path),))
     place.allocate(1)
     assert _join(place.start()) == 3
@@ -216,11 +225,14 @@ def test_what_the_person_can_mend_is_exit_code_2_with_a_sentence(workplace, make
 
 
 def test_checkpoint_of_another_run_is_exit_code_2(workplace, make_job):
-    place = workplace(make_job(timeBudgetSeconds=0.2, adaptation={"mode": "Off"}))
+    place = workplace(make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}))
     place.allocate(1)
-    assert _join(place.start()) == 0, place.log
+    process = place.start()
+    until(lambda: _training(place) and place.report().step > 0, "a step")
+    place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
+    assert _join(process) == 0, place.log
     assert _last(place, CheckpointSaved).step > 0
-    place.job = make_job(timeBudgetSeconds=0.2, adaptation={"mode": "Off"}, training={"seed": 5})
+    place.job = make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}, training={"seed": 5})
     assert _join(place.start()) == 2
     assert "seed: 0 there, 5 here" in place.log
 
@@ -243,9 +255,12 @@ def test_module_runs_as_a_program(tmp_path):
 
 def test_adaptation_events_name_their_decisions(workplace, make_job, agent_server, advice_body):
     agent = agent_server(lambda body: (200, advice_body("block9", "d-bad")))
-    place = workplace(make_job(timeBudgetSeconds=0.5, adaptation={"maxAdaptations": 1}), agent_url=agent.url)
+    place = workplace(make_job(timeBudgetSeconds=600, adaptation={"maxAdaptations": 1}), agent_url=agent.url)
     place.allocate(2)
-    assert _join(place.start()) == 0, place.log
+    process = place.start()
+    until(lambda: any(isinstance(event, AdaptationFinished) for event in place.events()), "the decision")
+    place.allocate(2, stop=Reason.GPU_BUDGET_EXHAUSTED)
+    assert _join(process) == 0, place.log
     event = _last(place, AdaptationFinished)
     assert event.adaptation.action == "Nothing"
     assert _last(place, Warned).reason == Reason.ILLEGAL_ADVICE

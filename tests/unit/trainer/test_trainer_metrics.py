@@ -18,6 +18,7 @@ from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFall
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
+from ports import free_port
 
 
 def samples_of(text: str) -> dict[tuple[str, ...], float]:
@@ -69,9 +70,7 @@ def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -
     metrics = Metrics(Exporter.TRAINER)
     metrics.set("espalier_trainer_depth", 3)
     metrics.observe("espalier_trainer_step_seconds", 0.1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with served(metrics, port):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             samples = samples_of(answer.read().decode())

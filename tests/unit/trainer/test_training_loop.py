@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,17 @@ BLOCK0 = Action.deepen("block0")
 STEPS_AN_EPOCH = 17
 
 
+@pytest.fixture(scope="module")
+def run(run):
+    """Let a step cost 4 ms: half as many fit into a budget."""
+    return partial(run, step=0.004)
+
+
 def test_budget_ends_in_the_middle_of_an_epoch_and_is_kept_to_one_step(run, make_job):
     done = run(make_job(timeBudgetSeconds=0.4))
-    assert done.result.steps == 200
-    assert done.result.epochs == 200 // STEPS_AN_EPOCH
-    assert 0.4 <= done.result.used_seconds < 0.4 + 0.002
+    assert done.result.steps == 100
+    assert done.result.epochs == 100 // STEPS_AN_EPOCH
+    assert 0.4 <= done.result.used_seconds < 0.4 + 0.004
     assert (done.result.phase, done.result.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
 
 
@@ -64,10 +71,10 @@ def test_extra_gpus_are_answered_by_growth_at_the_next_epoch(run, make_job):
     advisor = Scripted((BLOCK0,))
     done = run(make_job(), advisor=advisor, up_at=0.1)
     grown, *rest = done.result.adaptations
-    # 0.1 s are 50 steps, in the third epoch; it ends at step 51.
-    assert grown.used_seconds == pytest.approx(0.102)
-    assert advisor.asked[0].progress.step == 51
-    assert advisor.asked[0].time_left_seconds == pytest.approx(0.298)
+    # 0.1 s are 25 steps, in the second epoch; it ends at step 34.
+    assert grown.used_seconds == pytest.approx(0.136)
+    assert advisor.asked[0].progress.step == 34
+    assert advisor.asked[0].time_left_seconds == pytest.approx(0.264)
     assert grown.result is AdaptationResult.GROWN
     assert (grown.depth_before, grown.depth_after) == (4, 5)
     assert grown.generation == 1
@@ -87,7 +94,7 @@ def test_consultations_are_one_an_epoch_and_no_more_than_max_adaptations(run, ma
 
 def test_nobody_is_asked_after_the_extra_gpus_are_gone(run, make_job):
     advisor = Scripted((BLOCK0, BLOCK0, BLOCK0))
-    arrivals = (Arrival(0.1, 2), Arrival(0.12, 1))
+    arrivals = (Arrival(0.1, 2), Arrival(0.15, 1))
     done = run(make_job(adaptation={"maxAdaptations": 9}), advisor=advisor, arrivals=arrivals)
     assert len(advisor.asked) == 1
     assert done.reporter.report.acknowledged_generation == 2
@@ -118,19 +125,19 @@ def test_growth_keeps_the_function(run, make_job, digits, monkeypatch):
     grown = losses[:]
     losses.clear()
     run(make_job(timeBudgetSeconds=0.3))
-    # The loss of the first step after growth (step 51) is that of the network that did not grow.
-    assert grown[:51] == losses[:51]
-    assert grown[51] == pytest.approx(losses[51], abs=1e-6)
-    assert grown[60] != losses[60]
+    # The loss of the first step after growth (step 34) is that of the network that did not grow.
+    assert grown[:34] == losses[:34]
+    assert grown[34] == pytest.approx(losses[34], abs=1e-6)
+    assert grown[43] != losses[43]
 
 
 def test_growth_restarts_the_schedule_and_ends_at_zero_again(run, make_job):
     job = make_job(adaptation={"maxAdaptations": 1}, training={"evaluateEveryEpochs": 1})
     done = run(job, advisor=Scripted((BLOCK0,)), up_at=0.1)
     rates = {event.step: event.learning_rate for event in done.reporter.events if isinstance(event, EpochFinished)}
-    # Step 51 is the last of the third epoch: 0.01·(0.4 - 0.1)/0.4; after growth at 0.102 s a step costs 2.5 ms.
-    assert rates[51] == pytest.approx(0.01 * 0.3 / 0.4)
-    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.0025) / 0.298)
+    # Step 34 is the last of the second epoch, begun at 0.132 s; after growth at 0.136 s a step costs 5 ms.
+    assert rates[34] == pytest.approx(0.01 * 0.268 / 0.4)
+    assert rates[51] == pytest.approx(0.01 * (0.264 - 16 * 0.005) / 0.264)
     assert {metric.name: metric.value for metric in done.reporter.report.metrics}["learning_rate"] < 2e-4
 
 
@@ -140,10 +147,10 @@ def test_restart_only_is_a_control_that_moves_the_rate_and_nothing_else(run, mak
     assert done.result.depth_after == 4
     assert done.result.adaptations[0].result is AdaptationResult.DRY_RUN
     rates = {event.step: event.learning_rate for event in done.reporter.events if isinstance(event, EpochFinished)}
-    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.298)
+    assert rates[51] == pytest.approx(0.01 * (0.264 - 16 * 0.004) / 0.264)
     declined = run(job, advisor=Scripted((Action.nothing(),)), up_at=0.1, study=Study(restart_only=True))
     rates = {event.step: event.learning_rate for event in declined.reporter.events if isinstance(event, EpochFinished)}
-    assert rates[68] == pytest.approx(0.01 * (0.4 - 0.102 - 16 * 0.002) / 0.4)
+    assert rates[51] == pytest.approx(0.01 * (0.264 - 16 * 0.004) / 0.4)
 
 
 def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
@@ -154,7 +161,7 @@ def test_growth_that_fails_is_recorded_and_training_goes_on(run, make_job):
     assert "block9" in failed.message
     assert failed.depth_after == 4
     assert done.result.phase is TrainerPhase.COMPLETED
-    assert done.result.steps == 200
+    assert done.result.steps == 100
 
 
 def test_growth_that_does_not_fit_into_memory_is_taken_back(run, make_job, monkeypatch, tmp_path):
@@ -309,7 +316,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
     done = run(make_job(timeBudgetSeconds=1, checkpoint={"intervalSeconds": 0.05}), store=tmp_path)
     # Half of the time is trained in, half of it saved: 10 checkpoints, and the one at the end.
     assert 9 <= len(saves) <= 12
-    assert done.result.steps > 20 * len(saves)
+    assert done.result.steps > 10 * len(saves)
 
 
 def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypatch, stop_after):
@@ -340,8 +347,8 @@ def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypat
 
 
 def test_evaluation_every_few_epochs(run, make_job):
-    done = run(make_job(training={"evaluateEveryEpochs": 4}))
-    assert [event.epoch for event in done.reporter.events if isinstance(event, EpochFinished)] == [4, 8]
+    done = run(make_job(training={"evaluateEveryEpochs": 2}))
+    assert [event.epoch for event in done.reporter.events if isinstance(event, EpochFinished)] == [2, 4]
 
 
 def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_path, monkeypatch):

@@ -16,17 +16,14 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult
 from espalier_api.trials import gains_seen
-from trainer_processes import Workplace, decided, ended, of, until
+from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
 PACE = 0.01
+BATCHES = 17
+"""In an epoch."""
 
-GROWTH_WINS = (
-    "import espalier_trainer.trials.rules as rules, espalier_trainer.trials.leading as leading\n"
-    # A race of 24 s would last too long here.
-    "rules.SHARES = leading.SHARES = {**leading.SHARES, rules.Trials.RACE: 0.1}\n"
-    "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
-)
+GROWTH_WINS = "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
 
 
@@ -36,16 +33,37 @@ def tried(
 ) -> Callable[..., Workplace]:
     """Start a job with `extra` extra workers that try a growth before it is carried out."""
 
-    def make(trials: str, extra: int, prelude: str = "", budget: float = 40.0, agent_url: str = "") -> Workplace:
+    def make(
+        trials: str,
+        extra: int,
+        prelude: str = "",
+        budget: float = 3600.0,
+        agent_url: str = "",
+        pace: float = PACE,
+    ) -> Workplace:
         adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
         training = {"elasticBatch": "keepGlobal"}
         job = make_job(timeBudgetSeconds=budget, maxReplicas=1 + extra, adaptation=adaptation, training=training)
-        place = workplace(job, prelude=prelude, agent_url=agent_url)
+        place = workplace(job, prelude=SHORT_TRIALS + prelude, agent_url=agent_url)
         place.allocate(1 + extra)
-        place.processes = [place.start(), *(place.start(index) for index in range(extra))]
+        # The base takes fewer steps than who tries, so that the number of steps tells whose state is trained.
+        place.pace = 3 * pace
+        leader = place.start()
+        place.pace = pace
+        place.processes = [leader, *(place.start(index) for index in range(extra))]
         return place
 
     return make
+
+
+def goes_on_from(won, adaptation, place):
+    """Wait for the end of an epoch: it is that which the worker began, after all the steps that it took."""
+    epoch = until(lambda: [event for event in of(place, "EpochFinished") if event.time > adaptation.time], place)[0]
+    assert epoch.depth == adaptation.depth_after
+    events = place.events()
+    began = next(number for number, event in enumerate(events) if event.type == "TrialsStarted")
+    before = max((event.step for event in events[:began] if event.type == "EpochFinished"), default=0)
+    assert 0 <= epoch.step - (before + won.steps) <= BATCHES
 
 
 def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
@@ -55,10 +73,11 @@ def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
     assert began.workers == 1
     before = place.report().step
     adaptation = decided(place)
-    assert place.report().step > before + 20  # alone: the base lost nothing
+    assert place.report().step > before, "the base trains on"
     grown, nothing = adaptation.arms
     assert (grown.action, nothing.action) == ("Deepen(block0)", "Nothing")
-    assert min(grown.steps, nothing.steps) > 0
+    assert grown.annealed
+    assert nothing.annealed
     assert "validation loss when tried: Deepen(block0) " in adaptation.message
     if grown.loss < nothing.loss:
         assert adaptation.result is AdaptationResult.GROWN
@@ -77,10 +96,8 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried):
     assert adaptation.result is AdaptationResult.GROWN
     won = next(arm for arm in adaptation.arms if arm.action == "Deepen(block0)")
     assert adaptation.message.startswith("validation loss when tried: Deepen(block0) ")
-    epoch = until(lambda: [event for event in of(place, "EpochFinished") if event.time > adaptation.time], place)[0]
-    assert epoch.depth == adaptation.depth_after == adaptation.depth_before + 1
-    # It has learnt in the worker: the loss of the whole job goes on from there, in no more steps than the worker took.
-    assert epoch.train_loss < 2.5 * max(won.loss, 0.2)
+    assert adaptation.depth_after == adaptation.depth_before + 1
+    goes_on_from(won, adaptation, place)
     until(lambda: "3 members" in place.log.split("AdaptationFinished")[-1], place)
     assert place.report().consultations == 1
 
@@ -95,9 +112,7 @@ def test_one_extra_worker_races_against_the_base_itself(tried):
     assert (won.action, base.action, base.message) == ("Deepen(block0)", "Nothing", "the base itself")
     assert won.slices[0].share == base.slices[0].share
     assert not won.annealed
-    epoch = until(lambda: [event for event in of(place, "EpochFinished") if event.time > adaptation.time], place)[0]
-    assert epoch.depth == adaptation.depth_before + 1
-    assert epoch.train_loss < 2.5 * max(won.loss, 0.2)
+    goes_on_from(won, adaptation, place)
 
 
 def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
@@ -113,8 +128,12 @@ def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:
 
 
 def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again(tried, agent_server):
-    narrowing = "\nrules.KEPT, rules.RACING = {0.1: 1}, {0.1: rules.RACING[0.4]}"
-    place = tried("Race", 3, GROWTH_WINS.replace("0.1}", "0.15}") + narrowing, agent_url=agent_server(_knows_all).url)
+    narrowing = (
+        "rules.KEPT, rules.RACING = {0.01: 1}, {0.01: rules.RACING[0.4]}\n"
+        "rules.SHARES = leading.SHARES = {rules.Trials.RACE: 0.03}\n"
+    )
+    url = agent_server(_knows_all).url
+    place = tried("Race", 3, narrowing + GROWTH_WINS, budget=300.0, agent_url=url, pace=0.05)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.actions == ("Deepen(block0)", "Deepen(block1)", "Nothing")
     until(lambda: "2 members" in place.log.rpartition("1 members")[2], place)
@@ -122,9 +141,9 @@ def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again
     *growths, nothing = adaptation.arms
     (gone,) = [arm for arm in growths if arm.loss is None]
     (left,) = [arm for arm in growths if arm.loss is not None]
-    assert gone.message == "others were ahead after 10%"
-    assert [one.share for one in gone.slices] == [0.1]
-    assert [one.share for one in left.slices] == [one.share for one in nothing.slices] == [0.1, 0.15]
+    assert gone.message == "others were ahead after 1%"
+    assert [one.share for one in gone.slices] == [0.01]
+    assert [one.share for one in left.slices] == [one.share for one in nothing.slices] == [0.01, 0.03]
     assert adaptation.action == left.action
     until(lambda: "4 members" in place.log.rpartition("1 members")[2], place)
 
@@ -132,8 +151,9 @@ def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again
 def test_the_agent_is_told_what_the_arms_have_shown(tried, tmp_path):
     """By a real service, which keeps it."""
     with serving(tmp_path) as url:
-        place = tried("Confirm", 1, budget=15.0, agent_url=url)
+        place = tried("Confirm", 1, agent_url=url)
         adaptation = decided(place)
+        place.allocate(2, budget=0.001)  # which is used up
         until(lambda: not place.processes[0].is_alive(), place)
         (found,) = [one for one in decisions(tmp_path / "kept") if one.trial is not None]
     assert found.decision_id == adaptation.decision_id
@@ -155,7 +175,7 @@ def test_where_nothing_wins_the_base_goes_on_as_it_was(tried):
 
 
 def test_a_worker_that_is_taken_back_leaves_at_once_and_costs_only_the_trial(tried):
-    place = tried("Confirm", 1, budget=120.0)
+    place = tried("Confirm", 1)
     until(lambda: of(place, "TrialsStarted"), place)
     leader, extra = place.processes
     place.allocate(1)

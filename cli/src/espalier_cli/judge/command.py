@@ -13,6 +13,7 @@ from rich.table import Table
 
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
+from espalier_cli.intervals import Interval
 from espalier_cli.judge.options import shares
 
 if TYPE_CHECKING:
@@ -163,18 +164,14 @@ def _show(verdict: Verdict) -> None:
 
 
 def _arms(one: Decision) -> Table:
-    import statistics
-
-    from espalier_cli.judge.verdict import mean_interval
-
     table = Table(show_edge=False, title=f"{one.case} at {one.share:.0%} of the budget", title_justify="left")
     for name in ("arm", "test accuracy", "95 %"):
         table.add_column(name, justify="left" if name == "arm" else "right", overflow="fold")
     named = {**one.arms, **{f"{name} (ends)": values for name, values in one.advised.items() if name in _ENDS}}
     for name, values in named.items():
-        low, high = mean_interval(values)
-        spread = f"{max(low, 0.0):.3f} to {min(high, 1.0):.3f}" if len(values) > 1 else "-"
-        table.add_row(name, f"{statistics.fmean(values):.4f}", spread)
+        mean, low, high = Interval.of(values)
+        spread = "-" if low is None or high is None else f"{max(low, 0.0):.3f} to {min(high, 1.0):.3f}"
+        table.add_row(name, f"{mean:.4f}", spread)
     return table
 
 

@@ -16,12 +16,10 @@ from typing import Final
 
 from espalier_api.advice import Action
 from espalier_api.growth_corpus import CaseRecord, MomentRecord
+from espalier_cli.intervals import Interval
 from espalier_cli.judge.records import TrialRecord, TrialsRecord
 
 HARM: Final = 0.002
-ADVISORS: Final = ("none", "first", "advice", "confirm", "race")
-"""None: never grow. First: always the first growth that the model offers. Advice: the policy alone. Confirm and race:
-with trials."""
 RESAMPLES: Final = 2000
 _SEED: Final = 18
 
@@ -36,7 +34,8 @@ class Decision:
     arms: Mapping[str, tuple[float, ...]]
     """By action: the accuracy of each seed."""
     advised: Mapping[str, tuple[float, ...]]
-    """By advisor: the accuracy of each seed."""
+    """By advisor, the accuracy of each seed. None: never grow; first: always the first growth that the model offers;
+    advice: the policy alone; confirm and race: with trials."""
 
     @property
     def best(self) -> str:
@@ -197,7 +196,7 @@ def sentence(verdict: Verdict) -> str:
     best = max(gains, key=lambda one: one[0])[1]
     if not paying:
         return "Growing does not pay for this model: no growth ends above the model as it is."
-    low, high = _seed_interval(best)
+    low, high = _bounds(best)
     sure = "" if low > 0 else ", but the seeds do not agree enough to be sure"
     return (
         f"Growing pays for this model: {best.best} at {best.share:.0%} of the budget ends {gain_of(best):+.3f} above "
@@ -210,17 +209,8 @@ def gain_of(decision: Decision) -> float:
     return statistics.fmean(decision.arms[decision.best]) - statistics.fmean(decision.advised["none"])
 
 
-def _seed_interval(decision: Decision) -> tuple[float, float]:
+def _bounds(decision: Decision) -> tuple[float, float]:
+    """Return the interval of what the best arm gains, paired by seed; one seed excludes no gain that there can be."""
     pairs = zip(decision.arms[decision.best], decision.advised["none"], strict=True)
-    return mean_interval([grown - nothing for grown, nothing in pairs])
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean (Student's t); the whole line for fewer than two values."""
-    if len(values) < 2:
-        return -1.0, 1.0
-    from scipy import stats
-
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    mean = statistics.fmean(values)
-    return mean - half, mean + half
+    _, low, high = Interval.of([grown - nothing for grown, nothing in pairs])
+    return (-1.0 if low is None else low), (1.0 if high is None else high)

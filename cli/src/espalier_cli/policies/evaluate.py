@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from espalier_cli.errors import InputError
+from espalier_cli.intervals import Interval
 from espalier_cli.policies.options import cluster_sizes
-from espalier_cli.simulation_report import Interval
 from espalier_scheduling.allocation.judging import NODES, greedy, judge
 from espalier_scheduling.allocation.rules import RULES, Chooser
 from espalier_scheduling.learned.description import WORKERS_AND_SERVERS

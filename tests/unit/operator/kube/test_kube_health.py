@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import aiohttp
 import pytest
 
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.process.health import ALIVE_SECONDS, Address, Pulse, serve_health
+from ports import free_port
 
 
 async def _asked(pulse: Pulse, *paths: str) -> list[tuple[int, str]]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     answers = []
     async with serve_health(pulse, Address("127.0.0.1", port), None), aiohttp.ClientSession() as session:
         for path in paths:

@@ -84,9 +84,6 @@ _SCALED: Final[Mapping[str, Callable[..., Any]]] = {
 
 OPERATORS: Final = frozenset(_PLAIN) | frozenset(_SCALED) | {"cat", "layer_norm"}
 
-ELEMENTWISE: Final = frozenset(_SCALED) | {"relu", "gelu", "silu", "sigmoid", "tanh", "erf", "sqrt", "rsqrt"}
-"""Operators of which each output element depends on the elements of the same place alone."""
-
 VIEWS: Final = frozenset({"flatten", "transpose", "narrow"})
 """Operators whose output may share its memory with their input."""
 

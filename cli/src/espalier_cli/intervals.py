@@ -1,0 +1,33 @@
+"""How sure the mean of some values is: 95 % intervals by Student's t."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+_LEVEL: Final = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval; without one for a single value."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """Return that of the mean of `values`."""
+        mean, half = statistics.fmean(values), half_width(values)
+        return cls(mean, mean - half, mean + half) if math.isfinite(half) else cls(mean, None, None)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the mean's 95 % interval; infinite for fewer than two values."""
+    if len(values) < 2:
+        return math.inf
+    from scipy.special import stdtrit  # takes a moment to import
+
+    return float(stdtrit(len(values) - 1, (1 + _LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(len(values))

@@ -39,7 +39,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -92,24 +92,32 @@ def main() -> None:
     def say(what: str) -> None:
         progress(f"{time.monotonic() - begun:5.0f} s  {what}")
 
-    results, server = _run(_all(cases, tools, options.directory, say))
-    about: dict[str, Any] = {
-        "machine": before,
-        "cores": f"the operator on {_text(own)}, the load generator on {_text(others)}, the API server on all"
-        if own
-        else "all processes share all cores",
-        "versions": versions("kopf", "kubernetes", "aiohttp")
-        | {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]},
-        "commit": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty", "--abbrev=12"]),
-        "command": command(),
-        "seconds": round(time.monotonic() - begun),
-    }
+    results: list[Figures] = []
+
+    def about(server: str) -> dict[str, Any]:
+        return {
+            "machine": before,
+            "cores": f"the operator on {_text(own)}, the load generator on {_text(others)}, the API server on all"
+            if own
+            else "all processes share all cores",
+            "versions": versions("kopf", "kubernetes", "aiohttp")
+            | {"API server": server, "kwok": _said([str(tools.kwok), "--version"]).split()[2]},
+            "commit": _said(["git", "-C", str(PROJECT), "describe", "--always", "--dirty", "--abbrev=12"]),
+            "command": command(),
+            "seconds": round(time.monotonic() - begun),
+        }
+
+    def measured(figures: Figures, server: str) -> None:
+        """Write what is known after each case: a later one may fail, after a quarter of an hour."""
+        results.append(figures)
+        if options.json:
+            described_cases = (asdict(case) | {"operator_cores": sorted(own)} for case in cases)
+            rows = [{"case": case, "figures": row} for case, row in zip(described_cases, results, strict=False)]
+            options.json.write_text(json.dumps({"cases": rows, **about(server)}, indent=1) + "\n")
+
+    server = _run(_all(cases, tools, options.directory, say, measured))
     print(table(cases, results))
-    print(f"\n{described(about)}")
-    if options.json:
-        described_cases = (asdict(case) | {"operator_cores": sorted(own)} for case in cases)
-        rows = [{"case": case, "figures": row} for case, row in zip(described_cases, results, strict=True)]
-        options.json.write_text(json.dumps({"cases": rows, **about}, indent=1) + "\n")
+    print(f"\n{described(about(server))}")
 
 
 def _options() -> argparse.Namespace:
@@ -171,18 +179,20 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-async def _all(cases: list[Case], tools: Tools, directory: Path | None, say: Say) -> tuple[list[Figures], str]:
-    """Measure all cases, one after the other; SIGTERM ends it as Ctrl-C does."""
+async def _all(
+    cases: list[Case], tools: Tools, directory: Path | None, say: Say, measured: Callable[[Figures, str], None]
+) -> str:
+    """Measure all cases, one after the other, and return the API server's version; SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    results, server = [], ""
+    server = ""
     for case in cases:
         say(f"--- {case.nodes} nodes, {case.jobs} jobs")
         with _place(case, directory) as place:
             figures, server = await measure(case, tools, place, say)
-        results.append(figures)
-    return results, server
+        measured(figures, server)
+    return server
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import aiohttp
 from load.processes import Process, ProcessError
 
 _PERIOD_SECONDS: Final = 0.1
+_END_SECONDS: Final = 10.0
 _FIRST_PLAN_SECONDS: Final = 0.05
 _REST_SECONDS: Final = 1.0
 _REST_CORES: Final = 0.3
@@ -45,12 +46,19 @@ class Probe:
             try:
                 async with self._session.get(self._health) as answer:
                     await answer.read()
-            except aiohttp.ClientError:
-                self._operator.check()
-                raise
+            except aiohttp.ClientError as error:
+                await self._ended()
+                raise ProcessError(f"the operator does not answer: {error}; its log: {self._operator.log}") from error
             took = time.monotonic() - begun
             self._waits.append(took)
             await asyncio.sleep(max(0.0, _PERIOD_SECONDS - took))
+
+    async def _ended(self) -> None:
+        """Raise `ProcessError` with its last words if it ends: its server closes a little before."""
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            self._operator.check()
+            await asyncio.sleep(_PERIOD_SECONDS)
 
     def begin(self) -> None:
         """Measure from now on."""

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError
+from espalier_api.documents import DocumentError, first_fault, read_bounded
 from espalier_api.events import (
     EVENT,
     NOT_GROWABLE,
@@ -86,6 +86,15 @@ class RunResult(Record):
     def score(self) -> Score | None:
         """The score on the test split, of any task."""
         return self.test_score or accuracy_score(self.test_accuracy)
+
+
+def read_result(path: Path) -> RunResult:
+    """Read `result.json`; `DocumentError` where it is damaged, with what to do, `FileNotFoundError` without one."""
+    try:
+        return RunResult.model_validate_json(read_bounded(path))
+    except ValidationError as error:
+        remedy = "the same `espalier run` writes it again"
+        raise DocumentError(f"{path}: is no result of a run ({first_fault(error)}); {remedy}") from error
 
 
 def read_history(path: Path) -> tuple[AnyEvent, ...]:

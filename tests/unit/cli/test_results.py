@@ -183,6 +183,22 @@ def test_compare_of_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) 
     assert "holds no finished run (result.json is missing); make one with: espalier run JOB --output" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "fault"), [(b'{"job": "default', "Invalid JSON"), (b"[]", "should be an object"), (b"\xff{}", "JSON")]
+)
+def test_a_damaged_result_is_one_line_with_what_to_do(
+    finished_run: Callable[..., Path], content: bytes, fault: str
+) -> None:
+    path = finished_run("a") / "result.json"
+    path.write_bytes(content)
+    outcome = CliRunner().invoke(cli, ["compare", str(path.parent)])
+    assert outcome.exit_code == 2
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: {path}: is no result of a run (")
+    assert fault in line
+    assert line.endswith("; the same `espalier run` writes it again")
+
+
 def test_validate_prints_problems_to_stdout_and_exits_2(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 0}}\n")

@@ -107,7 +107,10 @@ def read_history(path: Path) -> tuple[AnyEvent, ...]:
         except ValidationError as error:
             if number == len(lines):
                 break
-            raise DocumentError(f"{path}:{number}: not an event of this version: {error.errors()[0]['msg']}") from error
+            remedy = "remove the line, or the file: runs go on without it"
+            raise DocumentError(
+                f"{path}:{number}: not an event of this version: {first_fault(error)}; {remedy}"
+            ) from error
     return tuple(events)
 
 

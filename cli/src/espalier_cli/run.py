@@ -81,10 +81,12 @@ def run_jobs(
 ) -> Finished:
     """Run the jobs to their ends, or until a signal asks to stop or the terminal is gone.
 
-    Write each job's `result.json` and `training.png`.
+    Write each job's `result.json` and `training.png`. `DocumentError` where an earlier run's history is damaged.
     """
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
+    for job in jobs:  # now, not when the budget is used up
+        _history(folder_of(settings.directory, job.metadata.name, jobs))
     names = [job.metadata.name for job in jobs]
     logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
     logs_told: list[str] = []
@@ -142,8 +144,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
     A full disk is only a warning: the terminal shows the result of the run anyway.
     """
-    history = folder / layout.HISTORY_FILE
-    events = read_history(history) if history.exists() else ()
+    events = _history(folder)
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
     result = summarize(
         job,
@@ -167,6 +168,12 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
     except OSError as error:
         click.echo(f"warning: {folder}: results cannot be kept: {error.strerror or error}", err=True)
     return result
+
+
+def _history(folder: Path) -> tuple[AnyEvent, ...]:
+    """Return what has happened to the job of `folder`; `DocumentError` where that cannot be read."""
+    path = folder / layout.HISTORY_FILE
+    return read_history(path) if path.exists() else ()
 
 
 def resume_command(directory: Path) -> str:

@@ -115,6 +115,21 @@ def test_damage_in_the_middle_of_a_history_is_named(finished_run: Callable[..., 
         read_history(path)
 
 
+def test_a_damaged_history_is_said_before_the_budget_is_spent(
+    finished_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It was said at the end, in place of the result."""
+    folder, job = finished_run("a"), tmp_path / "a.yaml"
+    mark(folder, ["a"])
+    (folder / "history.jsonl").write_text('{"type": "Nonsense"}\n{"type": "Nonsense"}\n')
+    job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
+    outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", "--no-agent", "--output", str(folder)])
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith(f"error: {folder}/history.jsonl:1: not an event of this version")
+    assert "remove the line, or the file: runs go on without it" in outcome.stderr
+    assert not (folder / "allocation.json").exists()
+
+
 def test_compare_puts_runs_side_by_side_and_says_what_one_seed_is_worth(finished_run: Callable[..., Path]) -> None:
     folders = [finished_run("not-grown", 0.70), finished_run("grown", 0.81)]
     outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])

@@ -150,9 +150,26 @@ bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what d
 bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
+.PHONY: bench-rewrites-learned bench-rewrites-residual
+bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared with searches, also on unseen families (1 hour of a core); ARGS=--quick
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/rewrites_learned.py --unseen --runs $(RUNS)/rewrites-learned.jsonl \
+		--table $(RUNS)/rewrites-table $(ARGS)
+
+bench-rewrites-residual: .venv/.ready  ## does a learnt residual of the table of costs save measurements? (10 minutes of a core); ARGS=--quick
+	.venv/bin/python benchmarks/rewrites_residual.py $(ARGS)
+
 .PHONY: bench-learned
 bench-learned: .venv/.ready  ## how should GPUs be shared among jobs? learnt allocation in DL2's cluster, compared with rules (30 minutes); ARGS=--quick
 	.venv/bin/python benchmarks/learned.py $(ARGS)
+
+.PHONY: bench-answers
+bench-answers: .venv/.ready  ## how long does a policy file take to decide about 200 to 2,000 jobs that wait? (1 minute)
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/answers.py $(ARGS)
+
+.PHONY: bench-joint
+bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (10 minutes); ARGS=--quick
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
 
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick

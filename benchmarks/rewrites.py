@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from harness.printed import environment, progress, rendered
@@ -27,7 +28,19 @@ from torch import Tensor, nn
 
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.nets import NETS
-from espalier_trainer.rewriting import SEARCHES, Comparison, Costs, Graph, Plan, apply, capture, compare, search, verify
+from espalier_trainer.rewriting import (
+    SEARCHES,
+    Comparison,
+    Costs,
+    Errors,
+    Graph,
+    Plan,
+    apply,
+    capture,
+    compare,
+    search,
+    verify,
+)
 from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.search import State
 
@@ -71,8 +84,18 @@ class Case:
 
         return step
 
-    def compared(self, execution: nn.Module, step: Callable[[nn.Module], None], pairs: int) -> Comparison:
-        return compare(self.module, execution, step, pairs=pairs, clock=time.process_time)
+    def compared(
+        self, execution: nn.Module, step: Callable[[nn.Module], None], pairs: int, than: nn.Module | None = None
+    ) -> Comparison:
+        return compare(than or self.module, execution, step, pairs=pairs, clock=time.process_time)
+
+    def executed(self, plan: Plan) -> tuple[nn.Module, Errors]:
+        """Return the execution of a plan, and its errors. Raises `AssertionError` where they are too large."""
+        execution = apply(self.module, plan, self.inputs)
+        errors = verify(self.module, execution, self.inputs, loss)
+        if not errors.right:
+            raise AssertionError(f"{self.name}: {plan} computes something else: {errors}")
+        return execution, errors
 
 
 def loss(outputs: Tensor) -> Tensor:
@@ -114,10 +137,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def case_of(name: str, sizes: Sizes) -> Case:
+def case_of(name: str, sizes: Sizes, table: Path | None = None) -> Case:
+    """Return a net to be measured; its costs come from the folder `table`, if there is one."""
     torch.manual_seed(0)
     module, inputs = NETS[name]()
-    return Case(name, module, inputs, capture(module, inputs), Costs(module, clock=time.process_time), sizes)
+    return Case(name, module, inputs, capture(module, inputs), Costs(module, table, clock=time.process_time), sizes)
 
 
 def gains_of(case: Case, *, with_compile: bool) -> list[list[str]]:
@@ -156,12 +180,9 @@ def best_of(case: Case, plans: Sequence[Plan]) -> Plan:
 
 def figures(case: Case, plan: Plan) -> list[str]:
     """Return the measured gains of a plan, and its largest error."""
-    execution = apply(case.module, plan, case.inputs)
+    execution, errors = case.executed(plan)
     forward = case.compared(execution, case.forward, case.sizes.pairs)
     step = case.compared(execution, case.trained(), case.sizes.pairs)
-    errors = verify(case.module, execution, case.inputs, loss)
-    if not errors.right:
-        raise AssertionError(f"{case.name}: {plan} computes something else: {errors}")
     low, high = step.quartiles
     progress(f"  {named(plan)}: step {1e3 * step.seconds[0]:.1f} -> {1e3 * step.seconds[1]:.1f} ms")
     return [f"{forward.gain:.2f}", f"{step.gain:.2f}", f"{low:.2f}–{high:.2f}", f"{errors.largest:.0e}"]
@@ -217,8 +238,9 @@ def walked(case: Case) -> list[State]:
             if not (matches := state.matches.all()):
                 break
             state = state.after(draw.choice(matches))
-        if len(found) < case.sizes.graphs:
-            found.setdefault(state.graph.key(), state)
+        found.setdefault(state.graph.key(), state)
+        if len(found) >= case.sizes.graphs:
+            break
     return list(found.values())
 
 

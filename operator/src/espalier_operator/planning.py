@@ -36,6 +36,7 @@ from espalier_operator.policies import (
 )
 from espalier_operator.policies.learned import (
     FALLBACK,
+    NOT_ASKED,
     PolicyFileError,
 )
 from espalier_operator.policies.settings import (
@@ -54,6 +55,7 @@ from espalier_operator.resuming import (
 __all__ = [
     "DEFAULT_POLICY",
     "FALLBACK",
+    "NOT_ASKED",
     "POLICIES",
     "Action",
     "Admit",

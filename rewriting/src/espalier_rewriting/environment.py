@@ -133,6 +133,16 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         return self._observe(), reward, stopped, truncated, self._info()
 
     @property
+    def start(self) -> State:
+        """Return the graph of the model as it is, with its cost and its matches."""
+        return self._start
+
+    @property
+    def state(self) -> State:
+        """Return the graph of this episode as it is now, with its cost and its matches."""
+        return self._state
+
+    @property
     def plan(self) -> Plan:
         """Return the rewrites of this episode so far."""
         steps = tuple(Step(rule=one.rule.name, location=one.location) for one in self._state.steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -76,7 +77,9 @@ class Reparametrised(nn.Module):
         return torch.relu(self.norm(self.large(x) + self.small(x) + x))
 
 
-def _torchvision(name: str, pixels: int, **options: object) -> Callable[[], Net]:
+def torchvision_net(name: str, pixels: int, **options: object) -> Callable[[], Net]:
+    """Return how to build one of torchvision's models with ten classes, and four images of so many pixels."""
+
     def build() -> Net:
         from torchvision import models  # half a second to import, so only for the nets that need it
 
@@ -92,13 +95,14 @@ def _vit() -> Net:
     return model, torch.randn(8, 3, 32, 32)
 
 
-def _repvgg() -> Net:
+def repvgg(widths: Sequence[int] = (32, 64, 128), blocks: int = 2, pixels: int = 64) -> Net:
+    """Return a net with a stage of `blocks` for each width."""
     stages = [
-        nn.Sequential(nn.Conv2d(before, width, 3, stride=2, padding=1), *(Reparametrised(width) for _ in range(2)))
-        for before, width in ((3, 32), (32, 64), (64, 128))
+        nn.Sequential(nn.Conv2d(before, width, 3, stride=2, padding=1), *(Reparametrised(width) for _ in range(blocks)))
+        for before, width in itertools.pairwise((3, *widths))
     ]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
-    return nn.Sequential(*stages, *head), torch.randn(8, 3, 64, 64)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10)]
+    return nn.Sequential(*stages, *head), torch.randn(8, 3, pixels, pixels)
 
 
 def _grown() -> Net:
@@ -110,13 +114,13 @@ def _grown() -> Net:
 
 NETS: Final[Mapping[str, Callable[[], Net]]] = {
     "handwritten": lambda: (Handwritten(), torch.randn(16, 64, 64)),
-    "repvgg-like": _repvgg,
+    "repvgg-like": repvgg,
     "cifar8 grown": _grown,
     "gpt": lambda: (gpt(65, 64, width=128, heads=4, blocks=4), torch.randint(0, 65, (16, 64))),
     "vit": _vit,
-    "squeezenet": _torchvision("squeezenet1_1", 96),
-    "resnet18": _torchvision("resnet18", 64),
-    "resnet50": _torchvision("resnet50", 64),
-    "inception": _torchvision("inception_v3", 96, aux_logits=False, init_weights=False),
+    "squeezenet": torchvision_net("squeezenet1_1", 96),
+    "resnet18": torchvision_net("resnet18", 64),
+    "resnet50": torchvision_net("resnet50", 64),
+    "inception": torchvision_net("inception_v3", 96, aux_logits=False, init_weights=False),
 }
 """By name, those first in which most rules hold; `torch.manual_seed` says their weights and inputs."""

@@ -231,10 +231,15 @@ def test_a_policy_without_an_answer_of_its_file_says_who_decides(tmp_path: Path)
     done = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", "learned", "-o", "json"])
     assert json.loads(done.stdout)["fallback"] == why
     made = Plan(actions=(), refusals={}, wake_at=None, shares=(Share(job="a", workers=1),), fallback=why)
-    assert told("a", made, LearnedPolicy(), "learned:wait=0.4")[:2] == [
-        f"Policy learned:wait=0.4 does not decide: {why}.",
+    unknown, served, _ = told("a", made, LearnedPolicy(), "learned:wait=0.4")
+    assert unknown.startswith("What policy learned:wait=0.4 decides is not known here: ")
+    late = replace(made, fallback="its policy file did not answer within 0.4 s")
+    assert told("a", late, LearnedPolicy(), "learned:wait=0.4")[:2] == [
+        "Policy learned:wait=0.4 does not decide: its policy file did not answer within 0.4 s. "
+        "fair decides about all jobs until it does.",
         "Policy fair serves it as number 1 of 1, by priority, recent use and age.",
     ]
+    assert served == "Policy fair serves it as number 1 of 1, by priority, recent use and age."
 
 
 def test_a_policy_file_decides_on_a_snapshot_instead_of_what_the_operator_remembers(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ from espalier_scheduling.learned.files import (
     read_policy,
     write_policy,
 )
+from espalier_scheduling.learned.network import Network
 from espalier_scheduling.learned.picture import Picture
-from espalier_scheduling.learned.serving import LearnedAllocation
+from espalier_scheduling.learned.ranking import Ranking
+from espalier_scheduling.learned.serving import LearnedAllocation, by_type
 from espalier_scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
 from espalier_scheduling.learned.twin import Twin
 
@@ -202,7 +204,6 @@ def test_a_policy_says_which_clusters_it_cannot_serve() -> None:
     serves = Serves(min_gpus=8, max_gpus=64, max_jobs=100)
     assert serves.refusal(16) is None
     assert "serves 8 to 64" in str(serves.refusal(4))
-    assert "2 types" in str(serves.refusal(16, gpu_types=2))
     with pytest.raises(LearnedPolicyError, match="only workers can be given"):
         LearnedAllocation(policy(actions=WORKERS_AND_SERVERS))
 
@@ -249,6 +250,113 @@ def test_decisions_fit_whatever_the_network_says(view: View, seed: int) -> None:
     left = view.gpus - sum(share.workers * jobs[share.job].gpus_per_worker for share in decision.shares)
     waiting = [jobs[share.job] for share in decision.shares if not share.workers]
     assert all(job.min_workers * job.gpus_per_worker > left for job in waiting), "a job that fits waits"
+
+
+def crowd(rng: np.random.Generator, count: int) -> View:
+    """Return many jobs: some run, some have a known speed."""
+    jobs = tuple(
+        Candidate(
+            key=f"j{index}",
+            submitted_at=float(-rng.integers(10_000)),
+            min_workers=int(rng.integers(1, 3)),
+            max_workers=int(rng.integers(3, 9)),
+            gpus_per_worker=int(rng.integers(1, 3)),
+            workers=int(rng.integers(0, 3)),
+            done=float(rng.random()),
+        )
+        for index in range(count)
+    )
+    known = [job.key for job in jobs if rng.random() < 0.6]
+    outlooks = {key: Amdahl(float(rng.uniform(10, 1e5)), float(rng.random())) for key in known}
+    return View(now=0.0, gpus=int(rng.integers(count, 6 * count)), jobs=jobs, outlooks=outlooks)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from((1, 3, 30, 60)), st.sampled_from((0.3, 1.0, 3.0)))
+def test_a_ranking_chooses_what_scores_highest_of_all(seed: int, count: int, scale: float) -> None:
+    """Up to ties: scores of float32 that are nearer to each other than rounding."""
+    view = crowd(np.random.default_rng(seed), count)
+    weights = {name: value * np.float32(scale) for name, value in policy(seed).network.weights.items()}
+    picture, network = Picture.of(view), Network(weights)
+    ranking = Ranking(network, picture)
+    while True:
+        mask = picture.mask()
+        scores = network.scores(picture.inputs(), mask)
+        chosen = ranking.choice()
+        assert scores[count if chosen is None else chosen] >= scores.max() - 1e-4 * max(1.0, scale**4)
+        if chosen is None:
+            break
+        ranking.give(chosen)
+    assert picture.free >= 0
+
+
+def test_a_ranking_scores_few_jobs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, scored = crowd(np.random.default_rng(5), 200), list[int]()
+    rated = Network.rated
+
+    def counted(network: Network, encoded: Any, *others: Any) -> Any:
+        scored.append(len(encoded))
+        return rated(network, encoded, *others)
+
+    monkeypatch.setattr(Network, "rated", counted)
+    LearnedAllocation(policy(3)).decide(view)
+    assert len(scored) > 100
+    assert sum(scored) < 0.5 * 200 * len(scored)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12))
+def test_tables_hold_what_is_seen(seed: int, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    picture = Picture.of(crowd(rng, count))
+    jobs, options = picture.tables()
+    while (mask := picture.mask()).any():
+        seen, rows = picture.inputs(), (np.arange(count), picture.workers)
+        np.testing.assert_allclose(jobs[rows], seen.jobs, rtol=1e-6)
+        can = np.flatnonzero(mask[:-1])
+        offered = options[rows][can]
+        offered[:, description.OF_FREE] = picture.of_free(can)
+        np.testing.assert_allclose(offered, seen.options[can, 0], rtol=1e-6)
+        np.testing.assert_allclose(picture.cluster(), seen.cluster, rtol=1e-6)
+        chosen = int(rng.choice(np.flatnonzero(mask)))
+        if chosen == count:
+            break
+        picture.give(chosen)
+
+
+@settings(max_examples=40, deadline=None)
+@given(views, st.integers(0, 20), st.data())
+def test_types_of_gpu_are_divided_among_the_jobs_that_have_them(view: View, seed: int, data: Any) -> None:
+    first = data.draw(st.integers(0, view.gpus))
+    gpu_types = {name: gpus for name, gpus in (("a", first), ("b", view.gpus - first)) if gpus}
+    jobs = tuple(
+        replace(job, gpu_type=data.draw(st.sampled_from((*gpu_types, "gone"))) if job.workers else None)
+        for job in view.jobs
+    )
+    typed = replace(view, jobs=jobs, gpu_types=gpu_types)
+    decision = LearnedAllocation(policy(seed)).decide(typed)
+    if len(gpu_types) < 2:
+        return
+    parts = {name: {job.key: job for job in part.jobs} for name, part in zip(gpu_types, by_type(typed), strict=True)}
+    assert sorted(key for part in parts.values() for key in part) == sorted(job.key for job in jobs)
+    for name, part in parts.items():
+        assert all(job.gpu_type in (name, None, "gone") for job in part.values())
+        taken = sum(part[each.job].gpus_per_worker * each.workers for each in decision.shares if each.job in part)
+        assert taken <= gpu_types[name]
+    assert sorted(share.job for share in decision.shares) == sorted(job.key for job in jobs)
+    assert all(share.gpu_type is None for share in decision.shares), "where jobs start is up to the planner"
+
+
+def test_a_job_that_waits_counts_where_there_is_room_for_it() -> None:
+    runs = Candidate(key="runs", submitted_at=0, min_workers=1, max_workers=8, workers=1, gpu_type="small")
+    large, small = (
+        Candidate(key=key, submitted_at=1, min_workers=base, max_workers=base)
+        for key, base in (("wide", 4), ("tiny", 1))
+    )
+    view = View(now=9.0, gpus=7, jobs=(large, runs, small), gpu_types={"large": 4, "small": 3})
+    assert [[job.key for job in part.jobs] for part in by_type(view)] == [["wide"], ["runs", "tiny"]]
+    decision = LearnedAllocation(policy(1)).decide(view)
+    assert decision.shares[0].job == "runs", "what starts stops nobody on another type"
 
 
 def test_jobs_that_may_not_be_stopped_keep_their_base_workers() -> None:

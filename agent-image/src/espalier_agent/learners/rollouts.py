@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier_agent.learners.learning import NOT_FINITE, LearningError
-from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games
 from espalier_agent.tables.rewards import Reward
 
@@ -66,7 +65,7 @@ class Rollouts:
         return Episodes(torch.stack(states, 1), torch.stack(actions, 1), torch.stack(playing, 1), at - count)
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, network: PolicyNetwork, norm: float, updates: int) -> None:
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor, network: nn.Module, norm: float, updates: int) -> None:
     """Take a step to less loss, gradients shortened to `norm`; `LearningError` where it is not finite."""
     if not bool(torch.isfinite(loss)):
         raise LearningError(f"the loss is {loss.item()} after {updates} updates; lower the learning rate")

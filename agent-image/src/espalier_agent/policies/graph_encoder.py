@@ -27,6 +27,7 @@ from espalier_agent.policies.graph_features import (
     target_features,
     target_layers,
 )
+from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import ActionColumns
@@ -34,10 +35,6 @@ from espalier_api.architecture import Architecture
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 
-STATE_SIZE: Final = 32
-"""Of a layer's state."""
-ROUNDS: Final = 4
-"""Rounds of messages: a layer knows its surroundings up to this distance; the pooled state contains the rest."""
 HIDDEN_SIZE: Final = 64
 """Of the head."""
 HARMONICS: Final = 3
@@ -66,27 +63,16 @@ class GraphEncodings:
     """By the name of another operation: (M, V, …) of each of its targets."""
 
 
-class GraphModelEncoder(nn.Module):
+class GraphModelEncoder(MessagePassing):
     """Message passing over the layers of models; the targets of `operations` are encoded in addition to points."""
 
     def __init__(self, operations: Sequence[str] = ()) -> None:
-        super().__init__()
+        super().__init__(LAYER_FEATURES)
         self.operations = tuple(operations)
-        self.layers = nn.Linear(LAYER_FEATURES, STATE_SIZE)
-        # Features of a layer never seen can be large; normalised they stay within what the rounds were trained on.
-        self.norm = nn.LayerNorm(STATE_SIZE)
-        self.rounds = nn.ModuleList(nn.Linear(3 * STATE_SIZE, STATE_SIZE) for _ in range(ROUNDS))
 
     def forward(self, prepared: dict[str, Tensor]) -> GraphEncodings:
         """Encode prepared models."""
-        read, reading = prepared["edges"]
-        states: Tensor = self.norm(self.layers(prepared["layers"]))
-        ahead = _share(reading, len(states))
-        behind = _share(read, len(states))
-        for transform in self.rounds:
-            from_inputs = torch.zeros_like(states).index_add(0, reading, states[read] * ahead)
-            from_readers = torch.zeros_like(states).index_add(0, read, states[reading] * behind)
-            states = states + torch.relu(transform(torch.cat([states, from_inputs, from_readers], dim=1)))
+        states = self.states(prepared["layers"], prepared["edges"])
         places = prepared["places"]
         there = (places >= 0)[:, :, None]
         gathered = states[places.clamp_min(0)]
@@ -175,9 +161,3 @@ def _targets(name: str, states: Tensor, prepared: dict[str, Tensor]) -> Tensor:
     there = (rows >= 0)[..., None]
     mean = (states[rows.clamp_min(0)] * there).sum(dim=2) / there.sum(dim=2).clamp_min(1)
     return torch.cat([mean, prepared[target_features(name)]], dim=2)
-
-
-def _share(ends: Tensor, layers: int) -> Tensor:
-    """Return for each edge 1 / the number of edges at its end, so that messages are averaged: (E, 1)."""
-    counts = torch.bincount(ends, minlength=layers)
-    return (1.0 / counts[ends].float())[:, None]

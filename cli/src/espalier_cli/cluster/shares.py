@@ -7,7 +7,7 @@ from typing import Any
 
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.wording import count, listed, of_type
-from espalier_operator.planning import FALLBACK, Plan, Policy, Share
+from espalier_operator.planning import FALLBACK, NOT_ASKED, Plan, Policy, Share
 
 SHARE_COLUMNS = ("PLACE", "JOB", "WORKERS", "SPARE", "GPU TYPE", "NODES")
 
@@ -38,9 +38,17 @@ def shares_document(plan: Plan) -> list[dict[str, Any]]:
 
 def told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
     """Say what the policy, with its settings as `configured`, decided for a job."""
-    if plan.fallback:
-        return [f"Policy {configured} does not decide: {plan.fallback}.", *_told(job, plan, FALLBACK, FALLBACK.name)]
-    return _told(job, plan, policy, configured)
+    if not plan.fallback:
+        return _told(job, plan, policy, configured)
+    first = (
+        f"Policy {configured} does not decide: {plan.fallback}. {FALLBACK.name} decides about all jobs until it does."
+    )
+    if plan.fallback == NOT_ASKED:
+        first = (
+            f"What policy {configured} decides is not known here: the operator's note of its last answer, in the "
+            f"operator's Lease, is missing, too old or not yours to read. {FALLBACK.name} would decide like this."
+        )
+    return [first, *_told(job, plan, FALLBACK, FALLBACK.name)]
 
 
 def _told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:

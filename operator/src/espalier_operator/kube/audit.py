@@ -1,8 +1,9 @@
 """The audit log: every plan that decided something, as a line of JSON, and the snapshot that it was made by.
 
 `espalier plan --snapshot FILE` decides the same again. A line has `at` (epoch seconds), `snapshot` (the name of its
-file in the same folder) and `actions`. Plans are written in a thread while the operator continues. A plan that is not
-written, because the disk is full or too slow, is reported in the operator's log.
+file in the same folder), `actions`, and `fallback` (why `fair` decided in the place of the policy, else null). Plans
+are written in a thread while the operator continues. A plan that is not written, because the disk is full or too slow,
+is reported in the operator's log.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class AuditLog:
         file = self._folder / f"{_name(snapshot)}{_ENDING}"
         file.write_bytes(gzip.compress(snapshot.to_json().encode(), compresslevel=1, mtime=0))
         actions = [{"action": type(action).__name__, **asdict(action)} for action in plan.actions]
-        line = json.dumps({"at": snapshot.taken_at, "snapshot": file.name, "actions": actions})
+        told = {"at": snapshot.taken_at, "snapshot": file.name, "fallback": plan.fallback or None, "actions": actions}
+        line = json.dumps(told)
         lines = self._folder / DECISIONS
         if lines.exists() and lines.stat().st_size > self._limit / _LINES_PART:
             lines.replace(self._folder / EARLIER)

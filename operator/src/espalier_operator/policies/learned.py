@@ -29,6 +29,8 @@ _KEY: Final = "learned"
 """Of what is remembered."""
 
 
+NOT_ASKED: Final = "its policy file was not asked about this moment"
+"""Why it does not decide where no answer holds that is known: an operator asks before each plan, others cannot."""
 FALLBACK: Final = FairPolicy()
 """Decides where a policy file does not."""
 
@@ -141,7 +143,7 @@ class LearnedPolicy:
             memory = answered(view, self._read.answer(view), self.hold)
             return _decision(view, _remembered(replace(view, memory=memory)), memory)
         if kept.answer is None or view.now >= kept.until:
-            return _fallback(view, "its policy file was not asked about this moment", None)
+            return _fallback(view, NOT_ASKED, None)
         return _decision(view, kept, view.memory)
 
     def is_due(self, view: View) -> bool:

@@ -35,14 +35,19 @@ def observation_space(jobs: int, options: int) -> spaces.Dict:
 
 def observed(seen: Inputs, jobs: int) -> Observation:
     """Return what is seen, with zeros for jobs that are not there; leading dimensions stay."""
-    more = (0, jobs - seen.present.shape[-1])
-    lead = [(0, 0)] * (seen.present.ndim - 1)
     return {
-        "jobs": np.pad(seen.jobs, [*lead, more, (0, 0)]),
-        "options": np.pad(seen.options, [*lead, more, (0, 0), (0, 0)]),
+        "jobs": _padded(seen.jobs, jobs, seen.present.ndim - 1),
+        "options": _padded(seen.options, jobs, seen.present.ndim - 1),
         "cluster": seen.cluster,
-        "present": np.pad(seen.present, [*lead, more]),
+        "present": _padded(seen.present, jobs, seen.present.ndim - 1),
     }
+
+
+def _padded(values: NDArray[np.float32], size: int, axis: int) -> NDArray[np.float32]:
+    """Return values with zeros behind them along an axis."""
+    found = np.zeros((*values.shape[:axis], size, *values.shape[axis + 1 :]), np.float32)
+    found[(*[slice(None)] * axis, slice(values.shape[axis]))] = values
+    return found
 
 
 def widened(mask: Mask, actions: int) -> NDArray[np.int8]:

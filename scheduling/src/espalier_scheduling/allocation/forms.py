@@ -12,8 +12,7 @@ from espalier_operator.policies.optimus import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_scheduling.allocation.rules import act
-from espalier_scheduling.allocation.slots import Slots
+from espalier_scheduling.allocation.slots import OPTIONS, Slots
 from espalier_scheduling.allocation.source import source
 from espalier_scheduling.allocation.traces import draw
 from espalier_scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
@@ -69,6 +68,10 @@ class SlotForm:
         return _SlotRun(Slots(source(), self.nodes, [draw(source(), purpose, index)]))
 
 
+_ONLY = np.zeros(1, np.int64)
+"""The row of a single episode."""
+
+
 class _SlotRun:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -78,8 +81,11 @@ class _SlotRun:
         return Inputs(seen.jobs[0], seen.options[0], seen.cluster[0], seen.present[0]), mask[0]
 
     def take(self, chosen: int) -> float:
-        _, passed = act(self._slots, np.array([chosen]), np.ones(1, bool))
-        return float(passed.spent.sum()) * self._slots.source.slot_seconds
+        slots, window = self._slots, self._slots.window
+        if chosen == window.shape[1] * OPTIONS:
+            return float(slots.stop(_ONLY).spent.sum()) * slots.source.slot_seconds
+        slots.give(_ONLY, window[:, chosen // OPTIONS], np.array([chosen % OPTIONS]))
+        return 0.0
 
     @property
     def over(self) -> bool:

@@ -47,6 +47,8 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._slots = Slots(source(), nodes, [draw(source(), self.purpose, index) for index in range(num_envs)])
         self._ended = np.zeros(num_envs, bool)
+        self._mask = np.ones((num_envs, 1), bool)
+        """What could be chosen of what was observed last."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -63,19 +65,15 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
     ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Give something, or let time pass, in each episode."""
         slots = self._slots
-        window = slots.window
-        mask = slots.fitting(window).reshape(self.num_envs, -1)
-        stop = mask.shape[1]
-        chosen = np.where(actions < stop, actions, stop)
-        chosen = np.where(
-            np.concatenate([mask, np.ones((self.num_envs, 1), bool)], 1)[np.arange(self.num_envs), chosen], chosen, stop
-        )
+        stop = self._mask.shape[1] - 1
+        chosen = np.minimum(actions, stop)
+        chosen = np.where(self._mask[np.arange(self.num_envs), chosen], chosen, stop)
         rewards, began = np.zeros(self.num_envs), self._ended.copy()
         rows, passed = act(slots, chosen, ~began)
         rewards[rows] = -passed.spent.sum(1) * slots.source.slot_seconds / HOUR
         for row in np.flatnonzero(began):
             slots.begin(int(row), self._draw())
-        self._ended = slots.over
+        self._ended = slots.over.copy()
         observation, info = self._look()
         if self._ended.any():
             means = [slots.completion_slots(row).mean() for row in range(self.num_envs)]
@@ -87,6 +85,6 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         return draw(source(), self.purpose, int(self.np_random.integers(MOST_EPISODES)))
 
     def _look(self) -> tuple[Observation, dict[str, Any]]:
-        seen, mask = self._slots.seen(self._slots.window)
-        info = {"action_mask": widened(mask, self._jobs * self._options + 1)}
+        seen, self._mask = self._slots.seen(self._slots.window)
+        info = {"action_mask": widened(self._mask, self._jobs * self._options + 1)}
         return observed(seen, self._jobs), info

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Slots:
         """Begin all episodes, one a trace; `nodes` are those of all clusters, or of each."""
         count, jobs = len(traces), source.jobs
         self.source, self.nodes = source, np.broadcast_to(np.asarray(nodes, np.int64), (count,))
-        self._tables = _Tables(source)
+        self.tables = _tables(source)
         self.kinds, self.comes = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
         self.workers, self.servers = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
         self.done, self.ends = np.zeros((count, jobs)), np.full((count, jobs), np.nan)
@@ -63,11 +64,17 @@ class Slots:
         """Jobs that have come and are not complete."""
         self._order = np.zeros((count, jobs), np.int64)
         self._width = np.zeros(count, np.int64)
+        self._window: NDArray[np.int64] | None = None
+        self._known: _Standing | None = None
+        self._taken = np.zeros((count, len(source.node)), np.int64)
+        """Of the resources of each cluster."""
         self._used = np.zeros((count, self.nodes.max(), len(source.node)), np.int64)
         self._load = np.zeros(self._used.shape[:2], np.int64)
         self.node = np.zeros(count, np.int64)
         """The node that the next worker or server goes to."""
         self._rows = np.arange(count)
+        self.over = np.zeros(count, bool)
+        """(episodes): all jobs are complete."""
         for row, trace in enumerate(traces):
             self.begin(row, trace)
 
@@ -77,11 +84,6 @@ class Slots:
         self.done[row], self.ends[row], self.slot[row] = 0.0, np.nan, 0
         self._open(row)
 
-    @property
-    def over(self) -> NDArray[np.bool_]:
-        """(episodes): all jobs are complete."""
-        return np.asarray(~np.isnan(self.ends).any(1))
-
     def completion_slots(self, row: int) -> Floats:
         """Return (jobs), the slots from coming to completion, a fraction for the last one; as the source counts."""
         return np.asarray(self.ends[row] - self.comes[row])
@@ -89,7 +91,15 @@ class Slots:
     @property
     def window(self) -> NDArray[np.int64]:
         """(episodes, width): the jobs that are present, first those that came first; then any, as padding."""
-        return self._order[:, : max(1, int(self._width.max()))]
+        if self._window is None:
+            self._window = self._order[:, : max(1, int(self._width.max()))]
+        return self._window
+
+    def _standing(self, window: NDArray[np.int64]) -> _Standing:
+        """Return what stays as it is until a slot begins."""
+        if self._known is None or self._known.window is not window:
+            self._known = _Standing.of(self, window)
+        return self._known
 
     def in_window(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return (episodes, width), of values (episodes, jobs)."""
@@ -97,10 +107,9 @@ class Slots:
 
     def fitting(self, window: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return (episodes, width, options): what can be given next to the jobs of the window."""
+        standing, here = self._standing(window), self._rows[:, None]
         free = self.source.node - self._used[self._rows, self.node]
-        room = np.all(self._tables.demand[None] <= free[:, None, None, :], axis=-1)  # (episodes, types, options)
-        here = self._rows[:, None]
-        fits: NDArray[np.bool_] = room[here, self.kinds[here, window]] & self.present[here, window][..., None]
+        fits: NDArray[np.bool_] = (standing.demand <= free[:, None, None, :]).all(-1) & standing.present[..., None]
         more_workers = self.workers[here, window] < self.source.most_workers
         more_servers = self.servers[here, window] < self.source.most_servers
         fits[..., 0] &= more_workers
@@ -110,27 +119,31 @@ class Slots:
 
     def speed_parts(self) -> Floats:
         """Return (episodes, jobs): the speed of each with what it has, over the best that it could have."""
-        return np.asarray(self._tables.parts[self.kinds, self.servers, self.workers] * self.present)
+        return np.asarray(self.tables.parts[self.kinds, self.servers, self.workers] * self.present)
 
     def demand_of_jobs(self) -> NDArray[np.int64]:
         """Return (episodes, jobs, resources): what the workers and servers of each job take."""
-        demand = self._tables.demand[self.kinds]
+        demand = self.tables.demand[self.kinds]
         return self.workers[..., None] * demand[:, :, 0] + self.servers[..., None] * demand[:, :, 1]
 
     def give(self, rows: NDArray[np.int64], jobs: NDArray[np.int64], options: NDArray[np.int64]) -> None:
         """Give one job of each of these episodes what it could get more of. What does not fit is an error of ours."""
-        demand = self._tables.demand[self.kinds[rows, jobs], options]
+        demand = self.tables.demand[self.kinds[rows, jobs], options]
         self._used[rows, self.node[rows]] += demand
         self._load[rows, self.node[rows]] += demand.sum(-1)
+        self._taken[rows] += demand
         self.servers[rows, jobs] += _STEPS[options, 0]
         self.workers[rows, jobs] += _STEPS[options, 1]
         self.node[rows] = self._load[rows].argmin(1)
 
     def stop(self, rows: NDArray[np.int64]) -> Passed:
         """Let the slot pass in these episodes, and begin the next one in which there is a job."""
+        if not len(rows):
+            none = np.zeros((0, self.kinds.shape[1]))
+            return Passed(none, none, none > 0)
         here, present = rows[:, None], self.present[rows]
         parts = self.speed_parts()[rows]
-        rate = self._tables.rates[self.kinds[rows], self.servers[rows], self.workers[rows]] * present
+        rate = self.tables.rates[self.kinds[rows], self.servers[rows], self.workers[rows]] * present
         left = 1 - self.done[rows]
         complete = present & (rate >= left)
         ended = complete | (present & (self.slot[here] + 1 - self.comes[rows] >= self.source.most_slots))
@@ -144,18 +157,19 @@ class Slots:
 
     def _open(self, row: int) -> None:
         """Begin a slot: jobs that have come get a worker and a server each, as far as there is room."""
-        unfinished = np.isnan(self.ends[row])
+        unfinished, self._window, self._known = np.isnan(self.ends[row]), None, None
         self.workers[row] = self.servers[row] = 0
         self._used[row], self._load[row], self.node[row] = 0, _AWAY, 0
         self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
-        if unfinished.any() and not self.present[row].any():  # nobody is there: until the next one comes
+        self.over[row] = not unfinished.any()
+        if not self.over[row] and not self.present[row].any():  # nobody is there: until the next one comes
             self.slot[row] = self.comes[row][unfinished].min()
             self.present[row] = unfinished & (self.comes[row] <= self.slot[row])
         self._order[row] = np.argsort(~self.present[row], kind="stable")
         self._width[row] = self.present[row].sum()
         heap = [(0, node) for node in range(self.nodes[row])]
         for job in np.flatnonzero(self.present[row]):
-            demand = self._tables.demand[self.kinds[row, job], _BOTH]
+            demand = self.tables.demand[self.kinds[row, job], _BOTH]
             load, node = heap[0]
             if (self._used[row, node] + demand <= self.source.node).all():
                 self._used[row, node] += demand
@@ -164,48 +178,86 @@ class Slots:
         for load, node in heap:
             self._load[row, node] = load
         self.node[row] = heap[0][1]
+        self._taken[row] = self._used[row].sum(0)
 
     def quantities(self, window: NDArray[np.int64]) -> tuple[JobQuantities, OptionQuantities, Floats]:
         """Return what is known of the jobs of the window, of options, and the free part of the cluster.
 
         As `description.inputs` takes it.
         """
-        tables, seconds, here = self._tables, self.source.slot_seconds, self._rows[:, None]
-        kinds, workers, servers = self.kinds[here, window], self.workers[here, window], self.servers[here, window]
-        at, done = (kinds, servers, workers), self.done[here, window]
-        left = np.maximum(1 - done, 1e-9) * seconds
-        free = (1 - self._used.sum(1) / (self.source.node * self.nodes[:, None])).min(-1)
-        zeros = np.zeros(kinds.shape)
+        standing, here = self._standing(window), self._rows[:, None]
+        workers, servers = self.workers[here, window], self.servers[here, window]
+        left = standing.left
+        free = (1 - self._taken / (self.source.node * self.nodes[:, None])).min(-1)
+        share, slots, gain, gain_ahead, saved, saved_ahead = self.tables.at(standing.kinds, servers, workers)
         jobs = JobQuantities(
             workers=workers.astype(float),
-            most_workers=zeros + self.source.most_workers,
+            most_workers=np.array(float(self.source.most_workers)),
             servers=servers.astype(float),
-            most_servers=zeros + self.source.most_servers,
-            held=zeros,  # all workers end with the slot
-            share=tables.shares[at] / self.nodes[:, None],
-            age=(self.slot[:, None] - self.comes[here, window]).astype(float) * seconds,
-            left=self.source.slots[at] * left,
-            best_left=tables.best[kinds] * left,
-            known=zeros + 1,
-            done=done,
+            most_servers=np.array(float(self.source.most_servers)),
+            held=np.zeros(()),  # all workers end with the slot
+            share=share / self.nodes[:, None],
+            age=standing.age,
+            left=slots * left,
+            best_left=standing.best_left,
+            known=standing.known,
+            done=standing.done,
         )
         options = OptionQuantities(
-            gain=tables.gain[at],
-            gain_ahead=tables.gain_ahead[at],
-            saved=tables.saved[at] * left[..., None],
-            saved_ahead=tables.saved_ahead[at] * left[..., None],
-            share=tables.costs[kinds] / self.nodes[:, None, None],
+            gain=gain,
+            gain_ahead=gain_ahead,
+            saved=saved * left[..., None],
+            saved_ahead=saved_ahead * left[..., None],
+            share=standing.share,
             fits=self.fitting(window).astype(float),
-            restores=np.zeros((*kinds.shape, OPTIONS)),
+            restores=np.zeros(()),
         )
         return jobs, options, free
 
     def seen(self, window: NDArray[np.int64]) -> tuple[Inputs, NDArray[np.bool_]]:
         """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
         jobs, options, free = self.quantities(window)
-        mask = options.fits.reshape(len(window), -1) > 0
-        present = self.present[self._rows[:, None], window].astype(float)
-        return inputs(jobs, options, free, present), np.concatenate([mask, np.ones((len(mask), 1), bool)], axis=1)
+        mask = np.ones((len(free), options.fits[0].size + 1), bool)
+        mask[:, :-1] = options.fits.reshape(len(free), -1) > 0
+        return inputs(jobs, options, free, self._standing(window).present.astype(float)), mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Standing:
+    """What is known of jobs and options, and stays as it is until a slot begins; of shape (episodes, width, ...)."""
+
+    window: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    present: NDArray[np.bool_]
+    demand: NDArray[np.int64]
+    """(episodes, width, options, resources)."""
+    share: Floats
+    """(episodes, width, options)."""
+    age: Floats
+    done: Floats
+    left: Floats
+    """Seconds that it would take where a whole job takes a slot."""
+    best_left: Floats
+    known: Floats
+
+    @classmethod
+    def of(cls, slots: Slots, window: NDArray[np.int64]) -> _Standing:
+        """Return it for the jobs of this window."""
+        tables, seconds, here = slots.tables, slots.source.slot_seconds, np.arange(len(window))[:, None]
+        kinds, done = slots.kinds[here, window], slots.done[here, window]
+        left = np.maximum(1 - done, 1e-9) * seconds
+        return cls(
+            window=window,
+            kinds=kinds,
+            present=slots.present[here, window],
+            demand=tables.demand[kinds],
+            share=tables.costs[kinds] / slots.nodes[:, None, None],
+            age=np.asarray((slots.slot[:, None] - slots.comes[here, window]) * seconds),
+            done=done,
+            left=left,
+            best_left=tables.best[kinds] * left,
+            known=np.ones(kinds.shape),
+        )
 
 
 class _Tables:
@@ -220,11 +272,32 @@ class _Tables:
         """(types, options): of a node."""
         servers, workers = np.indices(source.slots.shape[1:])[..., None]
         taken = servers * source.demand[:, 1, None, None] + workers * source.demand[:, 0, None, None]
-        self.shares = (taken / source.node).max(-1)
+        shares = (taken / source.node).max(-1)
         """(types, servers + 1, workers + 1): the same."""
-        found = [gains(table, WORKERS_AND_SERVERS) for table in source.slots]
-        self.gain = np.array([each.gain for each in found])
-        self.gain_ahead = np.array([each.gain_ahead for each in found])
+        found = gains(source.slots, WORKERS_AND_SERVERS)
         # Of a job that does not train, anything may be saved: a number that can be multiplied.
-        self.saved = np.nan_to_num(np.array([each.saved for each in found]), posinf=1e6, neginf=-1e6)
-        self.saved_ahead = np.nan_to_num(np.array([each.saved_ahead for each in found]), posinf=1e6, neginf=-1e6)
+        saved, ahead = (np.nan_to_num(each, posinf=1e6, neginf=-1e6) for each in (found.saved, found.saved_ahead))
+        single = np.stack([shares, source.slots], axis=-1)
+        self._shape = source.slots.shape
+        self._all = np.concatenate([single, found.gain, found.gain_ahead, saved, ahead], axis=-1)
+        self._all = self._all.reshape(-1, self._all.shape[-1])
+
+    def at(
+        self, kinds: NDArray[np.int64], servers: NDArray[np.int64], workers: NDArray[np.int64]
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
+        """Return shares of a node, slots, and by option gains and seconds saved, at once and ahead (`Gains`).
+
+        One look-up for all of them: in a single episode each costs more than what is done with it.
+        """
+        _, most_servers, most_workers = self._shape
+        rows = self._all.take((kinds * most_servers + servers) * most_workers + workers, axis=0)
+        gain, gain_ahead, saved, ahead = (
+            rows[..., 2 + OPTIONS * place : 2 + OPTIONS * (place + 1)] for place in range(4)
+        )
+        return rows[..., 0], rows[..., 1], gain, gain_ahead, saved, ahead
+
+
+@lru_cache(maxsize=8)
+def _tables(source: Source) -> _Tables:
+    """Return the tables of a source: each episode begins with the same."""
+    return _Tables(source)

@@ -23,6 +23,9 @@ OPTION_FEATURES: Final = (
     "gain", "gain_ahead", "saved", "saved_ahead", "saved_by_share", "share", "of_free", "restores",
 )  # fmt: skip
 CLUSTER_FEATURES: Final = ("free", "jobs", "room", "served")
+FREE: Final = CLUSTER_FEATURES.index("free")
+OF_FREE: Final = OPTION_FEATURES.index("of_free")
+"""The features that change whenever something is given to somebody."""
 
 WORKERS_ONLY: Final = ("worker",)
 """What jobs can get more of where gradients are exchanged by all-reduce: the product."""
@@ -105,62 +108,89 @@ def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present
     `free`, (...): the free part of the cluster; `present`, (..., jobs): 0 for padding.
     """
     number = np.maximum(1.0, present.sum(-1))
-    many = number[..., None]
-    known = jobs.known > 0
-    seen = np.stack(
-        [
-            np.log2(1 + jobs.workers) / 4,
-            jobs.workers / np.maximum(1, jobs.most_workers),
-            np.log2(1 + jobs.servers) / 4,
-            jobs.servers / np.maximum(1, jobs.most_servers),
-            np.log2(1 + jobs.held) / 4,
-            np.log1p(jobs.share * many),
-            _moments(jobs.age),
-            np.where(known, _moments(jobs.left), 0),
-            np.where(known, _moments(jobs.best_left), 0),
-            jobs.known,
-            jobs.done,
-        ],
-        axis=-1,
-    )
-    part = options.share * many[..., None]
-    by_share = _moments(options.saved_ahead / np.maximum(part, 1e-6))
-    offered = np.stack(
-        [
-            np.where(known[..., None], options.gain, 0),
-            np.where(known[..., None], options.gain_ahead, 0),
-            np.where(known[..., None], _moments(options.saved), 0),
-            np.where(known[..., None], _moments(options.saved_ahead), 0),
-            np.where(known[..., None], by_share, 0),
-            np.log1p(part),
-            np.where(options.fits > 0, options.share / np.maximum(free[..., None, None], 1e-9), 1.0),
-            options.restores,
-        ],
-        axis=-1,
-    )
-    dearest = np.where(present > 0, options.share.max(-1), 0).sum(-1)
-    cluster = np.stack(
-        [
-            free,
-            np.log1p(number) / 4,
-            np.log1p(1 / np.maximum(dearest, 1e-9)) / 4,
-            np.where(present > 0, jobs.workers > 0, False).sum(-1) / number,
-        ],
-        axis=-1,
-    )
+    there = present.astype(np.float32)
+    seen = job_features(jobs, number[..., None])
+    offered = option_features(options, jobs.known, number[..., None])
+    offered[..., OF_FREE] = of_free(options.share, options.fits, free[..., None, None])
+    dearest = (options.share.max(-1) * present).sum(-1)
+    served = ((jobs.workers > 0) * present).sum(-1)
     return Inputs(
-        jobs=_bounded(seen * present[..., None]),
-        options=_bounded(offered * present[..., None, None]),
-        cluster=_bounded(cluster),
-        present=present.astype(np.float32),
+        jobs=seen * there[..., None],
+        options=offered * there[..., None, None],
+        cluster=cluster_features(free, number, dearest, served),
+        present=there,
     )
 
 
-def _moments(seconds: Floats) -> Floats:
-    """Return signed logarithms of seconds, of which there are `MOST_SECONDS` at most."""
-    finite = np.clip(seconds, -MOST_SECONDS, MOST_SECONDS)
-    return np.sign(finite) * np.log1p(np.abs(finite) / MOMENT_SECONDS) / _SCALE
+def job_features(jobs: JobQuantities, many: Floats | float) -> Inputs32:
+    """Return (..., jobs, len(JOB_FEATURES)); `many`: the number of jobs, which broadcasts with the quantities."""
+    seconds = _moments(jobs.workers.shape, jobs.age, jobs.left, jobs.best_left)
+    seconds[..., 1:] *= jobs.known[..., None]
+    return _columns(
+        np.log2(1 + jobs.workers) / 4,
+        jobs.workers / np.maximum(1, jobs.most_workers),
+        np.log2(1 + jobs.servers) / 4,
+        jobs.servers / np.maximum(1, jobs.most_servers),
+        np.log2(1 + jobs.held) / 4,
+        np.log1p(jobs.share * many),
+        seconds[..., 0],
+        seconds[..., 1],
+        seconds[..., 2],
+        jobs.known,
+        jobs.done,
+    )
 
 
-def _bounded(values: Floats) -> Inputs32:
-    return np.clip(values, -MOST, MOST).astype(np.float32)
+def option_features(options: OptionQuantities, known: Floats, many: Floats | float) -> Inputs32:
+    """Return (..., jobs, options, len(OPTION_FEATURES)), with 0 for `OF_FREE`, which depends on what is free."""
+    part = options.share * np.asarray(many)[..., None]
+    by_share = options.saved_ahead / np.maximum(part, 1e-6)
+    seconds = _moments(part.shape, options.saved, options.saved_ahead, by_share)
+    found = _columns(
+        options.gain,
+        options.gain_ahead,
+        seconds[..., 0],
+        seconds[..., 1],
+        seconds[..., 2],
+        np.log1p(part),
+        0.0,
+        options.restores,
+    )
+    found[..., :5] *= known[..., None, None]
+    return found
+
+
+def of_free(share: Floats, fits: Floats, free: Floats | float) -> Floats:
+    """Return the feature `OF_FREE`: the part of what is free that an option takes; 1 where it does not fit."""
+    return np.where(fits > 0, np.minimum(share / np.maximum(free, 1e-9), MOST), 1.0)
+
+
+def cluster_features(
+    free: Floats | float, number: Floats | float, dearest: Floats | float, served: Floats | float
+) -> Inputs32:
+    """Return (..., len(CLUSTER_FEATURES)).
+
+    `free`: the free part of the cluster; `number` of jobs; `dearest`: the part of the cluster that all would take
+    together if each got its dearest option; `served`: the number of jobs that have workers.
+    """
+    return _columns(
+        np.asarray(free), np.log1p(number) / 4, np.log1p(1 / np.maximum(dearest, 1e-9)) / 4, served / number
+    )
+
+
+def _moments(shape: tuple[int, ...], *columns: Floats) -> Floats:
+    """Return signed logarithms of seconds, (*shape, columns), of which there are `MOST_SECONDS` at most."""
+    found = np.empty((*shape, len(columns)))
+    for place, column in enumerate(columns):
+        found[..., place] = column
+    size = np.minimum(np.abs(found), MOST_SECONDS)
+    return np.copysign(np.log1p(size / MOMENT_SECONDS) / _SCALE, found)
+
+
+def _columns(first: Floats, *others: Floats | float) -> Inputs32:
+    """Return features of the shape of the first one, along a new last dimension, within their bounds."""
+    found = np.empty((*first.shape, 1 + len(others)), np.float32)
+    for place, column in enumerate((first, *others)):
+        found[..., place] = column
+    np.minimum(found, MOST, out=found)
+    return np.maximum(found, -MOST, out=found)

@@ -59,10 +59,8 @@ class Serves(Record):
     max_jobs: int = Field(ge=1)
     """Unfinished ones at a time. More than it learnt with it serves, up to so many."""
 
-    def refusal(self, gpus: int, gpu_types: int = 1) -> str | None:
-        """Return why it cannot serve a cluster with so many GPUs, of so many types; None: it can."""
-        if gpu_types > 1:
-            return f"the cluster has {gpu_types} types of GPU, and the policy learnt on one; use another policy"
+    def refusal(self, gpus: int) -> str | None:
+        """Return why it cannot serve a cluster with so many GPUs, of all types; None: it can."""
         if not self.min_gpus <= gpus <= self.max_gpus:
             return (
                 f"the cluster has {gpus} GPUs, and the policy serves {self.min_gpus} to {self.max_gpus}: learn one on "

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from espalier_scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, OPTION_FEATURES, Inputs
 
-Weights = Mapping[str, NDArray[np.float32]]
+Floats32 = NDArray[np.float32]
+Weights = Mapping[str, Floats32]
 HIDDEN: Final = 32
 MASKED: Final = -1e9
 """Score of what cannot be chosen."""
@@ -55,16 +56,48 @@ class Network:
 
         `mask` has that shape; what it forbids scores `MASKED`.
         """
-        w = self.weights
-        cluster = seen.cluster @ w["job.cluster"].T + w["job.bias"]
-        jobs = np.maximum(seen.jobs @ w["job.weight"].T + cluster[..., None, :], 0)
+        encoded = np.maximum(self.of_jobs(seen.jobs) + self.shift(seen.cluster)[..., None, :], 0)
         present = seen.present[..., None]
-        pooled = (jobs * present).sum(-2) / np.maximum(present.sum(-2), 1)
-        pair = (jobs @ w["pair.job"].T + (pooled @ w["pair.pooled"].T)[..., None, :])[..., None, :]
-        pairs = np.maximum(seen.options @ w["pair.option"].T + pair + w["pair.bias"], 0)
-        deep = np.maximum(pairs @ w["deep.weight"].T + w["deep.bias"], 0)
-        score = deep @ w["score.weight"] + seen.options @ w["score.option"]
-        stop = np.maximum(pooled @ w["stop.pooled"].T + seen.cluster @ w["stop.cluster"].T + w["stop.bias"], 0)
-        last = (stop @ w["stop.weight"] + w["stop.offset"][0])[..., None]
+        pooled = (encoded * present).sum(-2) / np.maximum(present.sum(-2), 1)
+        of_options, direct = self.of_options(seen.options)
+        score = self.rated(encoded, of_options, self.around(pooled)[..., None, :]) + direct
+        last = self.stop(pooled, seen.cluster)[..., None]
         flat = score.reshape(*score.shape[:-2], -1)
         return np.where(mask, np.concatenate([flat, last], axis=-1), np.float32(MASKED))
+
+    def of_jobs(self, jobs: Floats32) -> Floats32:
+        """Return what of a job's encoding, (..., hidden), is due to the job itself."""
+        return times(jobs, self.weights["job.weight"])
+
+    def shift(self, cluster: Floats32) -> Floats32:
+        """Return what of the encodings of jobs, (..., hidden), is due to the cluster."""
+        return cluster @ self.weights["job.cluster"].T + self.weights["job.bias"]
+
+    def around(self, pooled: Floats32) -> Floats32:
+        """Return what the mean of the encodings, (..., hidden), adds to each pair."""
+        return pooled @ self.weights["pair.pooled"].T
+
+    def of_options(self, options: Floats32) -> tuple[Floats32, Floats32]:
+        """Return what options, (..., options, features), add to their pairs, (..., options, hidden), and to scores."""
+        return times(options, self.weights["pair.option"]) + self.weights["pair.bias"], (
+            options @ self.weights["score.option"]
+        )
+
+    def rated(self, encoded: Floats32, of_options: Floats32, around: Floats32) -> Floats32:
+        """Return the scores of pairs, (..., jobs, options), less what options add to them."""
+        pairs = (times(encoded, self.weights["pair.job"]) + around)[..., None, :] + of_options
+        deep = times(np.maximum(pairs, 0, out=pairs), self.weights["deep.weight"]) + self.weights["deep.bias"]
+        return np.asarray(np.maximum(deep, 0, out=deep) @ self.weights["score.weight"])
+
+    def stop(self, pooled: Floats32, cluster: Floats32) -> Floats32:
+        """Return the score of "stop", (...)."""
+        w = self.weights
+        stop = np.maximum(pooled @ w["stop.pooled"].T + cluster @ w["stop.cluster"].T + w["stop.bias"], 0)
+        return np.asarray(stop @ w["stop.weight"] + w["stop.offset"][0])
+
+
+def times(values: Floats32, weight: Floats32) -> Floats32:
+    """Return values (..., in) times the transpose of a weight (out, in): one product, not many small ones."""
+    if values.ndim <= 2:
+        return values @ weight.T
+    return (values.reshape(-1, values.shape[-1]) @ weight.T).reshape(*values.shape[:-1], weight.shape[0])

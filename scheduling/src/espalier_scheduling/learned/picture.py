@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 from espalier_scheduling.learned.description import (
+    FREE,
     WORKERS_ONLY,
     Floats,
     Inputs,
+    Inputs32,
     JobQuantities,
     OptionQuantities,
+    cluster_features,
     inputs,
+    job_features,
+    option_features,
 )
-from espalier_scheduling.learned.speeds import LARGEST_GAIN, Gains, gains
+from espalier_scheduling.learned.speeds import LARGEST_GAIN, gains
 
 AGAIN_SECONDS: Final = 600.0
 """Jobs come and end more often than that; what is left of them changes slowly, and each change costs a restart."""
@@ -40,7 +45,11 @@ class Picture:
     """GPUs that are left."""
     order: list[int]
     """The jobs that have workers, in the order in which they got the first."""
+    costs: NDArray[np.int64]
+    """(jobs): the GPUs that each would take next."""
     _fixed: _Fixed = field(repr=False)
+    _seen: tuple[int, Inputs32] | None = field(default=None, repr=False)
+    """What was seen of the cluster last, less what is free, and the jobs that had workers then."""
 
     @classmethod
     def of(cls, view: View) -> Picture:
@@ -56,26 +65,33 @@ class Picture:
             has, taken = np.zeros(len(jobs), bool), 0
         workers = np.where(has, fixed.base, 0)
         order = [int(index) for index in np.flatnonzero(workers)]
-        return cls(jobs, view.gpus, workers, view.gpus - taken, order, fixed)
+        costs = np.where(has, fixed.gpus, base)
+        return cls(jobs, view.gpus, workers, view.gpus - taken, order, costs, fixed)
 
     def mask(self) -> NDArray[np.bool_]:
         """Return what can be chosen, (jobs + 1): one worker more for each job that is not complete, then "stop".
 
         A job that waits gets its base workers at once. While one of those fits, nothing else can be chosen.
         """
-        fits = self._cost() <= self.free
-        waits = self.workers == 0
-        starts = fits & waits
-        if starts.any():
-            return np.append(starts, False)
-        return np.append(fits & ~waits & (self.workers < self._fixed.most), True)
+        found, waits = np.empty(len(self.jobs) + 1, bool), self.workers == 0
+        fits = self.costs <= self.free
+        np.logical_and(fits, waits, out=found[:-1])
+        found[-1] = not found[:-1].any()
+        if found[-1]:
+            np.logical_and(fits & ~waits, self.workers < self._fixed.most, out=found[:-1])
+        return found
 
     def give(self, index: int) -> None:
         """Give the job of this index its base workers, or one more."""
-        self.free -= int(self._cost()[index])
+        self.free -= int(self.costs[index])
         if not self.workers[index]:
             self.order.append(index)
+            self.costs[index] = self._fixed.gpus[index]
         self.workers[index] = self._fixed.base[index] if not self.workers[index] else self.workers[index] + 1
+
+    def is_complete(self, index: int) -> bool:
+        """Return whether a job that has workers takes no more."""
+        return bool(self.workers[index] >= self._fixed.most[index])
 
     def decision(self, now: float) -> Decision:
         """Return shares, in the order in which jobs first got workers; asked again after `AGAIN_SECONDS`.
@@ -92,41 +108,70 @@ class Picture:
 
     def inputs(self) -> Inputs:
         """Return what the network sees."""
-        fixed, workers = self._fixed, self.workers
-        rows = np.arange(len(self.jobs))
-        gpus = max(1, self.gpus)
-        zeros = np.zeros(len(self.jobs))
-        cost = self._cost()
-        left = fixed.steps * fixed.seconds[rows, workers]
-        saved, saved_ahead = fixed.steps * fixed.saved[rows, workers], fixed.steps * fixed.saved_ahead[rows, workers]
+        jobs, options = self.quantities()
+        return inputs(jobs, options, np.array(self.free / max(1, self.gpus)), np.ones(len(self.jobs)))
+
+    def quantities(self) -> tuple[JobQuantities, OptionQuantities]:
+        """Return what is known of the jobs and of what each could get more of."""
+        return self._quantities(np.arange(len(self.jobs)), self.workers)
+
+    def tables(self) -> tuple[Inputs32, Inputs32]:
+        """Return what would be seen of each job with each number of workers, for the whole of the decision.
+
+        (jobs, workers + 1, features) of jobs and of options, these without `OF_FREE` (see `of_free`). Numbers of
+        workers that a job cannot have mean nothing.
+        """
+        count, width = self._fixed.seconds.shape
+        jobs, options = self._quantities(np.arange(count)[:, None], np.broadcast_to(np.arange(width), (count, width)))
+        offered = option_features(options, jobs.known, float(count))
+        return job_features(jobs, float(count)), offered[:, :, 0]
+
+    def cluster(self) -> Inputs32:
+        """Return what is seen of the cluster: the same as in `inputs`."""
+        gpus, served = max(1, self.gpus), len(self.order)
+        if self._seen is None or self._seen[0] != served:
+            self._seen = served, cluster_features(0.0, len(self.jobs), self.costs.sum() / gpus, served)
+        found = self._seen[1].copy()
+        found[FREE] = self.free / gpus
+        return found
+
+    def of_free(self, rows: NDArray[np.int64]) -> Floats:
+        """Return the feature `OF_FREE` of the options of jobs that can be chosen: the same as in `inputs`."""
+        return self.costs[rows] / self.free
+
+    def _quantities(
+        self, rows: NDArray[np.int64], workers: NDArray[np.int64]
+    ) -> tuple[JobQuantities, OptionQuantities]:
+        """Return what is known of the jobs of these rows, which broadcast with the workers that they would have."""
+        fixed, gpus = self._fixed, max(1, self.gpus)
+        at, none = (rows, workers), np.zeros(workers.shape)
+        waits = workers == 0
+        cost = np.where(waits, fixed.base[rows], 1) * fixed.gpus[rows]
+        after = np.where(waits, fixed.base[rows], workers + 1)
+        steps = fixed.steps[rows]
         jobs = JobQuantities(
             workers=workers.astype(float),
-            most_workers=fixed.most.astype(float),
-            servers=zeros,
-            most_servers=zeros,
-            held=fixed.held.astype(float),
-            share=workers * fixed.gpus / gpus,
-            age=fixed.age,
-            left=left,
-            best_left=fixed.best,
-            known=fixed.known,
-            done=fixed.done,
+            most_workers=fixed.most[rows].astype(float),
+            servers=none,
+            most_servers=none,
+            held=fixed.held[rows].astype(float),
+            share=workers * fixed.gpus[rows] / gpus,
+            age=fixed.age[rows],
+            left=steps * fixed.seconds[at],
+            best_left=fixed.best[rows],
+            known=fixed.known[rows],
+            done=fixed.done[rows],
         )
-        after = np.where(workers == 0, fixed.base, workers + 1)
         options = OptionQuantities(
-            gain=fixed.gain[rows, workers][:, None],
-            gain_ahead=fixed.gain_ahead[rows, workers][:, None],
-            saved=saved[:, None],
-            saved_ahead=saved_ahead[:, None],
-            share=(cost / gpus)[:, None],
-            fits=(cost <= self.free).astype(float)[:, None],
-            restores=(after <= fixed.held).astype(float)[:, None],
+            gain=fixed.gain[at][..., None],
+            gain_ahead=fixed.gain_ahead[at][..., None],
+            saved=(steps * fixed.saved[at])[..., None],
+            saved_ahead=(steps * fixed.saved_ahead[at])[..., None],
+            share=(cost / gpus)[..., None],
+            fits=(cost <= self.free).astype(float)[..., None],
+            restores=(after <= fixed.held[rows]).astype(float)[..., None],
         )
-        return inputs(jobs, options, np.array(self.free / gpus), np.ones(len(self.jobs)))
-
-    def _cost(self) -> NDArray[np.int64]:
-        """Return the GPUs that each job would take next."""
-        return np.where(self.workers == 0, self._fixed.base, 1) * self._fixed.gpus
+        return jobs, options
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,19 +207,16 @@ class _Fixed:
         count = len(jobs)
         known, steps, best = np.zeros(count), np.full(count, _LEAST_STEPS), np.zeros(count)
         seconds = np.full((count, width), np.inf)
-        columns = {name: np.zeros((count, width)) for name in ("gain", "gain_ahead", "saved", "saved_ahead")}
         for row, job in enumerate(jobs):
             outlook = view.outlooks.get(job.key)
             if outlook is None:
                 continue
-            size = int(most[row]) + 1
-            own = seconds[row, :size]
-            own[base[row] :] = [outlook.step_seconds(workers) for workers in range(int(base[row]), size)]
+            first, size = int(base[row]), int(most[row]) + 1
+            own = [outlook.step_seconds(workers) for workers in range(first, size)]
+            seconds[row, first:size] = own
             known[row], steps[row] = 1.0, max(_LEAST_STEPS, outlook.remaining_steps)
-            best[row] = steps[row] * float(own.min())
-            found = _gains(own)
-            for name, column in columns.items():
-                column[row, :size] = getattr(found, name)[0, :, 0]
+            best[row] = steps[row] * min(own)
+        columns = _gains(seconds, most, known > 0)
         return cls(
             jobs=jobs,
             base=base,
@@ -191,9 +233,15 @@ class _Fixed:
         )
 
 
-def _gains(seconds: Floats) -> Gains:
-    """Return what one worker more gains from each number on; from none on, what the base workers gain."""
-    found = gains(seconds[None, :], WORKERS_ONLY)
-    found.gain[0, 0], found.gain_ahead[0, 0] = LARGEST_GAIN, LARGEST_GAIN
-    found.saved[0, 0], found.saved_ahead[0, 0] = np.inf, np.inf
-    return found
+def _gains(seconds: Floats, most: NDArray[np.int64], known: NDArray[np.bool_]) -> dict[str, Floats]:
+    """Return what one worker more gains each job from each number on; from none on, what the base workers gain.
+
+    By the names of `Gains`, (jobs, workers + 1); 0 for jobs of which no speed is known.
+    """
+    columns = {name: np.zeros(seconds.shape) for name in ("gain", "gain_ahead", "saved", "saved_ahead")}
+    possible = np.arange(seconds.shape[1]) <= most[known, None]
+    found = gains(np.where(possible, seconds[known], np.nan)[:, None, :], WORKERS_ONLY)
+    for name, column in columns.items():
+        column[known] = getattr(found, name)[:, 0, :, 0]
+        column[known, 0] = LARGEST_GAIN if name.startswith("gain") else np.inf
+    return columns

@@ -18,10 +18,13 @@ LARGEST_GAIN: Final = 3.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gains:
-    """What each option gains at each number of servers and workers; of shape (servers + 1, workers + 1, options)."""
+    """What each option gains at each number of servers and workers; of shape (..., servers + 1, workers + 1, options).
+
+    The leading dimensions are those of the speeds that were given.
+    """
 
     seconds: Floats
-    """(servers + 1, workers + 1): of one unit of work; infinite where it does not train."""
+    """(..., servers + 1, workers + 1): of one unit of work; infinite where it does not train."""
     gain: Floats
     """Logarithm of speed after over speed before."""
     gain_ahead: Floats
@@ -33,35 +36,42 @@ class Gains:
 
 
 def gains(seconds: Floats, options: Sequence[str]) -> Gains:
-    """Return what options gain, from `seconds`, (servers + 1, workers + 1), of a unit of work with those numbers.
+    """Return what options gain, from `seconds`, (..., servers + 1, workers + 1), of a unit of work with those numbers.
 
-    Infinite seconds: it does not train with them.
+    Infinite seconds: it does not train with them. NaN: it cannot have them.
     """
-    servers, workers = (axis.ravel() for axis in np.indices(seconds.shape))
-    flat = seconds.ravel()
-    more_servers, more_workers = servers[None, :] - servers[:, None], workers[None, :] - workers[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.clip(np.log(flat)[:, None] - np.log(flat)[None, :], -LARGEST_GAIN, LARGEST_GAIN)
-        less = flat[:, None] - flat[None, :]
-    neither = np.isinf(flat)[:, None] & np.isinf(flat)[None, :]
-    logs[neither], less[neither] = 0.0, 0.0
-    found: list[tuple[Floats, Floats, Floats, Floats]] = []
-    for option in options:
-        least_servers, least_workers = STEPS[option]
-        leads = (more_servers >= least_servers) & (more_workers >= least_workers)
-        # One at a time, except where each step is one of both.
-        together = np.maximum(more_servers, more_workers) if option == "both" else more_servers + more_workers
-        steps = np.maximum(1, together)
-        here = (more_servers == least_servers) & (more_workers == least_workers)
-        found.append(
-            (
-                np.where(here, logs, -LARGEST_GAIN).max(1),
-                np.where(leads, logs / steps, -LARGEST_GAIN).max(1),
-                np.where(here, less, -np.inf).max(1),
-                np.where(leads, less / steps, -np.inf).max(1),
-            )
-        )
-    gain, gain_ahead, saved, saved_ahead = (
-        np.stack(columns, axis=-1).reshape(*seconds.shape, len(options)) for columns in zip(*found, strict=True)
+    shape = (*seconds.shape, len(options))
+    found = Gains(
+        seconds,
+        gain=np.full(shape, -LARGEST_GAIN),
+        gain_ahead=np.full(shape, -LARGEST_GAIN),
+        saved=np.full(shape, -np.inf),
+        saved_ahead=np.full(shape, -np.inf),
     )
-    return Gains(seconds, gain, gain_ahead, saved, saved_ahead)
+    logs = np.log(seconds)
+    servers, workers = seconds.shape[-2:]
+    for more_servers, more_workers in np.ndindex(servers, workers):
+        here = (..., slice(servers - more_servers), slice(workers - more_workers))
+        there = (..., slice(more_servers, None), slice(more_workers, None))
+        neither = np.isinf(seconds[here]) & np.isinf(seconds[there])
+        with np.errstate(invalid="ignore"):  # infinite less infinite, where neither trains
+            gain = np.where(neither, 0.0, np.clip(logs[here] - logs[there], -LARGEST_GAIN, LARGEST_GAIN))
+            less = np.where(neither, 0.0, seconds[here] - seconds[there])
+        for column, option in enumerate(options):
+            least = STEPS[option]
+            if more_servers < least[0] or more_workers < least[1]:
+                continue
+            place = (*here, column)
+            if (more_servers, more_workers) == least:
+                _raise(found.gain[place], gain)
+                _raise(found.saved[place], less)
+            # One at a time, except where each step is one of both.
+            steps = max(more_servers, more_workers) if option == "both" else more_servers + more_workers
+            _raise(found.gain_ahead[place], gain / steps)
+            _raise(found.saved_ahead[place], less / steps)
+    return found
+
+
+def _raise(values: Floats, others: Floats) -> None:
+    """Replace values by others where those are larger; NaN is not."""
+    np.fmax(values, others, out=values)

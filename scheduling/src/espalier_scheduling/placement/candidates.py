@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, combinations, product
 from typing import Final
 
 from espalier_scheduling.placement.occupancy import Occupancy
@@ -36,10 +37,7 @@ def candidates(occupancy: Occupancy, gpus: int) -> tuple[Nodes, ...]:
             found[_spread(free, rack, gpus)] = None
     if gpus > 1:
         half = gpus // 2
-        fitting = [node for node in range(len(free)) if free[node] >= half]
-        same = [(a, b) for a in fitting for b in fitting if a < b]
-        same.sort(key=lambda pair: (pair[0] // occupancy.rack_nodes != pair[1] // occupancy.rack_nodes,))
-        for one, two in same:
+        for one, two in _pairs(free, racks, gpus - half):
             if len(found) >= MOST:
                 break
             found[((one, half), (two, gpus - half))] = None
@@ -65,6 +63,15 @@ def first_fit(occupancy: Occupancy, gpus: int) -> Nodes:
 def emptiest(occupancy: Occupancy, gpus: int) -> Nodes:
     """Return the nodes with the most free GPUs."""
     return _packed(occupancy.free, range(len(occupancy.free)), gpus)
+
+
+def _pairs(free: Sequence[int], racks: Sequence[range], gpus: int) -> Iterator[tuple[int, int]]:
+    """Yield pairs of nodes with so many free GPUs each: first those of the same rack, then others."""
+    fitting = [[node for node in rack if free[node] >= gpus] for rack in racks]
+    for rack in fitting:
+        yield from combinations(rack, 2)
+    for place, rack in enumerate(fitting):
+        yield from product(rack, chain.from_iterable(fitting[place + 1 :]))
 
 
 def _racks(occupancy: Occupancy) -> list[range]:

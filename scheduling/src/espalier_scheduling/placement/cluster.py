@@ -6,9 +6,9 @@ their steps is known at each decision, with noise.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from espalier_scheduling.placement.candidates import Nodes, candidates
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import StepTime, Truth, step_time
 from espalier_scheduling.placement.tasks import Arrival, Episode, Task, kinds
+
+Asked = TypeVar("Asked")
+Chosen = TypeVar("Chosen")
 
 NOISE: Final = 0.03
 """Standard deviation of the logarithm of what is measured."""
@@ -99,11 +102,18 @@ class Cluster:
 
     def decisions(self) -> Generator[Pending, int, None]:
         """Run; each job that can be placed is answered with the index of one of its candidates."""
+        return self._play(self._place)
+
+    def bursts(self) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
+        """Run; all jobs that can be placed at a time are answered with the nodes of each."""
+        return self._play(self._place_together)
+
+    def _play(self, place: Callable[[View], Generator[Asked, Chosen, None]]) -> Generator[Asked, Chosen, None]:
         views = self._rounds.views()
         view = next(views, None)
         while view is not None:
             self._begin(view)
-            yield from self._place(view)
+            yield from place(view)
             try:
                 view = views.send(Decision(shares=tuple(self._shares.values())))
             except StopIteration:
@@ -122,18 +132,31 @@ class Cluster:
         self.job_seconds = self._completed + sum(view.now - job.submitted_at for job in view.jobs)
 
     def _place(self, view: View) -> Generator[Pending, int, None]:
-        for candidate in view.jobs:
-            if candidate.workers:
-                continue
-            job = self.jobs[candidate.key]
+        for job in self._waiting(view):
             choices = candidates(self.occupancy, job.requested)
             if not choices:
                 return
-            chosen = choices[(yield Pending(job, choices))]
-            placed = Placed(job.kind, chosen)
-            self.occupancy.add(job.name, placed)
-            self._shares[job.name] = _share(job.name, placed)
-            self.changes += 1
+            self._put(job, choices[(yield Pending(job, choices))])
+
+    def _place_together(self, view: View) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
+        free, jobs = sum(self.occupancy.free), []
+        for job in self._waiting(view):
+            if job.requested > free:
+                break
+            free -= job.requested
+            jobs.append(job)
+        if jobs:
+            for job, nodes in zip(jobs, (yield jobs), strict=True):
+                self._put(job, nodes)
+
+    def _waiting(self, view: View) -> Iterator[ContendingJob]:
+        return (self.jobs[candidate.key] for candidate in view.jobs if not candidate.workers)
+
+    def _put(self, job: ContendingJob, nodes: Nodes) -> None:
+        placed = Placed(job.kind, nodes)
+        self.occupancy.add(job.name, placed)
+        self._shares[job.name] = _share(job.name, placed)
+        self.changes += 1
 
     def _moved(self, held: Mapping[str, Sequence[int]]) -> None:
         task = self.episode.task_at(self.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +10,9 @@ import numpy as np
 from espalier_operator.simulation.rounds import answer
 from espalier_scheduling.placement.beliefs import Belief
 from espalier_scheduling.placement.candidates import Nodes, consolidate, emptiest, first_fit
-from espalier_scheduling.placement.cluster import Cluster, Pending
+from espalier_scheduling.placement.cluster import Cluster, ContendingJob, Pending
+from espalier_scheduling.placement.costs import Gang
+from espalier_scheduling.placement.joint import together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import Performance, Truth, step_time
 
@@ -20,6 +22,13 @@ class Placer(Protocol):
 
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Return the index of a candidate."""
+
+
+class Expecting(Protocol):
+    """What expects a performance of the cluster."""
+
+    def performance(self, cluster: Cluster) -> Performance:
+        """Return what is expected now."""
 
 
 class Rule:
@@ -49,9 +58,13 @@ class Random:
 class Oracle:
     """Knows the true performance; looks no further than the jobs that run."""
 
+    def performance(self, cluster: Cluster) -> Performance:
+        """Return the true one."""
+        return Truth(cluster.episode.task_at(cluster.now))
+
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Return the index of the candidate that costs the fewest seconds."""
-        truth = Truth(cluster.episode.task_at(cluster.now))
+        truth = self.performance(cluster)
         return int(np.argmin([cost(truth, cluster, pending, nodes) for nodes in pending.candidates]))
 
 
@@ -65,6 +78,11 @@ class Model:
         """
         self.belief, self._optimism, self._until = belief, optimism, learns_until
         self._seen: dict[str, tuple[str, ...]] = {}
+
+    def performance(self, cluster: Cluster) -> Performance:
+        """Learn, and return the belief."""
+        self._learn(cluster)
+        return self.belief
 
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Learn, and return the index of a candidate."""
@@ -135,4 +153,17 @@ RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {
 def run(cluster: Cluster, placer: Placer) -> float:
     """Run an episode; return the mean completion time of its jobs, seconds."""
     answer(cluster.decisions(), lambda pending: placer.choose(cluster, pending))
+    return cluster.mean_seconds
+
+
+def run_together(cluster: Cluster, model: Expecting) -> float:
+    """Run an episode in which jobs that can start at the same time are placed together; return as `run`."""
+
+    def places(jobs: Sequence[ContendingJob]) -> list[Nodes]:
+        gangs = [Gang(job.name, job.kind, job.requested, job.steps_left) for job in jobs]
+        left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
+        found = together(model.performance(cluster), cluster.occupancy, left, gangs)
+        return [nodes for nodes in found if nodes is not None]  # there is room for all
+
+    answer(cluster.bursts(), places)
     return cluster.mean_seconds

@@ -2,13 +2,14 @@
 
 The prior is what was learnt over many clusters (`placement.prior`): how much jobs that share a node slow each other
 down, and how fast the network is. A cluster's jobs are of no known kind, so each counts as the average kind, and all
-as equally long. A job goes where a step of it takes the fewest seconds, with those by which it delays steps of others.
+as equally long. Jobs go where a step of each takes the fewest seconds, with those by which it delays steps of others.
 Nothing is learnt on the cluster itself, where speeds are not known by node; so nodes differ only in who is on them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
@@ -17,9 +18,10 @@ import numpy as np
 from espalier_operator.policies.learned import Allotment
 from espalier_operator.policies.view import View
 from espalier_scheduling.placement.beliefs import Prior
-from espalier_scheduling.placement.candidates import Nodes, candidates
+from espalier_scheduling.placement.candidates import Nodes
+from espalier_scheduling.placement.costs import Gang
+from espalier_scheduling.placement.joint import together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.placers import seconds_added
 from espalier_scheduling.placement.tasks import KINDS, MOST_INTERFERENCE, kinds
 
 MOST_NODES: Final = 64
@@ -61,40 +63,27 @@ def average_kind() -> int:
 
 
 def placed(prior: Prior, view: View, allotments: Sequence[Allotment]) -> tuple[Allotment, ...]:
-    """Return the allotments, with nodes for the workers of jobs that start, in the order in which they are served.
+    """Return the allotments, with nodes for the workers of jobs that start, chosen for all of them together.
 
     A job that does not fit beside those that run is left to the planner, and so are all where nodes are not known.
     """
     names = _considered(view)
     if not names:
         return tuple(allotments)
-    performance, occupancy = AveragePerformance(prior), _occupancy(view, names)
+    occupancy = _occupancy(view, names)
     jobs = {job.key: job for job in view.jobs}
-    found = []
-    for each in allotments:
-        job = jobs[each.job]
-        nodes: tuple[str, ...] = ()
-        if each.workers and not job.workers:
-            gang = _best(performance, occupancy, each.workers, job.gpus_per_worker)
-            if gang is not None:
-                occupancy.add(each.job, Placed(average_kind(), gang))
-                nodes = tuple(
-                    names[node] for node, gpus in _most_first(gang) for _ in range(gpus // job.gpus_per_worker)
-                )
-        found.append(Allotment(job=each.job, workers=each.workers, spare=each.spare, nodes=nodes))
-    return tuple(found)
-
-
-def _best(performance: AveragePerformance, occupancy: Occupancy, workers: int, gpus_each: int) -> Nodes | None:
-    """Return where a gang costs the fewest seconds; None: it fits nowhere."""
-    choices = [
-        nodes for nodes in candidates(occupancy, workers * gpus_each) if all(gpus % gpus_each == 0 for _, gpus in nodes)
-    ]
-    if not choices:
-        return None
-    kind = average_kind()
-    costs = [seconds_added(performance, occupancy, "", Placed(kind, nodes), lambda _: 1.0) for nodes in choices]
-    return choices[int(np.argmin(costs))]
+    starting = [each for each in allotments if each.workers and not jobs[each.job].workers]
+    gangs = []
+    for each in starting:
+        unit = jobs[each.job].gpus_per_worker
+        gangs.append(Gang(each.job, average_kind(), each.workers * unit, 1.0, unit))
+    found = together(AveragePerformance(prior), occupancy, dict.fromkeys(occupancy.jobs, 1.0), gangs)
+    nodes = {
+        gang.name: tuple(names[node] for node, gpus in _most_first(chosen) for _ in range(gpus // gang.unit))
+        for gang, chosen in zip(gangs, found, strict=True)
+        if chosen is not None
+    }
+    return tuple(replace(each, nodes=nodes.get(each.job, ())) for each in allotments)
 
 
 def _most_first(nodes: Nodes) -> Nodes:

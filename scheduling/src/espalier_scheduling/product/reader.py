@@ -55,7 +55,7 @@ class AllocationFile:
     def answer(self, view: View) -> Answer:
         """Return the workers of each job. Raises `PolicyFileError` where it cannot serve the cluster."""
         serves = self._policy.lineage.serves
-        refusal = serves.refusal(view.gpus, max(1, len(view.gpu_types)))
+        refusal = serves.refusal(view.gpus)
         if refusal is None and len(view.jobs) > serves.max_jobs:
             refusal = f"there are {len(view.jobs)} jobs, and the policy serves {serves.max_jobs} at most"
         if refusal is not None:
@@ -64,7 +64,7 @@ class AllocationFile:
         allotments = tuple(
             Allotment(job=share.job, workers=share.workers, spare=share.spare) for share in decision.shares
         )
-        if self._prior is not None:
+        if self._prior is not None and len(view.gpu_types) < 2:  # a gang's nodes are to be of one type
             allotments = placed(self._prior, view, allotments)
         return Answer(
             policy=self.version,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.plan import plan
+from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.learned import FALLBACK, LearnedPolicy
 
 
 def seen_at(time: float, jobs: int = 1) -> Snapshot:
@@ -25,9 +28,9 @@ def seen_at(time: float, jobs: int = 1) -> Snapshot:
     return Snapshot(taken_at=time, nodes=(Node(name="n", gpu_type="a", allocatable=1),), jobs=waiting)
 
 
-def write(log: AuditLog, *snapshots: Snapshot) -> list[Plan]:
+def write(log: AuditLog, *snapshots: Snapshot, policy: Policy = FALLBACK) -> list[Plan]:
     """Write the plans of `snapshots` as a running operator does; return them."""
-    plans = [plan(snapshot, FairPolicy(), snapshot.taken_at) for snapshot in snapshots]
+    plans = [plan(snapshot, policy, snapshot.taken_at) for snapshot in snapshots]
 
     async def run() -> None:
         writing = asyncio.create_task(log.run())
@@ -52,6 +55,7 @@ def test_a_decision_is_made_again_from_its_snapshot(tmp_path: Path) -> None:
     assert first["at"] == 1_700_000_000.25
     assert first["snapshot"] == "20231114T221320.250000Z.json.gz"
     assert last["at"] == 1_700_000_002.0, "nothing was decided in between"
+    assert first["fallback"] is None
     for line in (first, last):
         told = CliRunner().invoke(
             cli, ["plan", "--snapshot", str(tmp_path / "audit" / str(line["snapshot"])), "-o", "json"]
@@ -62,6 +66,14 @@ def test_a_decision_is_made_again_from_its_snapshot(tmp_path: Path) -> None:
             (entry["action"], entry["job"], entry["reason"])
             for entry in line["actions"]  # type: ignore[attr-defined]
         ]
+
+
+def test_a_plan_that_another_policy_decided_says_why(tmp_path: Path) -> None:
+    kept = {"learned": {"why": "its policy file did not answer within 0.5 s", "again_at": 1_700_000_005.0}}
+    snapshot = replace(seen_at(1_700_000_000.0), policy_memory=kept)
+    write(AuditLog(tmp_path / "audit", 1 << 20), snapshot, policy=LearnedPolicy())
+    (line,) = lines(tmp_path / "audit")
+    assert line["fallback"] == "its policy file did not answer within 0.5 s"
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Does it pay to place jobs together that come together? The same jobs, placed one after the other and together.
+
+python benchmarks/joint.py [--episodes 40] [--bursts 10 20] [--repeats 20] [--markdown] [--quick]
+
+First the CPU time of a decision: a burst of 50 jobs on 64 nodes with 4 GPUs of which a third is taken. Then episodes as
+in `placement.py`, on 24 nodes, in which so many jobs come at a time. `predicted` is the sum of seconds that the
+placements of a burst cost by what is believed, in the mean over bursts of `one by one`; `saved` by how many percent the
+mean completion time is below that of one by one, in the mean over episodes, with its 95 % interval (Student's t).
+  online   a model that begins at a prior that knows nothing of clusters, and learns
+  oracle   knows the true performance
+Episodes are those to judge by: nothing was chosen on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from harness.printed import command, environment, rendered
+from harness.statistics import paired
+
+from espalier_scheduling.placement.beliefs import Belief, wide_prior
+from espalier_scheduling.placement.candidates import candidates
+from espalier_scheduling.placement.cluster import Cluster
+from espalier_scheduling.placement.costs import Costs, Gang
+from espalier_scheduling.placement.joint import one_by_one, together
+from espalier_scheduling.placement.occupancy import Occupancy, Placed
+from espalier_scheduling.placement.performance import Truth
+from espalier_scheduling.placement.placers import Model, Oracle, run, run_together
+from espalier_scheduling.placement.tasks import KINDS, Episode, Family, draw_task, episode
+from espalier_scheduling.purposes import Purpose
+
+FAMILY: Final = Family(nodes=24)
+LARGE: Final = Family(nodes=64)
+GANGS: Final = 50
+SIZES: Final = (1, 2, 4, 8)
+
+Placing = Model | Oracle
+
+
+def in_bursts(drawn: Episode, size: int) -> Episode:
+    """Return the episode in which so many jobs come at the time of the first of them."""
+    arrivals = tuple(
+        replace(each, at=drawn.arrivals[index - index % size].at) for index, each in enumerate(drawn.arrivals)
+    )
+    return replace(drawn, arrivals=arrivals)
+
+
+def busy(rng: np.random.Generator, family: Family) -> tuple[Occupancy, dict[str, float]]:
+    """Return a cluster of which a third is taken, and the steps that its jobs still take."""
+    occupancy, steps = Occupancy(family.nodes, family.node_gpus, family.rack_nodes), dict[str, float]()
+    while sum(occupancy.free) > family.gpus * 2 / 3:
+        name, choices = f"runs-{len(steps)}", candidates(occupancy, int(rng.choice(SIZES)))
+        occupancy.add(name, Placed(int(rng.integers(KINDS)), choices[int(rng.integers(len(choices)))]))
+        steps[name] = float(rng.uniform(100, 10_000))
+    return occupancy, steps
+
+
+def burst(rng: np.random.Generator, free: int) -> list[Gang]:
+    """Return 50 gangs for which there is room."""
+    while True:
+        sizes = [int(size) for size in rng.choice(SIZES, GANGS, p=(0.3, 0.3, 0.25, 0.15))]
+        if sum(sizes) <= free:
+            break
+    return [
+        Gang(f"starts-{index}", int(rng.integers(KINDS)), size, float(rng.uniform(100, 10_000)))
+        for index, size in enumerate(sizes)
+    ]
+
+
+def decisions(repeats: int, *, markdown: bool) -> str:
+    """Return the CPU time of a decision, and what it costs by prediction."""
+    times: dict[str, list[float]] = {"one by one": [], "together": []}
+    seconds: dict[str, list[float]] = {"one by one": [], "together": []}
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        occupancy, steps = busy(rng, LARGE)
+        gangs, truth = burst(rng, sum(occupancy.free)), Truth(draw_task(LARGE, rng))
+        ways: dict[str, Callable[[], Sequence[object]]] = {
+            "one by one": lambda: one_by_one(Costs(truth, occupancy, steps), gangs),  # noqa: B023
+            "together": lambda: together(truth, occupancy, steps, gangs),  # noqa: B023
+        }
+        for name, way in ways.items():
+            began = time.process_time()
+            found = way()
+            times[name].append(1_000 * (time.process_time() - began))
+            costs, total = Costs(truth, occupancy, steps), 0.0
+            for gang, nodes in zip(gangs, found, strict=True):
+                total += float(costs.added(gang, [nodes])[0])  # type: ignore[list-item]
+                costs.add(gang.name, Placed(gang.kind, nodes), gang.steps)  # type: ignore[arg-type]
+            seconds[name].append(total)
+    rows = [
+        (
+            name,
+            f"{statistics.median(times[name]):.0f} ({min(times[name]):.0f} to {max(times[name]):.0f})",
+            f"{100 * statistics.fmean(1 - one / seconds['one by one'][at] for at, one in enumerate(found)):.1f}",
+        )
+        for name, found in seconds.items()
+    ]
+    head = ("placed", "CPU, ms", "predicted less, %")
+    return rendered(f"A burst of {GANGS} jobs on {LARGE.nodes} nodes, {repeats} bursts", head, rows, markdown=markdown)
+
+
+def online(drawn: Episode) -> Placing:
+    """Return the model that learns from nothing."""
+    return Model(Belief(wide_prior(), drawn.family.nodes))
+
+
+def oracle(_: Episode) -> Placing:
+    """Return what knows the truth."""
+    return Oracle()
+
+
+def episodes(count: int, size: int, *, markdown: bool) -> str:
+    """Return mean completion times on so many episodes with bursts of this size."""
+    drawn = [in_bursts(episode(FAMILY, Purpose.JUDGE, index), size) for index in range(count)]
+    rows = []
+    for name, make in (("online", online), ("oracle", oracle)):
+        single = [run(Cluster(each), make(each)) for each in drawn]
+        joint = [run_together(Cluster(each), make(each)) for each in drawn]
+        saved = paired([100 * (1 - one / other) for one, other in zip(joint, single, strict=True)])
+        better = sum(one < other for one, other in zip(joint, single, strict=True))
+        rows.append(
+            (
+                name,
+                f"{statistics.fmean(single):,.0f}",
+                f"{statistics.fmean(joint):,.0f}",
+                f"{saved.mean:.1f} ({saved.low:.1f} to {saved.high:.1f})",
+                f"{better} of {count}",
+            )
+        )
+    head = ("by", "one by one, s", "together, s", "saved, %", "better")
+    return rendered(f"Bursts of {size} jobs, {count} episodes", head, rows, markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure decisions, play episodes, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=40)
+    parser.add_argument("--bursts", type=int, nargs="+", default=[10, 20])
+    parser.add_argument("--repeats", type=int, default=20, help="bursts of 50 jobs to measure")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="2 episodes, 3 bursts of 50 jobs")
+    options = parser.parse_args(arguments)
+    count, repeats = (2, 3) if options.quick else (options.episodes, options.repeats)
+    print(f"{command()}\n{environment('numpy')}")
+    print(decisions(repeats, markdown=options.markdown), flush=True)
+    for size in options.bursts:
+        print(episodes(count, size, markdown=options.markdown), flush=True)
+
+
+if __name__ == "__main__":
+    main()

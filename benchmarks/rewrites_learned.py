@@ -1,0 +1,245 @@
+"""Can rewriting be learnt? A policy by PPO instead of a search, on nets and on families that it has not met.
+
+    .venv/bin/python benchmarks/rewrites_learned.py [--quick] [--nets handwritten,...] [--seeds 0,1,2] [--unseen]
+        [--updates 16] [--table DIR] [--runs FILE] [--pairs 15] [--markdown]
+
+*own*: a policy for each net and seed, learnt on that net's table of costs. `--unseen`: learnt on random members of the
+families of the other nets. A policy walks once by its most probable actions, then by drawn ones, up to a tenth of the
+evaluations of beam; random, greedy and best-first get as many as the policy. *cost* is the table's, over that of the
+cheapest graph of beam; *gain* is the share of beam's gain, log(start ÷ cost). The mean of the seeds has a 95 % interval
+(Student's t). *measured*: interleaved pairs of training steps of the plan of beam and of the policy, CPU seconds, the
+policy's over beam's. `--runs` keeps runs, so that a benchmark that was stopped continues; `--table` the table of costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from harness.printed import environment, progress, rendered
+from harness.statistics import half_width
+from rewrites import Case, Sizes, case_of
+
+from espalier_rewriting.environment import RewritesEnvironment
+from espalier_rewriting.families import FAMILIES, member
+from espalier_rewriting.learning import Settings, learn, walks
+from espalier_trainer.rewriting import Costs, Found
+from espalier_trainer.rewriting.search import SEARCHES, at_random
+
+NETS: Final = ("handwritten", "repvgg-like", "squeezenet")
+BEAM: Final = 1500
+"""Most graphs that beam may cost."""
+MEMBERS: Final = 4
+"""Of each family that is learnt on."""
+DRAWS: Final = 20
+"""Seeds of random walks."""
+FILLED: Final = 40
+"""Graphs of random walks of each member, which fill the table of costs before learning begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one way found on one net: costs over that of the cheapest graph of beam."""
+
+    net: str
+    how: str
+    seed: int
+    evaluations: int
+    cost: float
+    gain: float
+    learnt_from: int = 0
+    """Graphs costed while learning."""
+    seconds: float = 0.0
+    """Of CPU, for learning."""
+    measured: float = 0.0
+    """Step of the plan over that of beam's; 0: not measured."""
+    quartiles: tuple[float, float] = (0.0, 0.0)
+
+
+class Reference:
+    """A net, its environment, and what beam finds."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.case: Case = case_of(name, Sizes(options.pairs, 0, BEAM), options.table)
+        self.costs = self.case.costs
+        self.world = RewritesEnvironment((self.case.module, self.case.inputs), self.costs)
+        self.beam = SEARCHES["beam"](self.case.graph, self.costs, evaluations=BEAM)
+        self.costs.save()
+        self.tenth = max(1, self.beam.evaluations // 10)
+
+    def run(self, how: str, seed: int, found: Found, **more: float) -> Run:
+        """Return what was found, beside beam."""
+        best = self.beam.best[0][0]
+        cost = found.best[0][0]
+        gain = math.log(found.start / cost) / math.log(found.start / best) if best < found.start else 1.0
+        return Run(self.case.name, how, seed, found.evaluations, cost / best, gain, **more)  # type: ignore[arg-type]
+
+    def baselines(self, evaluations: int) -> list[Run]:
+        """Return what searches find with as many evaluations."""
+        graph, costs = self.case.graph, self.costs
+        runs = [
+            self.run(name, 0, SEARCHES[name](graph, costs, evaluations=evaluations))
+            for name in ("greedy", "best-first", "beam")
+        ]
+        draws = [self.run("random", seed, at_random(graph, costs, evaluations=evaluations, seed=seed))
+                 for seed in range(DRAWS)]  # fmt: skip
+        return [*draws, *runs]
+
+    def measured(self, found: Found, pairs: int) -> tuple[float, tuple[float, float]]:
+        """Return the step of a plan over that of beam's, with quartiles; 1 where the plan is beam's."""
+        if found.plan.rules == self.beam.plan.rules:
+            return 1.0, (1.0, 1.0)
+        (first, _), (second, _) = (self.case.executed(one.plan) for one in (self.beam, found))
+        step = self.case.compared(second, self.case.trained(), pairs, than=first)
+        low, high = step.quartiles
+        return 1 / step.gain, (1 / high, 1 / low)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Learn, judge, and print the table."""
+    options = parsed(arguments)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        options.table = options.table or Path(folder)
+        done = read(options.runs)
+        for name in options.nets:
+            reference = Reference(name, options)
+            cut = " (cut off)" if reference.beam.evaluations >= BEAM else ""
+            start, best = 1e3 * reference.beam.start, 1e3 * reference.beam.best[0][0]
+            progress(f"{name}: beam costs {reference.beam.evaluations} graphs{cut}, {start:.2f} -> {best:.2f} ms")
+            hows = [how for how, on in (("policy", not options.only_unseen), ("unseen", options.unseen)) if on]
+            for how in hows:
+                for seed in options.seeds:
+                    if not any((one.net, one.how, one.seed) == (name, how, seed) for one in done):
+                        run = learnt(reference, how, seed, options)
+                        done.append(run)
+                        write(options.runs, run)
+                        progress(f"  {how}, seed {seed}: {run}")
+            done += reference.baselines(reference.tenth)
+            done.append(reference.run("beam, whole", 0, reference.beam))
+    print(environment("torch", "torchvision"))
+    head = [
+        "net, how",
+        "seeds",
+        "graphs costed",
+        "cost",
+        "worst",
+        "gain",
+        "measured",
+        "quartiles",
+        "learnt from",
+        "CPU s",
+    ]
+    kept = [one for one in done if one.net in options.nets]
+    print(rendered("Beside the cheapest graph that beam finds", head, rows(kept), markdown=options.markdown))
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one net, one seed, few updates, in less than a minute")
+    parser.add_argument("--nets", type=lambda text: text.split(","), help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--seeds", type=lambda text: [int(one) for one in text.split(",")])
+    parser.add_argument("--unseen", action="store_true", help="also learn on the families of the other nets")
+    parser.add_argument("--only-unseen", action="store_true", help="and not on the nets themselves")
+    parser.add_argument("--updates", type=int)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--table", type=Path, help="folder of the table of costs, which all runs then share")
+    parser.add_argument("--runs", type=Path, help="JSON lines of the runs that are done")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(arguments)
+    options.nets = options.nets or list(NETS[1:2] if options.quick else NETS)
+    options.seeds = options.seeds or ([0] if options.quick else [0, 1, 2])
+    options.updates = options.updates or (4 if options.quick else 16)
+    options.unseen = options.unseen or options.only_unseen
+    return options
+
+
+def learnt(reference: Reference, how: str, seed: int, options: argparse.Namespace) -> Run:
+    """Learn a policy, and use it on the net."""
+    name = reference.case.name
+    families = {name: [reference.world]} if how == "policy" else others(name, options.table)
+    began, costed = time.process_time(), 0
+
+    def told(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
+        nonlocal costed
+        costed = decisions
+        if updates % 4 == 0:
+            gains = ", ".join(f"{family} {gain:.3f}" for family, gain in returns.items())
+            progress(f"    update {updates}: {gains} ({time.process_time() - began:.0f} s of CPU)")
+
+    policy = learn(families, Settings(updates=options.updates), seed, told)
+    seconds = time.process_time() - began
+    found = walks(reference.world, policy, evaluations=reference.tenth, seed=seed)
+    measured, quartiles = reference.measured(found, options.pairs)
+    return reference.run(how, seed, found, learnt_from=costed, seconds=seconds, measured=measured, quartiles=quartiles)
+
+
+def others(name: str, table: Path) -> dict[str, list[RewritesEnvironment]]:
+    """Return members of the families other than that of a net."""
+    return {family: members_of(family, table) for family in FAMILIES if family != name}
+
+
+@functools.cache
+def members_of(family: str, table: Path) -> list[RewritesEnvironment]:
+    found = []
+    for number in range(MEMBERS):
+        module, inputs = member(family, number)
+        costs = Costs(module, table, clock=time.process_time)
+        world = RewritesEnvironment((module, inputs), costs)
+        # Fills the table with what walks meet most.
+        at_random(world.start.graph, costs, evaluations=FILLED)
+        costs.save()
+        found.append(world)
+    return found
+
+
+def rows(done: Sequence[Run]) -> list[list[str]]:
+    """Return a row for each net and way."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    for one in done:
+        found.setdefault((one.net, one.how), []).append(one)
+    cells = []
+    for (net, how), runs in found.items():
+        costs, gains = [one.cost for one in runs], [one.gain for one in runs]
+        taken = [one.measured for one in runs if one.measured]
+        low, high = zip(*(one.quartiles for one in runs), strict=True)
+        cells.append([
+            f"{net}, {how}", f"{len(runs)}", f"{max(one.evaluations for one in runs)}", interval(costs),
+            f"{max(costs):.3f}", interval(gains),
+            interval(taken) if taken else "-", f"{min(low):.2f}–{max(high):.2f}" if taken else "-",
+            f"{statistics.fmean(one.learnt_from for one in runs):,.0f}" if taken else "-",
+            f"{statistics.fmean(one.seconds for one in runs):.0f}" if taken else "-",
+        ])  # fmt: skip
+    return cells
+
+
+def interval(values: Sequence[float]) -> str:
+    half = half_width(values)
+    return f"{statistics.fmean(values):.3f}" + (f" ± {half:.3f}" if math.isfinite(half) else "")
+
+
+def read(path: Path | None) -> list[Run]:
+    if path is None or not path.exists():
+        return []
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Run(**one | {"quartiles": tuple(one["quartiles"])}) for one in found]
+
+
+def write(path: Path | None, run: Run) -> None:
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(run)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

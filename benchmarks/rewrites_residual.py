@@ -1,0 +1,167 @@
+"""Does a learnt residual of the table of costs save measurements? Plans of members of three families.
+
+    .venv/bin/python benchmarks/rewrites_residual.py [--quick] [--members 3] [--candidates 12] [--pairs 5] [--seeds 5]
+        [--data FILE] [--markdown]
+
+For each net, the cheapest `--candidates` of the different graphs of random walks are all measured twice, in interleaved
+pairs of training steps (CPU seconds): by one half plans are chosen, by the other half they are judged. *all* measures
+every candidate. The others measure a third of them: *table* the cheapest by the table, *random* any, *residual* what
+`espalier_rewriting.residual` chooses with the plans of other nets (of other families, *unseen*), *alone* without any.
+The model stays as it is where no plan gains. *loss*: log of the gain of the plan of *all* over that of the chosen one,
+both judged, as a percentage, the mean over nets and seeds with a 95 % interval over nets (Student's t). *equal*: nets
+where it is at most 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from harness.printed import environment, progress, rendered
+from harness.statistics import half_width
+from rewrites import Case, Sizes, walked
+
+from espalier_rewriting.families import member
+from espalier_rewriting.residual import Measured, choose
+from espalier_trainer.rewriting import Costs, capture
+from espalier_trainer.rewriting.emitting import emitted
+from espalier_trainer.rewriting.search import State
+
+FAMILIES: Final = ("handwritten", "repvgg-like", "inception")
+"""Those in which there is something to choose."""
+WALKED: Final = 60
+"""Different graphs of a net, of which the cheapest are candidates."""
+EQUAL: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A net, its candidates, and two measurements of the gain of each."""
+
+    family: str
+    number: int
+    start: State
+    candidates: list[State]
+    chosen_by: list[float]
+    judged_by: list[float]
+
+    def loss(self, places: Collection[int]) -> float:
+        """Return how much is lost by measuring these candidates alone, beside measuring all of them."""
+        return math.log(self._gain(range(len(self.candidates))) / self._gain(places))
+
+    def _gain(self, places: Collection[int]) -> float:
+        """Return the gain of the best of some candidates, judged anew; the model stays as it is where none gains."""
+        best = max(places, key=self.chosen_by.__getitem__)
+        return self.judged_by[best] if self.chosen_by[best] > 1 else 1.0
+
+    def known(self) -> Measured:
+        """Return the plans of this net, for others."""
+        found = Measured()
+        for state, gain in zip(self.candidates, self.chosen_by, strict=True):
+            found.add(self.start, state, gain)
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, choose, and print the table."""
+    options = parsed(arguments)
+    torch.set_num_threads(1)
+    subjects = [measured(family, number, options) for family in FAMILIES for number in range(options.members)]
+    known = {(one.family, one.number): one.known() for one in subjects}
+    hows = ("all", "table", "random", "alone", "residual", "unseen")
+    losses: dict[str, list[float]] = {how: [] for how in hows}
+    spent: dict[str, list[int]] = {how: [] for how in hows}
+    for subject in subjects:
+        third = max(1, len(subject.candidates) // 3)
+        for how in hows:
+            found = [chosen(subject, how, third, known, seed) for seed in range(options.seeds)]
+            losses[how].append(statistics.fmean(map(subject.loss, found)))
+            spent[how].append(len(found[0]))
+    print(environment("torch", "scikit-learn"))
+    head = ["how", "nets", "measurements", "loss %", "worst %", "equal"]
+    print(rendered("Choosing a plan by few measurements", head, [
+        [how, f"{len(subjects)}", f"{sum(spent[how])}",
+         f"{100 * statistics.fmean(lost):.2f} ± {100 * half_width(lost):.2f}", f"{100 * max(lost):.1f}",
+         f"{sum(one <= EQUAL for one in lost)} of {len(lost)}"]
+        for how, lost in losses.items()
+    ], markdown=options.markdown))  # fmt: skip
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one member of each family, few candidates")
+    parser.add_argument("--members", type=int)
+    parser.add_argument("--candidates", type=int)
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data", type=Path, help="folder for measurements and the table of costs, which are kept")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(arguments)
+    options.members = options.members or (1 if options.quick else 3)
+    options.candidates = options.candidates or (6 if options.quick else 12)
+    options.pairs = options.pairs or (2 if options.quick else 5)
+    return options
+
+
+def measured(family: str, number: int, options: argparse.Namespace) -> Subject:
+    """Measure all candidates of a net, or read what was measured."""
+    module, inputs = member(family, number)
+    costs = Costs(module, options.data, clock=time.process_time)
+    case = Case(family, module, inputs, capture(module, inputs), costs, Sizes(options.pairs, WALKED, 0))
+    start, *others = walked(case)
+    candidates = sorted(others, key=lambda state: state.cost)[: options.candidates]
+    costs.save()
+    kept = options.data and options.data / f"{family}-{number}-{options.candidates}-{options.pairs}.json"
+    if kept and kept.exists():
+        halves = json.loads(kept.read_text())
+    else:
+        step = case.trained()
+        halves = [[0.0] * len(candidates), [0.0] * len(candidates)]
+        # In another order the second time: what slows the machine for a while then slows other candidates.
+        for half, gains in enumerate(halves):
+            order = random.Random(half).sample(range(len(candidates)), len(candidates))
+            for place in order:
+                execution = emitted(candidates[place].graph, module)
+                gains[place] = case.compared(execution, step, options.pairs).gain
+        if kept:
+            kept.write_text(json.dumps(halves))
+    best = ", ".join(f"{max(gains):.3f}" for gains in halves)
+    table = start.cost / candidates[0].cost
+    progress(f"{family} {number}: {len(candidates)} candidates, by the table {table:.3f}, measured {best}")
+    return Subject(family, number, start, candidates, *halves)
+
+
+def chosen(
+    subject: Subject, how: str, third: int, known: dict[tuple[str, int], Measured], seed: int
+) -> Collection[int]:
+    """Return the places of the candidates that are measured."""
+    places = range(len(subject.candidates))
+    if how in ("all", "table", "random"):
+        return {"all": places, "table": places[:third], "random": random.Random(seed).sample(places, third)}[how]
+    others = Measured()
+    for (family, number), one in known.items():
+        met = family != subject.family if how == "unseen" else (family, number) != (subject.family, subject.number)
+        if how != "alone" and met:
+            others = others.with_more(one)
+    choice = choose(
+        subject.start,
+        subject.candidates,
+        lambda state: subject.chosen_by[next(n for n in places if subject.candidates[n] is state)],
+        measurements=third,
+        others=others,
+        seed=seed,
+    )
+    return choice.gains.keys()
+
+
+if __name__ == "__main__":
+    main()

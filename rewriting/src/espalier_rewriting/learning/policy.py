@@ -1,0 +1,103 @@
+"""The policy: which rule, then where, from messages along the edges of the graph; and what is left to gain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
+from espalier_rewriting.environment import STOP
+from espalier_rewriting.learning.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
+
+HIDDEN: Final = 64
+RULE_SIZE: Final = 16
+"""Of what is learnt of a rule."""
+EAGER: Final = 3.0
+"""What the score of stopping is lowered by at first, so that the first episodes are longer than a few steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of B graphs with at most A matches."""
+
+    logs: Tensor
+    """(B, 1 + A): the logarithm of the probability of each action, -inf where there is none; the first stops."""
+    values: Tensor
+    """(B,): the return that is expected."""
+
+
+class RewritePolicy(MessagePassing):
+    """Two heads over one encoder: the rule (or to stop), and the location given the rule; and a critic.
+
+    No parameter belongs to a place, so a policy serves graphs of any size. A rule that was not met while learning
+    is taken for the mean of those that were.
+    """
+
+    met: Tensor
+
+    def __init__(self) -> None:
+        """Initialise with torch's defaults from the global generator."""
+        super().__init__(NODE_FEATURES)
+        whole = 2 * STATE_SIZE + WHOLE_FEATURES
+        self.rules = nn.Embedding(STOP, RULE_SIZE)
+        self.rule_head = _head(whole + 2 * STATE_SIZE + RULE_SIZE)
+        self.stop_head = _head(whole)
+        self.place_head = _head(STATE_SIZE + RULE_SIZE + whole)
+        self.critic = _head(whole)
+        self.register_buffer("met", torch.zeros(STOP, dtype=torch.bool))
+
+    def forward(self, batch: Batch) -> Scores:
+        """Score the actions of graphs."""
+        count = len(batch.whole)
+        states = self.states(batch.nodes, batch.edges)
+        whole = torch.cat([_pooled(states, batch.graphs, count), batch.whole], dim=1)
+        rules = self._rules()[batch.pair_rules]
+        at = states[batch.anchors]
+        pair_count = len(batch.pair_graphs)
+        there = _pooled(at, batch.of_pair, pair_count)
+        pair_scores = self.rule_head(torch.cat([whole[batch.pair_graphs], there, rules], dim=1)).squeeze(1)
+        stop = self.stop_head(whole).squeeze(1) - EAGER
+        by_rule = torch.full((count, STOP + 1), -torch.inf)
+        by_rule[:, STOP] = stop
+        by_rule[batch.pair_graphs, batch.pair_rules] = pair_scores
+        rule_logs = torch.log_softmax(by_rule, dim=1)
+        match_graphs = batch.pair_graphs[batch.of_pair]
+        place = self.place_head(torch.cat([at, rules[batch.of_pair], whole[match_graphs]], dim=1)).squeeze(1)
+        place_logs = _log_softmax_within(place, batch.of_pair, pair_count)
+        width = 1 + (int(batch.columns.max()) if len(batch.columns) else 0)
+        logs = torch.full((count, width), -torch.inf)
+        logs[:, 0] = rule_logs[:, STOP]
+        logs[match_graphs, batch.columns] = rule_logs[match_graphs, batch.pair_rules[batch.of_pair]] + place_logs
+        return Scores(logs, self.critic(whole).squeeze(1))
+
+    def _rules(self) -> Tensor:
+        """Return what is known of each rule (rules, `RULE_SIZE`)."""
+        if not bool(self.met.any()):
+            return self.rules.weight
+        mean = self.rules.weight[self.met].mean(dim=0)
+        return torch.where(self.met[:, None], self.rules.weight, mean)
+
+
+def _head(inputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+
+
+def _pooled(states: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the mean and the maximum of the states of each group: (count, 2 × size); no group may be empty."""
+    size = states.shape[1]
+    mean = torch.zeros(count, size).index_add(0, groups, states)
+    mean = mean / torch.bincount(groups, minlength=count).clamp_min(1)[:, None]
+    index = groups[:, None].expand(-1, size)
+    most = torch.zeros(count, size).scatter_reduce(0, index, states, "amax", include_self=False)
+    return torch.cat([mean, most], dim=1)
+
+
+def _log_softmax_within(scores: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Return the log softmax of scores among those of the same group."""
+    most = torch.zeros(count).scatter_reduce(0, groups, scores.detach(), "amax", include_self=False)
+    moved = scores - most[groups]
+    total = torch.zeros(count).index_add(0, groups, moved.exp())
+    return moved - total.log()[groups]

@@ -253,6 +253,34 @@ def test_a_job_may_be_deleted_at_any_moment(world: World, policy: str) -> None:
     world.until_condition("next", "Running", "True", "Running")
 
 
+def test_a_deleted_job_that_a_finalizer_holds_keeps_no_gpus(world: World) -> None:
+    """Nobody would count its budget any more, nor reclaim what it was lent."""
+    world.kubelet.add_node("node", 2)
+    world.operate()
+    world.jobs.make("held", maxReplicas=2, preemption={"cooldownSeconds": 0, "minRuntimeSeconds": 0})
+    world.until("both workers run", lambda: len(world.running("held")) == 2)
+    world.server.request("PATCH", f"{world.jobs.path}/held", {"metadata": {"finalizers": ["example.com/backup"]}})
+    world.jobs.delete("held", propagationPolicy="Background")
+    world.jobs.make("next", gpus=2)
+    world.until_condition("next", "Running", "True", "Running")
+    assert "deletionTimestamp" in world.jobs.get("held")["metadata"]
+    world.server.request("PATCH", f"{world.jobs.path}/held", {"metadata": {"finalizers": None}})
+
+
+def test_a_deletion_that_is_to_leave_the_pods_leaves_them(world: World) -> None:
+    """`kubectl delete --cascade=orphan`; a garbage collector then takes their owner and the finalizer away."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate()
+    world.jobs.make("left")
+    world.until_condition("left", "Running", "True", "Running")
+    world.jobs.delete("left", propagationPolicy="Orphan")
+    world.until("it is forgotten", lambda: operator.snapshot.jobs == ())
+    world.jobs.make("next")
+    world.until_condition("next", "Admitted", "False", "NoFreeGPU")
+    assert world.running("left")
+    world.server.request("PATCH", f"{world.jobs.path}/left", {"metadata": {"finalizers": None}})
+
+
 def test_a_job_of_a_deleted_one_s_name_is_another_job(world: World) -> None:
     """It waits until what the first had is gone, and begins with a whole budget."""
     world.kubelet.add_node("node", 1)

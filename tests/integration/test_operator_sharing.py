@@ -253,6 +253,19 @@ def test_a_pod_that_fits_on_no_node_holds_nobody_back(world: World) -> None:
     world.until("it has all GPUs", lambda: len(world.running("job")) == 3)
 
 
+def test_a_pod_that_kube_scheduler_keeps_from_the_free_nodes_holds_nobody_back(world: World) -> None:
+    """It must not run beside its like, which the planner cannot judge; other nodes lack GPUs."""
+    for name, gpus in (("first", 2), ("second", 2), ("plain", 0)):
+        world.kubelet.add_node(name, gpus)
+    taken = "2 node(s) didn't match pod anti-affinity rules"
+    message = f"0/3 nodes are available: 1 Insufficient nvidia.com/gpu, {taken}. preemption: 0/3 nodes are available."
+    world.kubelet.refuses = lambda pod: message if "stranger" in pod["metadata"].get("labels", ()) else None
+    world.make_foreign("other", labels={"stranger": ""})
+    world.operate()
+    world.jobs.make("job", maxReplicas=4, **QUICK)
+    world.until("it has all GPUs", lambda: len(world.running("job")) == 4)
+
+
 def test_a_job_starts_only_on_nodes_that_its_template_admits(world: World) -> None:
     """By required affinity and by tolerations; one that no node admits is told so, and holds nobody back."""
     world.kubelet.add_node("plain", 1)

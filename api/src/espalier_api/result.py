@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError
+from espalier_api.documents import DocumentError, first_fault, read_bounded
 from espalier_api.events import (
     EVENT,
     NOT_GROWABLE,
@@ -88,6 +88,15 @@ class RunResult(Record):
         return self.test_score or accuracy_score(self.test_accuracy)
 
 
+def read_result(path: Path) -> RunResult:
+    """Read `result.json`; `DocumentError` where it is damaged, with what to do, `FileNotFoundError` without one."""
+    try:
+        return RunResult.model_validate_json(read_bounded(path))
+    except ValidationError as error:
+        remedy = "the same `espalier run` writes it again"
+        raise DocumentError(f"{path}: is no result of a run ({first_fault(error)}); {remedy}") from error
+
+
 def read_history(path: Path) -> tuple[AnyEvent, ...]:
     """Read `history.jsonl`; a last line cut short by a kill is left out, any other damage is a `DocumentError`."""
     events: list[AnyEvent] = []
@@ -98,7 +107,10 @@ def read_history(path: Path) -> tuple[AnyEvent, ...]:
         except ValidationError as error:
             if number == len(lines):
                 break
-            raise DocumentError(f"{path}:{number}: not an event of this version: {error.errors()[0]['msg']}") from error
+            remedy = "remove the line, or the file: runs go on without it"
+            raise DocumentError(
+                f"{path}:{number}: not an event of this version: {first_fault(error)}; {remedy}"
+            ) from error
     return tuple(events)
 
 

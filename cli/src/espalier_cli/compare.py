@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from espalier_api.documents import DocumentError
-from espalier_api.result import RunResult, read_history
+from espalier_api.result import RunResult, read_history, read_result
 from espalier_api.task import Score
 from espalier_cli.picture import Curve
 from espalier_cli.tables import table_for, turned
@@ -18,15 +18,13 @@ from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
 def read_run(folder: Path, label: str | None = None) -> Curve:
     """Read a run's folder; `DocumentError` says what is missing and how to get it."""
     try:
-        result = RunResult.model_validate_json((folder / RESULT_FILE).read_text(encoding="utf-8"))
+        result = read_result(folder / RESULT_FILE)
         events = read_history(folder / HISTORY_FILE)
     except FileNotFoundError as error:
         raise DocumentError(
             f"{folder}: holds no finished run ({Path(str(error.filename)).name} is missing); "
             f"make one with: espalier run JOB --output {folder}"
         ) from error
-    except ValueError as error:
-        raise DocumentError(f"{folder / RESULT_FILE}: {error}") from error
     return Curve(label or folder.name, result, events)
 
 

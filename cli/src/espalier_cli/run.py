@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for
 from espalier_cli.prints import Prints
+from espalier_cli.terminal import Terminal, stopping_signals
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
 from espalier_operator.local.ownership import require_own
@@ -76,10 +76,17 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
             shutil.rmtree(folder / layout.CHECKPOINT_FOLDER, ignore_errors=True)
 
 
-def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console) -> Finished:
-    """Run the jobs to their ends, or until SIGINT or SIGTERM; write each job's `result.json` and `training.png`."""
+def run_jobs(
+    jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, console: Console, terminal: Terminal
+) -> Finished:
+    """Run the jobs to their ends, or until a signal asks to stop or the terminal is gone.
+
+    Write each job's `result.json` and `training.png`. `DocumentError` where an earlier run's history is damaged.
+    """
     views = [JobRow(job.metadata.name, job.spec.time_budget_seconds) for job in jobs]
     stopped = False
+    for job in jobs:  # now, not when the budget is used up
+        _history(folder_of(settings.directory, job.metadata.name, jobs))
     names = [job.metadata.name for job in jobs]
     logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
     logs_told: list[str] = []
@@ -95,8 +102,9 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
             stop.set()
 
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping_signals():
             loop.add_signal_handler(number, interrupt)
+        terminal.on_gone = lambda: loop.call_soon_threadsafe(interrupt)
         with display_for(views, console) as display:
 
             def on_event(job: str, event: AnyEvent) -> None:
@@ -118,7 +126,10 @@ def run_jobs(jobs: Sequence[AdaptiveTrainingJob], settings: LocalSettings, conso
                 each.show(console, ended=True)
             return outcomes
 
-    outcomes = asyncio.run(run())
+    try:
+        outcomes = asyncio.run(run())
+    finally:
+        terminal.on_gone = lambda: None
     results = {}
     for job in jobs:
         name = job.metadata.name
@@ -133,8 +144,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
     A full disk is only a warning: the terminal shows the result of the run anyway.
     """
-    history = folder / layout.HISTORY_FILE
-    events = read_history(history) if history.exists() else ()
+    events = _history(folder)
     over = outcome.phase in (JobPhase.COMPLETE, JobPhase.FAILED)
     result = summarize(
         job,
@@ -158,6 +168,12 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
     except OSError as error:
         click.echo(f"warning: {folder}: results cannot be kept: {error.strerror or error}", err=True)
     return result
+
+
+def _history(folder: Path) -> tuple[AnyEvent, ...]:
+    """Return what has happened to the job of `folder`; `DocumentError` where that cannot be read."""
+    path = folder / layout.HISTORY_FILE
+    return read_history(path) if path.exists() else ()
 
 
 def resume_command(directory: Path) -> str:

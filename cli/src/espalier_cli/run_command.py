@@ -28,6 +28,7 @@ from espalier_cli.run import (
     with_changes,
 )
 from espalier_cli.tables import table_for
+from espalier_cli.terminal import Terminal
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
@@ -91,8 +92,8 @@ def run(
 ) -> None:
     """Train the jobs of FILES on this machine, with GPUs that come and go.
 
-    Several jobs share the GPUs as the scheduling policy decides. Ctrl-C ends the run with a checkpoint; the same
-    command resumes it.
+    Several jobs share the GPUs as the scheduling policy decides. Ctrl-C, or a closed terminal, ends
+    the run with a checkpoint; the same command resumes it.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
     directory = output or default_directory(jobs, datetime.now().astimezone())
@@ -126,17 +127,18 @@ def run(
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
     console = Console(stderr=True)
-    try:
-        if restart:
-            clear(directory, jobs)
-        finished = run_jobs(jobs, settings, console)
-    except (LocalRunError, DocumentError) as error:
-        hint = "--restart forgets what the folder holds; another --output keeps it" if is_own(directory) else None
-        raise InputError(str(error), hint) from error
-    _print(finished, directory, jobs, as_json=as_json)
-    if finished.interrupted:
-        click.echo(f"interrupted; to resume: {resume_command(directory)}", err=True)
-        sys.exit(130)
+    with Terminal() as terminal:
+        try:
+            if restart:
+                clear(directory, jobs)
+            finished = run_jobs(jobs, settings, console, terminal)
+        except (LocalRunError, DocumentError) as error:
+            hint = "--restart forgets what the folder holds; another --output keeps it" if is_own(directory) else None
+            raise InputError(str(error), hint) from error
+        _print(finished, directory, jobs, as_json=as_json)
+        if finished.interrupted:
+            click.echo(f"interrupted; to resume: {resume_command(directory)}", err=True)
+            sys.exit(130)
     if any(result.phase != "Complete" for result in finished.results.values()):
         sys.exit(1)
 

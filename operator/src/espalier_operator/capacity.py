@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
+from typing import Final
 
 from espalier_operator.buckets import Shelf, Shelves, choose, largest
 from espalier_operator.constraints import Amounts
@@ -11,6 +12,9 @@ from espalier_operator.rooms import UNKNOWN
 from espalier_operator.sites import Site
 from espalier_operator.stock import Stock
 from espalier_operator.topology import Split
+
+_ALL: Final = 2**40
+"""More GPUs than a node has, and is given back."""
 
 
 class Supply(IntEnum):
@@ -152,6 +156,23 @@ class Capacity(Stock):
             return
         if self._room_now(node, requests):
             self._change(node, gpus, requests, now=-1, later=-1)
+
+    def close_off(self, sites: Iterable[Site], gpus: int, most: int) -> list[tuple[Site, str]]:
+        """Let at most `most` nodes of `sites` that have `gpus` (> 0) now offer and hope for nothing; return them."""
+        closed: list[tuple[Site, str]] = []
+        for site in sites:
+            while len(closed) < most:
+                chosen = self._offers.choose(site, gpus, site.requests, self._room_now)
+                if chosen is None:
+                    break
+                self._change(chosen[0], _ALL, (), now=-1, later=-1)
+                closed.append((site, chosen[0]))
+        return closed
+
+    def reopen(self, closed: Iterable[tuple[Site, str]]) -> None:
+        """Let nodes that were closed off have again what they had."""
+        for _, node in closed:
+            self._change(node, _ALL, (), now=1, later=1)
 
     def take_at(self, site: Site, node: str, gpus: int) -> bool:
         """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""

@@ -52,6 +52,20 @@ class Pool:
         covered = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
+    def obtain_beside(self, sites: Sequence[Site], gpus: int, barred: int) -> Supply:
+        """Do so for a pod that kube-scheduler keeps from `barred` nodes with GPUs for it, which are not known.
+
+        If no more than that have them, those are the nodes: nothing is kept there, and lent GPUs are asked for
+        elsewhere. If more have them, kube-scheduler has not looked at some yet: GPUs of one node more are kept until
+        it has, so the right ones are among them.
+        """
+        free = self._capacity.close_off(sites, gpus, barred + 1)
+        supply = self.obtain(sites, gpus) if len(free) <= barred else Supply.NOW
+        self._capacity.reopen(free)
+        for site, node in free if len(free) > barred else ():
+            self._capacity.reserve(node, gpus, site.requests)
+        return supply
+
     def await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
 

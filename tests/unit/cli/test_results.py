@@ -115,6 +115,21 @@ def test_damage_in_the_middle_of_a_history_is_named(finished_run: Callable[..., 
         read_history(path)
 
 
+def test_a_damaged_history_is_said_before_the_budget_is_spent(
+    finished_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """It was said at the end, in place of the result."""
+    folder, job = finished_run("a"), tmp_path / "a.yaml"
+    mark(folder, ["a"])
+    (folder / "history.jsonl").write_text('{"type": "Nonsense"}\n{"type": "Nonsense"}\n')
+    job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
+    outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", "--no-agent", "--output", str(folder)])
+    assert outcome.exit_code == 2
+    assert outcome.stderr.startswith(f"error: {folder}/history.jsonl:1: not an event of this version")
+    assert "remove the line, or the file: runs go on without it" in outcome.stderr
+    assert not (folder / "allocation.json").exists()
+
+
 def test_compare_puts_runs_side_by_side_and_says_what_one_seed_is_worth(finished_run: Callable[..., Path]) -> None:
     folders = [finished_run("not-grown", 0.70), finished_run("grown", 0.81)]
     outcome = CliRunner().invoke(cli, ["compare", *map(str, folders)])
@@ -181,6 +196,22 @@ def test_compare_of_a_folder_without_a_run_says_how_to_make_one(tmp_path: Path) 
     outcome = CliRunner().invoke(cli, ["compare", str(tmp_path)])
     assert outcome.exit_code == 2
     assert "holds no finished run (result.json is missing); make one with: espalier run JOB --output" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"), [(b'{"job": "default', "Invalid JSON"), (b"[]", "should be an object"), (b"\xff{}", "JSON")]
+)
+def test_a_damaged_result_is_one_line_with_what_to_do(
+    finished_run: Callable[..., Path], content: bytes, fault: str
+) -> None:
+    path = finished_run("a") / "result.json"
+    path.write_bytes(content)
+    outcome = CliRunner().invoke(cli, ["compare", str(path.parent)])
+    assert outcome.exit_code == 2
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: {path}: is no result of a run (")
+    assert fault in line
+    assert line.endswith("; the same `espalier run` writes it again")
 
 
 def test_validate_prints_problems_to_stdout_and_exits_2(tmp_path: Path) -> None:

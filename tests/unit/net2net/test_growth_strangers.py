@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, weight_norm
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     ExampleInput,
     GrowthError,
@@ -27,7 +29,7 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
-from espalier_trainer.net2net.modules import as_arguments
+from espalier_trainer.net2net.modules import as_arguments, tensors_in
 
 
 class Unit(nn.Module):
@@ -179,10 +181,37 @@ STRANGERS: dict[str, tuple[Callable[[], nn.Module], ExampleInput, int]] = {
 }
 
 
+@dataclass
+class Found:
+    """What a model of somebody's returns; torch knows nothing of it."""
+
+    scores: Tensor
+    hidden: Any
+
+
+class Returning(nn.Module):
+    """Returns what it hides, too: no channels of it can be added."""
+
+    def __init__(self, returned: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self._returned = returned
+
+    def forward(self, x: Tensor) -> Any:
+        """Return (..., 3) and (..., 8) together."""
+        hidden = functional.relu(self.first(x))
+        return self._returned(self.head(functional.relu(self.second(hidden))), hidden)
+
+
+STRANGERS["dataclass"] = (lambda: Returning(lambda scores, hidden: Found(scores, [hidden])), ROWS, 0)
+
+
 def _outputs(model: nn.Module, example: ExampleInput, *, training: bool) -> list[Tensor]:
     args, kwargs = as_arguments(example)
     result = copy.deepcopy(model).train(training)(*args, **kwargs)
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    found = tensors_in(result)
+    assert found, "nothing would be compared"
+    return found
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
@@ -210,6 +239,22 @@ def test_a_stranger_grows_exactly_or_is_refused_with_a_reason(name: str) -> None
     assert all(one.reason and one.remedy for one in (*refused, *refused_blocks(model, example)))
     after = model.state_dict()
     assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_channels_that_a_dataclass_shows_are_not_widened() -> None:
+    model = Returning(Found)
+    assert [group.id for group in widening_groups(model, ROWS)] == ["second"]
+    assert refused_widenings(model, ROWS)["first"].reason == "'relu' is an output of the model"
+    assert len(describe(model, ROWS).outputs) == 2
+
+
+def test_a_model_whose_outputs_are_not_found_is_refused_with_what_to_return() -> None:
+    """Otherwise nothing of it would be compared, and all would be taken for exact."""
+    model = Returning(lambda scores, hidden: SimpleNamespace(scores=scores, hidden=hidden))
+    with pytest.raises(GrowthError, match="in which no tensor is found"):
+        widening_groups(model, ROWS)
+    with pytest.raises(GrowthError, match="return a tensor, or a tuple, list, dictionary or dataclass"):
+        describe(model, ROWS)
 
 
 def test_a_compiled_model_is_refused_with_what_to_grow() -> None:

@@ -137,11 +137,22 @@ def level(job: JobFacts, extra: int) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize(
-    ("priority", "weight"), [(-3, 1 / 4), (-1, 1 / 2), (0, 1), (1, 2), (9, 10), (10**9, 10**9 + 1)]
+    ("priority", "weight"),
+    [(-(10**9), 1 / 10), (-3, 1 / 4), (-1, 1 / 2), (0, 1), (1, 2), (9, 10), (10, 10), (10**9, 10)],
 )
 def test_a_share_is_gpus_over_the_weight_of_the_priority(priority: int, weight: float) -> None:
     job = JobFacts(key="ns/job", terms=asking(priority, gpus=2), submitted_at=0.0)
     assert share(job, 3) == pytest.approx(6 / weight)
+
+
+def test_no_priority_takes_all_that_is_spare() -> None:
+    """Anybody may choose the highest one; it comes first, and gets at most ten times what others get."""
+    hours = Hours(3 + 24)
+    for name, priority in (("ns/loud", 10**9), ("ns/one", 0), ("ns/two", 0)):
+        hours.cluster.submit(name, asking(priority, 100))
+        hours.pass_time(30)
+    hours.pass_time(4 * A_ROUND)
+    assert {job.key: job.extra for job in hours.running} == {"ns/loud": 20, "ns/one": 2, "ns/two": 2}
 
 
 @given(st.lists(st.tuples(st.integers(-2, 4), st.integers(0, 5)), min_size=1, max_size=4), st.integers(1, 9))

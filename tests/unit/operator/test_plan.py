@@ -302,6 +302,28 @@ def test_a_pod_that_requests_more_than_any_node_has_delays_nobody(memory):
     assert [type(action) for action in planned.actions] == [NoticeReclaim], "this one is waited for"
 
 
+def test_a_pod_keeps_no_gpus_of_nodes_from_which_kube_scheduler_keeps_it():
+    """Other nodes lack GPUs, so its message names these too: any cluster has nodes without GPUs."""
+    nodes = [node("n", 2), node("m", 2), node("cpu", 0)]
+    barred = [replace(foreign(1), name=f"pod-{number}", barred_nodes=2) for number in range(3)]
+    planned = decide(nodes, [job("next", low=4)], barred)
+    assert planned.actions == (Admit(job="next", gpu_type="a"),)
+    stale = [replace(pod, barred_nodes=1) for pod in barred[:1]]
+    planned = decide(nodes, [job("next", low=1), job("second", low=3)], stale)
+    assert [action.job for action in planned.actions] == ["next"], "one of the two is its own, nobody knows which"
+
+
+def test_lent_gpus_are_reclaimed_for_a_pod_only_where_kube_scheduler_could_bind_it():
+    """That is not where GPUs are free as it is."""
+    first, second = trains("first", extra=2, priority=1), trains("second", extra=3, high=4)
+    workers = [*workers_of(first, "full"), *workers_of(second, "open")]
+    nodes = [node("full", 3), node("open", 5)]
+    busy = [replace(each, granted_at=NOW, changed_at=NOW) for each in (first, second)]
+    planned = decide(nodes, busy, [*workers, replace(foreign(1), barred_nodes=1)])
+    notice = NoticeReclaim(job="first", extra=1, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert planned.actions == (notice,)
+
+
 @pytest.mark.parametrize("state", [PENDING, RUNNING, TERMINATING])
 def test_a_worker_holds_its_gpu_until_it_is_gone(state):
     ended = replace(trains("ended", high=1), finished=True)

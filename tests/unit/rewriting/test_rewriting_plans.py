@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,20 @@ class DropsByHand(nn.Module):
         return nn.functional.dropout(self.layer(x), 0.5, self.training) * 1
 
 
+class Within(nn.Module):
+    """Computes its first layer in a context, of which torch.fx records nothing."""
+
+    def __init__(self, context: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.context, self.first, self.second = context, nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.context():
+            x = self.first(x)
+        result: Tensor = self.second(x)
+        return result
+
+
 def _hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].register_forward_hook(lambda *_: None)
@@ -86,8 +102,10 @@ def _hooked() -> nn.Module:
         (DropsInPlace(again=True), "reads layer, which drop has changed"),
         (Counts(), "changes a buffer"),
         (nn.LazyLinear(3), "lazy"),
+        (Within(torch.no_grad), "within torch.no_grad or torch.autocast"),
+        (Within(lambda: torch.autocast("cpu", torch.bfloat16)), "within torch.no_grad or torch.autocast"),
     ],
-    ids=["hooks", "decides", "writes", "reads", "counts", "lazy"],
+    ids=["hooks", "decides", "writes", "reads", "counts", "lazy", "no gradients", "another precision"],
 )
 def test_what_cannot_be_rewritten_is_refused_with_the_reason(model: nn.Module, why: str) -> None:
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}

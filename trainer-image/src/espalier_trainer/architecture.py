@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from espalier_api.architecture import Architecture
+from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.growth import described, operation_names
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.job import Insertion
@@ -38,9 +38,14 @@ def describe(
 
     A model whose execution depends on tensor values is described as it ran on the example, in call order, and has
     growth points only where it marks them, and nothing to widen. Raises `GrowthError` where the model cannot be run on
-    the example, or targets cannot be tried.
+    the example, or returns no tensor that is found, or targets cannot be tried.
     """
     graph = trace(model, example_input)
+    if not graph.outputs:
+        raise GrowthError(
+            f"none of what {type(model).__name__} returns is a tensor that it has computed; return a tensor, or a "
+            "tuple, list, dictionary or dataclass of tensors"
+        )
     traced = Traced(model, graph, example_input, insertion)
     architecture = Architecture(layers=graph.layers(), outputs=graph.outputs)
     if before is not None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError, Layer
 from espalier_api.growth.block import ADD_BLOCK, owner_of
@@ -23,7 +22,7 @@ from espalier_trainer.net2net.block.points import add_block, is_whole, tried_pla
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, tensors_in
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace.tracing import trace
@@ -217,9 +216,7 @@ def _seconds(model: nn.Module, example_input: ExampleInput) -> float:
     args, kwargs = as_arguments(example_input)
     started = time.perf_counter()
     result: Any = model(*args, **kwargs)
-    loss = sum(
-        leaf.square().sum() for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    )
+    loss = sum(leaf.square().sum() for leaf in tensors_in(result) if leaf.is_floating_point())
     if isinstance(loss, Tensor) and loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
     if isinstance(loss, Tensor) and loss.is_cuda:

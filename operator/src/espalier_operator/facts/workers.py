@@ -55,6 +55,9 @@ class Worker:
     """The type of GPU that a foreign worker without a node requires."""
     constraints: Constraints = ANYWHERE
     """What a foreign worker without a node asks of one."""
+    barred_nodes: int = 0
+    """How many nodes with GPUs for it kube-scheduler refuses for other reasons than `constraints`: affinity to other
+    pods, volumes, ports."""
     pinned_to: str | None = None
     """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
     is_rival: bool = False

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from espalier_operator.actions import Action, Plan
-from espalier_operator.clock import Clock
+from espalier_operator.clock import Backoff, Clock
 from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
@@ -70,6 +70,8 @@ class KubeBackend:
         self._store, self._writer, self._settings, self._clock, self._rules = store, writer, settings, clock, rules
         self.jobs: dict[str, ManagedJob] = {}
         """By UID, those that are there and are not being deleted."""
+        self._deleted: dict[str, Backoff] = {}
+        """By UID, those that are being deleted and still there: somebody's finalizer holds them."""
         self._uids: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self.queue = WorkQueue(self._flush)
@@ -157,6 +159,9 @@ class KubeBackend:
         seen, job = self._store.job(uid), self.jobs.get(uid)
         if seen is None or seen.deleting:
             self._unreadable.pop(uid, None)
+            self._deleted.pop(uid, None)
+            if seen is not None and not seen.orphans:
+                self._deleted[uid] = Backoff()
             if job is not None:
                 del self.jobs[uid]
                 if self._uids.get(job.key) == uid:
@@ -226,6 +231,9 @@ class KubeBackend:
             job.refuse(None if refusal is None else refusal.reason)
             job.place(plan.placements.get(job.key, NOWHERE))
             self._queue_if_due(job, now)
+        for uid, trying in self._deleted.items():
+            if not trying.holds(now):
+                self.queue.add(uid, urgent=False)
         self._set_timer(now)
 
     def _queue_if_due(self, job: ManagedJob, now: float) -> None:
@@ -237,6 +245,7 @@ class KubeBackend:
     async def _flush(self, uid: str) -> None:
         job = self.jobs.get(uid)
         if job is None:
+            await self._end_deleted(uid)
             return
         await self._writer.flush(job)
         if job.news & (News.PODS | News.REPORT):
@@ -244,6 +253,18 @@ class KubeBackend:
         # Only this job is asked: otherwise each flush would cost more, the more jobs there are.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):
             self._set_timer_at(job.due_at, self._clock.now())
+
+    async def _end_deleted(self, uid: str) -> None:
+        """End the pods of a job that is being deleted: nobody counts its budget or reclaims what it was lent."""
+        trying, seen = self._deleted.get(uid), self._store.job(uid)
+        if trying is None or seen is None:
+            return
+        try:
+            await self._writer.end_pods(self._store.pods_of(seen.ref))
+            trying.succeeded()
+        except BackendError as error:
+            wait = trying.failed(self._clock.now())
+            logger.warning("%s: its pods cannot be ended: %s; trying again in %.0f s", seen.key, error, wait)
 
     def _set_timer(self, now: float) -> None:
         """Have the loop look when the first job is due."""

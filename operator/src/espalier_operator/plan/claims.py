@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Replace, Requeue
@@ -11,6 +12,10 @@ from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Role
 from espalier_operator.lifecycle import obstacle
 from espalier_operator.plan.tick import Tick
+
+_MOST_LOOKS: Final = 2000
+"""At most so many nodes are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
+them. Other such pods are left to it."""
 
 
 class Claims:
@@ -47,13 +52,23 @@ class Claims:
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif len(self._tick.census.bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
                 self._doubt(job)
-        hopeless: set[tuple[str | None, int, Constraints]] = set()
+        self._serve_others()
+
+    def _serve_others(self) -> None:
+        """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
+        hopeless: set[tuple[str | None, int, Constraints, int]] = set()
+        looks = _MOST_LOOKS
         for foreign in self._tick.census.foreign:
-            kind = (foreign.gpu_type, foreign.gpus, foreign.constraints)
-            if kind in hopeless:
+            kind = (foreign.gpu_type, foreign.gpus, foreign.constraints, foreign.barred_nodes)
+            if kind in hopeless or foreign.barred_nodes > looks:
                 continue
+            looks -= foreign.barred_nodes
             sites = self._tick.sites(foreign.gpu_type, foreign.constraints)
-            if self._tick.pool.obtain(sites, foreign.gpus) is Supply.NEVER:
+            if foreign.barred_nodes:
+                supply = self._tick.pool.obtain_beside(sites, foreign.gpus, foreign.barred_nodes)
+            else:
+                supply = self._tick.pool.obtain(sites, foreign.gpus)
+            if supply is Supply.NEVER:
                 hopeless.add(kind)
 
     def _claim(self, job: JobFacts) -> Supply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from espalier_operator.policies.view import ONE, Candidate, Decision, Elasticity, View, base_share
 
@@ -36,12 +36,20 @@ class FairPolicy:
         return Decision(shares=tuple(base_share(job, weight=weight_of(job.priority)) for job in jobs))
 
 
+MOST_WEIGHT: Final = 10
+"""No job has more than so many times the share of a job of priority 0, nor less than one over it."""
+
+
 @lru_cache
 def weight_of(priority: int) -> Fraction:
-    """Return 1 at priority 0, 1 more with each step up, one over that with each step down: 1 + p, 1 / (1 − p)."""
+    """Return 1 at priority 0, 1 more with each step up, one over that with each step down: 1 + p, 1 / (1 − p).
+
+    At most `MOST_WEIGHT`, at least one over it: priorities say who comes first, and anybody may choose 10⁹.
+    """
     if priority == 0:
         return ONE
-    return Fraction(1 + priority) if priority >= 0 else Fraction(1, 1 - priority)
+    weight = min(1 + abs(priority), MOST_WEIGHT)
+    return Fraction(weight) if priority > 0 else Fraction(1, weight)
 
 
 def served_before(job: Candidate) -> tuple[float, float, float, str]:

@@ -275,6 +275,30 @@ def test_which_pods_of_others_wait_for_gpus(change, wants):
     assert foreign_worker(pod_of(raw)) is not None, "once it is bound it holds them"
 
 
+@pytest.mark.parametrize(
+    ("reasons", "barred"),
+    [
+        (f"5 Insufficient {GPU}", 0),
+        (f"2 Insufficient {GPU}, 3 node(s) had untolerated taint {{team: vision}}", 0),
+        (f"1 node(s) had taint {{a: b}}, that the pod didn't tolerate, 4 Insufficient {GPU}", 0),
+        (f"1 Insufficient memory, 2 node(s) didn't match pod anti-affinity rules, 3 Insufficient {GPU}", 2),
+        (f"1 node(s) had volume node affinity conflict, 1 node(s) didn't have free ports, 3 Insufficient {GPU}", 2),
+        (f"{'9' * 5000} node(s) exceed max volume count, 3 Insufficient {GPU}", 0),
+    ],
+)
+def test_from_how_many_nodes_kube_scheduler_keeps_a_pod_for_reasons_unknown_here(reasons, barred):
+    preemption = " preemption: 0/5 nodes are available: 2 No preemption victims found, 3 Preemption is not helpful."
+    for message in (f"0/5 nodes are available: {reasons}.", f"0/5 nodes are available: {reasons}.{preemption}"):
+        raw = raw_worker(JOB, node=None, phase="Pending")
+        raw["metadata"]["ownerReferences"] = []
+        raw["status"]["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        ]
+        assert foreign_worker(pod_of(raw)).barred_nodes == barred
+        raw["spec"]["nodeName"] = "node"
+        assert foreign_worker(pod_of(raw)).barred_nodes == 0, "it has found one"
+
+
 # ---- whose a pod is
 
 

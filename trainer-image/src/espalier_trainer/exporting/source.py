@@ -12,7 +12,7 @@ from torch import Tensor
 from espalier_api.documents import DocumentError, loads
 from espalier_api.job import AdaptiveTrainingJob, ModelSpec
 from espalier_api.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
-from espalier_api.result import RunResult
+from espalier_api.result import RunResult, read_result
 from espalier_api.validation import JobFileError, load_job
 from espalier_trainer.averaging import averages_in
 from espalier_trainer.checkpoint import CheckpointState
@@ -140,6 +140,6 @@ def _job(run: Path, state: CheckpointState) -> AdaptiveTrainingJob | None:
 
 def _result(run: Path) -> RunResult | None:
     try:
-        return RunResult.model_validate_json((run / RESULT_FILE).read_text(encoding="utf-8"))
+        return read_result(run / RESULT_FILE)
     except (OSError, ValueError):
         return None  # it is written at the end of a run

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import GrowthError
 
@@ -25,6 +27,19 @@ def as_arguments(example_input: ExampleInput) -> tuple[tuple[Any, ...], dict[str
     if isinstance(example_input, tuple):
         return example_input, {}
     return (example_input,), {}
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    """Return the tensors in nested tuples, lists, dictionaries and dataclasses, in order."""
+    if isinstance(values, Tensor):
+        return [values]
+    found: list[Tensor] = []
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif is_dataclass(leaf) and not isinstance(leaf, type):  # torch takes it for a value of its own
+            found += tensors_in([getattr(leaf, field.name, None) for field in fields(leaf)])
+    return found
 
 
 def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:

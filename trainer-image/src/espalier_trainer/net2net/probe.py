@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode, tensors_in
 
 _DROPOUTS = frozenset(
     {
@@ -96,7 +96,7 @@ class _Watching(WithoutDropout):
         result = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(result, Tensor) or not self._known:
             return result
-        if not any(isinstance(one, Tensor) and id(one) in self._known for one in tree_leaves((args, kwargs))):
+        if not any(id(one) in self._known for one in tensors_in((args, kwargs))):
             return result
         if not result.is_floating_point():
             self._indices.append(result)
@@ -171,7 +171,7 @@ def samples(
     """
     args, kwargs = as_arguments(example_input)
     sources: list[Tensor] = []
-    indices = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and not one.is_floating_point()]
+    indices = [one for one in tensors_in((args, kwargs)) if not one.is_floating_point()]
 
     def sourced(given: Tensor) -> Tensor:
         if not given.is_floating_point():
@@ -184,7 +184,7 @@ def samples(
         args, kwargs = tree_map_only(Tensor, sourced, (args, kwargs))
         with _Watching(sources, indices):
             result = model(*args, **kwargs)
-        outputs = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.requires_grad]
+        outputs = [one for one in tensors_in(result) if one.requires_grad]
         order = sorted(range(len(outputs)), key=lambda index: -outputs[index].numel())[:_MAX_OUTPUTS]
         return [
             Sample(index, tuple(outputs[index].shape), at, _dependence(outputs[index][at], sources))

@@ -23,8 +23,8 @@ def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
 
     It is run once without gradients, and the random generators are restored.
 
-    Raises `RewritesRefusedError` for a model with hooks of its own, one that torch.fx cannot trace, or that changes
-    tensors in place which others may read.
+    Raises `RewritesRefusedError` for a model with hooks of its own, one that torch.fx cannot trace, that changes
+    tensors in place which others may read, or computes a part without gradients or under autocast.
     """
     _check(module)
     try:
@@ -42,11 +42,31 @@ def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
 
 
 class _Tracer(fx.Tracer):
-    """Takes each layer of torch as one call, but looks into those that host a growth."""
+    """Takes each layer of torch as one call, but looks into those that host a growth.
+
+    torch.fx records no contexts: what a forward does within `torch.no_grad()` would get gradients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modes = _modes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a node; `RewritesRefusedError` within a context that changes how it is computed."""
+        if _modes() != self._modes:
+            raise RewritesRefusedError(
+                "a part of the forward runs within torch.no_grad or torch.autocast, which a rewritten computation "
+                "would not; take it out of the context, or do without rewrites"
+            )
+        return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         """Return whether the call of a module is one node."""
         return base_class(module) is type(module) and super().is_leaf_module(module, path)
+
+
+def _modes() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> Graph:
@@ -54,6 +74,8 @@ def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> G
     with mode(model, training=training):
         try:
             traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
+        except RewritesRefusedError:
+            raise
         # Whatever the user's forward raises on values that it cannot look at.
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import Due, News
@@ -83,6 +84,10 @@ class Writer:
                 logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
         job.plan_ahead(status, now)
+
+    async def end_pods(self, pods: Iterable[Pod]) -> None:
+        """End those of `pods` that are not being ended. `BackendError` where that fails for one."""
+        await self._end([DeletePod(pod=pod) for pod in pods if not pod.deleting and not pod.ended])
 
     # ---- status and Events
 
@@ -151,12 +156,15 @@ class Writer:
                 case DeleteJob():
                     namespace, name, _ = _name(job)
                     await self._client.delete(resources.JOBS, namespace, name, step.uid)
-        for start in range(0, len(deletions), PODS_AT_ONCE):
-            await _all(*(self._delete(step) for step in deletions[start : start + PODS_AT_ONCE]))
+        await self._end(deletions)
         if creations:
             await self._equip(job)
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
+
+    async def _end(self, due: Sequence[DeletePod]) -> None:
+        for start in range(0, len(due), PODS_AT_ONCE):
+            await _all(*(self._delete(step) for step in due[start : start + PODS_AT_ONCE]))
 
     async def _annotate(self, step: Annotate) -> None:
         body = {"metadata": {"annotations": step.annotations}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,17 @@ MAX_MESSAGE: Final = 1000
 """Maximum characters kept of a pod's messages."""
 _NO_DEVICES: Final = "cannot allocate all claims"
 """Part of the message of kube-scheduler (plugin DynamicResources) on a pod for whose claims devices are missing."""
+_JUDGED: Final = (
+    "Insufficient ",
+    "Too many pods",
+    "node(s) had untolerated taint ",
+    "node(s) had taint ",
+    "node(s) were unschedulable",
+    "node(s) didn't match Pod's node affinity/selector",
+    "node(s) didn't satisfy plugin(s) [NodeAffinity]",
+    _NO_DEVICES,
+)
+"""How those of kube-scheduler's reasons begin that the planner judges by itself (`espalier_operator.constraints`)."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
@@ -101,6 +113,17 @@ def wants_gpus(spec: Raw, status: Raw, resource: str) -> bool:
     refusal = _scheduler_refusal(status)
     missing = _NO_DEVICES if resource.startswith(DEVICE_CLASS) else f"Insufficient {resource}"
     return refusal is None or missing in refusal
+
+
+def barred_nodes(status: Raw) -> int:
+    """Return from how many nodes kube-scheduler last kept a pod for reasons that the planner does not know.
+
+    They are affinity to other pods, topology spread, volumes, ports and the like. kube-scheduler names one plugin a
+    node, and most of these come after the one for GPUs: such nodes have GPUs for the pod.
+    """
+    reasons = (_scheduler_refusal(status) or "").partition(" nodes are available: ")[2].partition(" preemption: ")[0]
+    found = (re.fullmatch("([0-9]{1,6}) (.*)", each, re.DOTALL) for each in re.split(", (?=[0-9])", reasons))
+    return sum(int(each[1]) for each in found if each is not None and not each[2].startswith(_JUDGED))
 
 
 def _containers(spec: Raw, status: Raw) -> tuple[Sequence[Raw], Sequence[Raw]]:

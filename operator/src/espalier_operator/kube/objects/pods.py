@@ -13,7 +13,7 @@ from espalier_operator.facts import Role
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of
-from espalier_operator.kube.objects.pod_status import PodStatus, read_status, wants_gpus
+from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, wants_gpus
 from espalier_operator.kube.objects.requirements import (
     DEFAULT_PATIENCE,
     constraints_of,
@@ -52,6 +52,9 @@ class Pod(PodStatus):
     wants_gpus: bool
     """More GPUs on a node may let it start; of a foreign one without a node. kube-scheduler's last answer decides: a
     pod for which it has found no node, and not for lack of GPUs, waits for something else."""
+    barred_nodes: int
+    """Nodes that kube-scheduler refuses for it for reasons that the planner does not know; of a foreign one that wants
+    GPUs."""
     pinned_to: str | None
     """The planner's node that is the only one that it may be bound to; of a worker."""
     gated: bool
@@ -123,6 +126,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
         constraints=ANYWHERE if node else gpus.restricted(constraints_of(spec, resource), resource, settings),
         wants_gpus=wants_gpus(spec, status, resource),
+        barred_nodes=barred_nodes(status) if owner is None else 0,
         phase=found.phase,
         pinned_to=None if owner is None else gpus.place_of(required_node(spec), resource, settings),
         gated=any(entries(spec, "schedulingGates")),

@@ -157,6 +157,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
         state=_state(pod),
         gpu_type=pod.gpu_type,
         constraints=pod.constraints,
+        barred_nodes=0 if pod.node else pod.barred_nodes,
         pinned_to=pod.pinned_to if pod.node is None else None,
         is_rival=pod.owner is not None,
         leaves_at=pod.leaves_at,

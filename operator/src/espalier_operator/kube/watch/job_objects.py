@@ -23,6 +23,8 @@ class JobObject:
     uid: str
     generation: int
     deleting: bool
+    orphans: bool
+    """Its deletion is to leave what it owns (`kubectl delete --cascade=orphan`)."""
     parsed: KubeJob | InvalidJob
     raw: Raw
     """Without its status."""
@@ -51,8 +53,9 @@ def job_object(
         return None
     metadata = raw["metadata"]
     generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
+    orphans = deleting and "orphan" in (metadata.get("finalizers") or ())
     if before is not None and before.uid == metadata["uid"] and before.generation == generation:
-        return replace(before, deleting=deleting, status=raw.get("status"))
+        return replace(before, deleting=deleting, orphans=orphans, status=raw.get("status"))
     kept = {key: value for key, value in raw.items() if key != "status"}
     kept["metadata"] = {key: value for key, value in metadata.items() if key != "managedFields"}
     return JobObject(
@@ -60,6 +63,7 @@ def job_object(
         uid=metadata["uid"],
         generation=generation,
         deleting=deleting,
+        orphans=orphans,
         parsed=parse(kept),
         raw=kept,
         status=raw.get("status"),

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import Architecture, BlockPoint, GrowthError
 from espalier_api.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, undisturbed
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, tensors_in, undisturbed
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
 
@@ -135,12 +134,12 @@ class _Watch:
         self._given: list[Tensor] = []
 
     def before(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         self._given.append(tensors[self._entry].detach().clone())
 
     def after(self, _module: nn.Module, _args: Any, result: Any) -> None:
         given = self._given.pop()
-        returned = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), given[:0])
+        returned = next(iter(tensors_in(result)), given[:0])
         if not torch.equal(returned, given):
             apart = (returned - given).abs().max().item() if returned.shape == given.shape else float("nan")
             self._problems.setdefault(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from espalier_trainer.net2net.blocks import STACK, GrownStack, added
+from espalier_trainer.net2net.modules import tensors_in
 from espalier_trainer.net2net.trace.graph import Graph, Operation, Span, Stack
 from espalier_trainer.net2net.trace.operators import (
     function_attributes,
@@ -100,7 +100,7 @@ class Recorder(TorchFunctionMode):
     def inputs(self, named: Mapping[str, Any]) -> None:
         """Record the forward's arguments as `Input` operations."""
         for argument, value in named.items():
-            for tensor in _tensors(value):
+            for tensor in tensors_in(value):
                 self._add(self._free_name("", argument), "Input", tensor)
 
     def outputs(self, result: Any) -> None:
@@ -140,7 +140,7 @@ class Recorder(TorchFunctionMode):
         if name in _NO_CHANGE and args and result is args[0]:
             result = self._separate(result)
         written = args[0] if name == "__setitem__" else result
-        if _tensors(written):
+        if tensors_in(written):
             operator = function_operator(func)
             name = self._free_name(self._scopes[-1], snake_case(operator))
             attributes = function_attributes(operator, args, given)
@@ -245,7 +245,7 @@ class Recorder(TorchFunctionMode):
         arguments: str = "",
         written_at: str = "",
     ) -> None:
-        tensors = _tensors(result)
+        tensors = tensors_in(result)
         self._own = True
         shape = tuple(result.shape) if isinstance(result, Tensor) else None
         given = operator == "Input" and any(tensor.is_floating_point() for tensor in tensors)
@@ -275,7 +275,7 @@ class Recorder(TorchFunctionMode):
     def _read(self, values: Any) -> tuple[str, ...]:
         """Return the operations that made the tensors among `values`; a parameter read directly becomes one."""
         found = []
-        for tensor in _tensors(values):
+        for tensor in tensors_in(values):
             key = id(tensor)
             if key not in self._makers and key in self._weights:
                 path = self._weights[key]
@@ -291,7 +291,7 @@ class Recorder(TorchFunctionMode):
 
     def _made(self, values: Any) -> tuple[str, ...]:
         """Return for each tensor among `values` the operation that made it, "" where there is none."""
-        return tuple(self._makers.get(id(tensor), "") for tensor in _tensors(values))
+        return tuple(self._makers.get(id(tensor), "") for tensor in tensors_in(values))
 
     def _take(self, path: str) -> int:
         """Return the number of trainable scalars at `path` on the first call for it, 0 after that."""
@@ -323,9 +323,3 @@ def _caller() -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

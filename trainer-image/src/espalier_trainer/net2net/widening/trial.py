@@ -18,10 +18,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, failing, held, mode, undisturbed
+from espalier_trainer.net2net.modules import (
+    ExampleInput,
+    as_arguments,
+    copied,
+    failing,
+    held,
+    mode,
+    tensors_in,
+    undisturbed,
+)
 from espalier_trainer.net2net.probe import WithoutDropout, random_like
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
@@ -204,7 +213,9 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
                 if not training:
                     raise
                 continue  # batch norm on one value: the model has no train mode on this example
-        results.append([leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)])
+        results.append(tensors_in(result))
+        if not results[-1]:
+            raise TypeError(f"it returns {type(result).__name__}, in which no tensor is found")
     return results
 
 

@@ -141,6 +141,12 @@ def test_a_job_that_a_quota_rejects_waits_again_with_that_reason() -> None:
     assert (waits.actions, waits.refusals["a"].reason, waits.wake_at) == ((), Reason.POD_REJECTED, NOW + 60)
 
 
+def test_a_worker_keeps_its_chosen_node_while_a_quota_refuses_another() -> None:
+    refused = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 30, "trouble": Reason.POD_REJECTED}
+    planned = decide({"n": 2}, job("a", low=2, **refused), worker("a", pin="n"))
+    assert (planned.actions, planned.wake_at) == ((), NOW + 30)
+
+
 def test_a_job_without_gpus_runs_anywhere() -> None:
     terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
     planned = decide({}, JobFacts(key="a", terms=terms, submitted_at=0.0))

@@ -104,7 +104,9 @@ class Claims:
         """
         if job.refused_since is None:
             return
-        pinned = tuple(sorted(self._tick.pinned[job.key]))
+        # A ResourceQuota that refuses some of the workers says nothing of nodes that were chosen for others.
+        by_quota = obstacle(job) is Reason.POD_REJECTED
+        pinned = () if by_quota else tuple(sorted(self._tick.pinned[job.key]))
         patience = job.refused_since + (self._tick.rules.pin_seconds if pinned else self._tick.rules.placement_seconds)
         self._record.wake(patience)
         if self._tick.now < patience:

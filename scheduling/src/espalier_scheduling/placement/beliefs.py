@@ -4,17 +4,13 @@ The parameters are logarithms: the slowness of each node, the sensitivity and th
 (interference is the product of the two: rank 1), and the bandwidths of network cards and uplinks. A measurement is the
 formula of `performance` with noise; the update is an extended Kalman filter's (linear at the present mean; the node or
 link that is the slowest at the mean is taken for the one that was measured). Parameters drift back to the prior with
-time (an Ornstein-Uhlenbeck process), and a run of measurements that the belief holds for impossible begins again at
-the prior: so it follows a cluster that changes.
+time (an Ornstein-Uhlenbeck process): so it follows a cluster that changes.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +20,6 @@ from espalier_scheduling.placement.performance import Exchange, Slowdown, StepTi
 from espalier_scheduling.placement.tasks import KINDS, kinds
 
 Floats = NDArray[np.float64]
-
-_RECENT: Final = 12
-"""Measurements by which it is judged whether the cluster has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +45,6 @@ class Prior:
         full[nodes:, nodes:] = self.covariance
         return full
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
-        return {"slowness": list(self.slowness), "rest": self.rest.tolist(), "covariance": self.covariance.tolist()}
-
-    @classmethod
-    def read(cls, path: Path) -> Prior:
-        """Read what `as_json` gave."""
-        raw = json.loads(path.read_text())
-        mean, variance = raw["slowness"]
-        return cls((mean, variance), np.array(raw["rest"]), np.array(raw["covariance"]))
-
 
 def wide_prior() -> Prior:
     """Return what somebody would assume who has seen no cluster: all kinds alike, and little is certain."""
@@ -79,23 +61,17 @@ class Belief:
         nodes: int,
         *,
         memory_seconds: float = math.inf,
-        surprise: float = math.inf,
         noise: float = 0.15,
     ) -> None:
         """Begin at `prior`.
 
-        `memory_seconds` is the time after which 1/e is left of what was measured; `surprise` the mean square of recent
-        standardised errors at which the cluster counts as another one; `noise` the standard deviation of the logarithm
-        of a measurement, with what the formula leaves out.
+        `memory_seconds` is the time after which 1/e is left of what was measured; `noise` the standard deviation of the
+        logarithm of a measurement, with what the formula leaves out.
         """
-        self._nodes, self._memory, self._surprise, self._variance = nodes, memory_seconds, surprise, noise**2
+        self._nodes, self._memory, self._variance = nodes, memory_seconds, noise**2
         self._prior_mean, self._prior_covariance = prior.mean(nodes), prior.full_covariance(nodes)
         self._now = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
         self.mean, self.covariance = self._prior_mean.copy(), self._prior_covariance.copy()
-        self._errors: list[float] = []
         self._tell()
 
     # ---- the performance of the mean
@@ -143,13 +119,10 @@ class Belief:
         if link is not None and measured.exchange > 0:
             self._update(self._exchange_gradient(link), float(np.log(measured.exchange / link.seconds)))
         self._tell()
-        if len(self._errors) >= _RECENT and np.mean(self._errors) > self._surprise:
-            self._reset()
 
     def _update(self, gradient: Floats, error: float) -> None:
         spread = self.covariance @ gradient
         variance = float(gradient @ spread) + self._variance
-        self._errors = [*self._errors[-_RECENT + 1 :], error**2 / variance]
         self.mean = self.mean + spread * (error / variance)
         self.covariance = self.covariance - np.outer(spread, spread) / variance
 

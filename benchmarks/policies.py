@@ -2,11 +2,11 @@
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
-CPU time takes, the median of three runs by rounds and of one through the operator's planner; `goodput` is beside Pollux
-itself. Step times that must be interpolated are worked out once, before. Policies without published figures are timed
-at twice the load. Then a row a policy and trace of Gavel
-(Narayanan et al., OSDI 2020), on 8 V100, 16 P100 and 24 K80 GPUs, by both drivers, beside what the simulator released
-with it prints with seed 0 and the solver ECOS. Last, the milliseconds of a decision of `goodput`.
+CPU time takes, the median of three runs by rounds and of one through the operator's planner; `soonest` and `goodput`
+are beside Pollux itself. Step times that must be interpolated are worked out once, before. Policies without published
+figures are timed at twice the load. Then a row a policy and trace of Gavel (Narayanan et al., OSDI 2020), on 8 V100,
+16 P100 and 24 K80 GPUs, by both drivers, beside what the simulator released with it prints with seed 0 and the solver
+ECOS. Last, the milliseconds of a decision of `goodput`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from espalier_operator.simulation.typed import TypedRounds
 
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
-POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "goodput": "pollux"}
+POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "soonest": "pollux", "goodput": "pollux"}
 """Ours, and the published one beside it."""
 RUNS = 3
 DRIVERS: Mapping[str, tuple[Callable[[Sequence[SimulatedJob], Sequence[Node], Policy], Rounds | Planned], int]] = {

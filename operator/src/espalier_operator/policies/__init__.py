@@ -26,5 +26,6 @@ POLICIES: Final[Registry[Callable[..., Policy]]] = Registry(
         "growth": "espalier_operator.policies.growth:GrowthPolicy",
         "learned": "espalier_operator.policies.learned:LearnedPolicy",
         "optimus": "espalier_operator.policies.optimus:OptimusPolicy",
+        "soonest": "espalier_operator.policies.soonest:SoonestPolicy",
     },
 )

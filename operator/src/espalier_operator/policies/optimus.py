@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
+from espalier_operator.policies.marginal import hand_out, share_of
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,42 +30,18 @@ class OptimusPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most, the smallest first."""
-        free = view.gpus
-        workers: dict[str, int] = {}
-        for job in sorted(view.jobs, key=_need):
-            needs = job.min_workers * job.gpus_per_worker
-            workers[job.key] = job.min_workers if needs <= free else 0
-            free -= needs if needs <= free else 0
-        jobs = {job.key: job for job in view.jobs}
-        places = {key: place for place, key in enumerate(workers)}
-        gains = [
-            (-_gain(outlook, workers[key]), places[key], key)
-            for key, outlook in view.outlooks.items()
-            if 0 < workers[key] < jobs[key].max_workers
-        ]
-        heapq.heapify(gains)
-        while gains and gains[0][0] < 0:
-            _, place, key = gains[0]
-            job = jobs[key]
-            if job.gpus_per_worker > free:
-                heapq.heappop(gains)
-                continue
-            free -= job.gpus_per_worker
-            workers[key] += 1
-            if workers[key] == job.max_workers:
-                heapq.heappop(gains)
-            else:
-                heapq.heapreplace(gains, (-_gain(view.outlooks[key], workers[key]), place, key))
+        workers = hand_out(
+            sorted(view.jobs, key=_need),
+            view.outlooks,
+            view.gpus,
+            lambda job, count: _gain(view.outlooks[job.key], count),
+        )
         order = sorted(view.jobs, key=lambda job: (workers[job.key] * job.gpus_per_worker, _need(job)[1]))
         return Decision(
-            shares=tuple(self._share(job, workers[job.key], job.key in view.outlooks) for job in order),
+            shares=tuple(share_of(job, workers[job.key], known=job.key in view.outlooks) for job in order),
             preempts=True,
             follows_progress=True,
         )
-
-    def _share(self, job: Candidate, workers: int, known: bool) -> Share:
-        spare = 0 if known or not workers else job.max_workers - workers
-        return Share(job=job.key, workers=workers, spare=spare)
 
 
 def _need(job: Candidate) -> tuple[int, float]:

@@ -1,0 +1,113 @@
+"""The policy `soonest`: workers go where they speed up most, and to jobs that end soon."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Candidate, Decision, View
+from espalier_scheduling.allocation.workloads import StepByStep
+
+
+@dataclass(frozen=True)
+class Amdahl:
+    """A step has a part that workers share, and a part that they do not."""
+
+    shared: float
+    serial: float
+    remaining_steps: float
+    tried_workers: int = 1
+
+    def step_seconds(self, workers: int) -> float:
+        return self.serial + self.shared / workers
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        return 1 / self.step_seconds(workers)
+
+
+def job(key: str, *, base: int = 1, most: int = 4, gpus: int = 1, at: float = 0.0, **facts: float) -> Candidate:
+    return Candidate(
+        key=key,
+        submitted_at=at,
+        min_workers=base,
+        max_workers=most,
+        gpus_per_worker=gpus,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def decide(gpus: int, *jobs: Candidate, **outlooks: Amdahl) -> Decision:
+    return configured("soonest").decide(View(now=100.0, gpus=gpus, jobs=jobs, outlooks=outlooks))
+
+
+def workers(decision: Decision) -> dict[str, int]:
+    return {share.job: share.workers for share in decision.shares}
+
+
+LONG, SHORT = Amdahl(1.0, 0.01, 1e5), Amdahl(1.0, 0.01, 1e2)
+
+
+def test_a_job_that_ends_soon_gets_more_than_one_that_does_not() -> None:
+    assert workers(decide(5, job("long"), job("short", at=1.0), long=LONG, short=SHORT)) == {"short": 4, "long": 1}
+    assert workers(decide(1, job("long"), job("short", at=1.0), long=LONG, short=SHORT)) == {"short": 1, "long": 0}
+
+
+def test_of_equal_jobs_that_which_scales_better_gets_more() -> None:
+    scales, stops = Amdahl(1.0, 0.0, 1000.0), Amdahl(0.1, 0.9, 1000.0)
+    assert workers(decide(5, job("scales"), job("stops"), scales=scales, stops=stops)) == {"scales": 4, "stops": 1}
+
+
+def test_a_job_of_which_nothing_is_known_gets_its_base_workers_and_spare_ones() -> None:
+    (share,) = decide(8, job("new", base=2, most=6)).shares
+    assert (share.workers, share.spare) == (2, 4)
+    both = {share.job: share for share in decide(8, job("new"), job("short"), short=SHORT).shares}
+    assert (both["new"].workers, both["new"].spare, both["short"].workers, both["short"].spare) == (1, 3, 4, 0)
+
+
+def test_a_program_that_says_that_it_ends_soon_starts_first() -> None:
+    old, soon = job("old", done=0.1, service=1000.0), job("soon", at=9.0, done=0.9, service=1000.0)
+    assert workers(decide(1, old, soon)) == {"soon": 1, "old": 0}
+
+
+Drawn = tuple[int, int, int, float, float, float]
+"""Base workers, further ones, GPUs of each; the parts of a step, and steps that are left."""
+SHARED, SERIAL, STEPS = st.floats(0.01, 10), st.floats(0.001, 1), st.floats(1, 1e5)
+JOBS = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(1, 2), SHARED, SERIAL, STEPS), max_size=6)
+
+
+@given(st.integers(1, 24), JOBS)
+def test_no_more_than_all_gpus_are_shared_out_and_no_job_gets_less_than_it_needs(
+    gpus: int, drawn: Iterable[Drawn]
+) -> None:
+    view = _view(gpus, drawn)
+    given_out = workers(configured("soonest").decide(view))
+    assert sorted(given_out) == sorted(job.key for job in view.jobs)
+    assert sum(given_out[job.key] * job.gpus_per_worker for job in view.jobs) <= gpus
+    for each in view.jobs:
+        assert given_out[each.key] == 0 or each.min_workers <= given_out[each.key] <= each.max_workers
+
+
+def test_it_is_the_rule_that_learned_allocation_imitates() -> None:
+    """But for ties up to rounding, which random numbers do not have."""
+    draw = random.Random(0)
+    for _ in range(100):
+        drawn = [
+            (draw.randint(1, 3), draw.randint(0, 5), draw.randint(1, 2), *map(draw.uniform, (0, 0, 1), (10, 1, 1e4)))
+            for _ in range(draw.randint(0, 6))
+        ]
+        view = _view(draw.randint(1, 24), drawn)
+        assert workers(configured("soonest").decide(view)) == workers(StepByStep("soonest").decide(view))
+
+
+def _view(gpus: int, drawn: Iterable[Drawn]) -> View:
+    jobs, outlooks = [], {}
+    for index, (base, more, each, shared, serial, steps) in enumerate(drawn):
+        key = f"job{index}"
+        jobs.append(job(key, base=base, most=base + more, gpus=each, at=float(index)))
+        outlooks[key] = Amdahl(shared, serial, steps)
+    return View(now=100.0, gpus=gpus, jobs=tuple(jobs), outlooks=outlooks)

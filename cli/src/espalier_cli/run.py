@@ -173,7 +173,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 def _history(folder: Path) -> tuple[AnyEvent, ...]:
     """Return what has happened to the job of `folder`; `DocumentError` where that cannot be read."""
     path = folder / layout.HISTORY_FILE
-    return read_history(path) if path.exists() else ()
+    return read_history(path) if os.path.exists(path) else ()  # a name that is too long is an error of the run
 
 
 def resume_command(directory: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,9 +22,11 @@ from load.processes import Process, binder_command, kwok_command, operator_comma
 from load.world import World
 
 PROJECT: Final = Path(__file__).parents[2]
-sys.path.insert(0, str(PROJECT / "tests" / "integration"))
+sys.path[:0] = [str(PROJECT / "tests" / "integration"), str(PROJECT / "tests" / "helpers")]
 
 from apiserver import ApiServer, ServerError  # noqa: E402
+
+from ports import free_port  # noqa: E402
 
 __all__ = ["PATIENCE", "PROJECT", "REST_SECONDS", "Cluster", "Figures", "Say", "ServerError", "Tools", "cluster_of"]
 
@@ -95,7 +96,7 @@ async def cluster_of(case: Case, layout: Layout, tools: Tools, directory: Path, 
         await world.wait_for("pods of others run", lambda: all(pod.runs for pod in world.pods.values()), PATIENCE)
         await world.wait_for("the binder is ready", lambda: "ready" in binder.log.read_text(), PATIENCE)
 
-        health, snapshot = _free_ports(2)
+        health, snapshot = free_port(), free_port()
         begun = time.monotonic()
         command = operator_command(operator_config, health, snapshot)
         operator = stack.enter_context(running("operator", command, directory, case.operator_cores))
@@ -138,12 +139,3 @@ def _install(server: ApiServer, directory: Path) -> Path:
     kubeconfig = directory / "operator.kubeconfig"
     kubeconfig.write_text(server.kubeconfig_text(server.token("espalier-system", "espalier-operator")))
     return kubeconfig
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -128,7 +128,11 @@ class InProcess:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What it last planned by."""
+        """What it last planned by. One that has just listed the cluster may be about to plan for the first time."""
+        deadline = time.monotonic() + PATIENCE
+        while self.operator.snapshot is None and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.02)
         self.check()
         assert self.operator.snapshot is not None
         return self.operator.snapshot

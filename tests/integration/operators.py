@@ -21,6 +21,7 @@ from espalier_operator.kube.client import Answer, Client
 from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
+from waiting import until
 
 """At most, for the connections of an operator that has ended to be closed."""
 EXTRA_CLASS = "espalier-extra"
@@ -129,13 +130,13 @@ class InProcess:
     @property
     def snapshot(self) -> Snapshot:
         """What it last planned by. One that has just listed the cluster may be about to plan for the first time."""
-        deadline = time.monotonic() + PATIENCE
-        while self.operator.snapshot is None and time.monotonic() < deadline:
+
+        def seen() -> Snapshot | None:
             self.check()
-            time.sleep(0.02)
-        self.check()
-        assert self.operator.snapshot is not None
-        return self.operator.snapshot
+            return self.operator.snapshot
+
+        found: Snapshot = until(seen, "the operator has planned nothing")
+        return found
 
     def wake(self) -> None:
         """Let it tick."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,22 +11,7 @@ from hypothesis import strategies as st
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
 from espalier_scheduling.allocation.workloads import StepByStep
-
-
-@dataclass(frozen=True)
-class Amdahl:
-    """A step has a part that workers share, and a part that they do not."""
-
-    shared: float
-    serial: float
-    remaining_steps: float
-    tried_workers: int = 1
-
-    def step_seconds(self, workers: int) -> float:
-        return self.serial + self.shared / workers
-
-    def goodput(self, nodes: int, workers: int) -> float:
-        return 1 / self.step_seconds(workers)
+from outlooks import Amdahl
 
 
 def job(key: str, *, base: int = 1, most: int = 4, gpus: int = 1, at: float = 0.0, **facts: float) -> Candidate:
@@ -49,7 +33,7 @@ def workers(decision: Decision) -> dict[str, int]:
     return {share.job: share.workers for share in decision.shares}
 
 
-LONG, SHORT = Amdahl(1.0, 0.01, 1e5), Amdahl(1.0, 0.01, 1e2)
+LONG, SHORT = Amdahl(1e5, 0.01, 1.0), Amdahl(1e2, 0.01, 1.0)
 
 
 def test_a_job_that_ends_soon_gets_more_than_one_that_does_not() -> None:
@@ -58,7 +42,7 @@ def test_a_job_that_ends_soon_gets_more_than_one_that_does_not() -> None:
 
 
 def test_of_equal_jobs_that_which_scales_better_gets_more() -> None:
-    scales, stops = Amdahl(1.0, 0.0, 1000.0), Amdahl(0.1, 0.9, 1000.0)
+    scales, stops = Amdahl(1000.0, 0.0, 1.0), Amdahl(1000.0, 0.9, 0.1)
     assert workers(decide(5, job("scales"), job("stops"), scales=scales, stops=stops)) == {"scales": 4, "stops": 1}
 
 
@@ -109,5 +93,5 @@ def _view(gpus: int, drawn: Iterable[Drawn]) -> View:
     for index, (base, more, each, shared, serial, steps) in enumerate(drawn):
         key = f"job{index}"
         jobs.append(job(key, base=base, most=base + more, gpus=each, at=float(index)))
-        outlooks[key] = Amdahl(shared, serial, steps)
+        outlooks[key] = Amdahl(steps, serial, shared)
     return View(now=100.0, gpus=gpus, jobs=tuple(jobs), outlooks=outlooks)

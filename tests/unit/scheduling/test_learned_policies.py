@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,12 @@ from espalier_scheduling.learned.ranking import Ranking
 from espalier_scheduling.learned.serving import LearnedAllocation, by_type
 from espalier_scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
 from espalier_scheduling.learned.twin import Twin
+from outlooks import Amdahl
 
 SERVES = Serves(min_gpus=1, max_gpus=512, max_jobs=512)
 LINEAGE = Lineage(
     name="tiny", learnt_from="nothing", algorithm="drawn at random", seed=1, decisions=0, serves=SERVES
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Amdahl:
-    """A part of each step does not get faster."""
-
-    remaining_steps: float
-    serial: float
-    tried_workers: int = 1
-
-    def step_seconds(self, workers: int) -> float:
-        return self.serial + (1 - self.serial) / workers
-
-    def goodput(self, nodes: int, workers: int) -> float:
-        return 1 / self.step_seconds(workers)
 
 
 def policy(seed: int = 1, **changes: Any) -> LearnedPolicy:
@@ -224,7 +210,7 @@ views = st.builds(
             )
             for index, (base, more, size, runs, yields, _, _) in enumerate(jobs)
         ),
-        outlooks={f"j{i}": Amdahl(steps, 0.1) for i, (*_, known, steps) in enumerate(jobs) if known},
+        outlooks={f"j{i}": Amdahl(steps, 0.1, 0.9) for i, (*_, known, steps) in enumerate(jobs) if known},
     ),
     st.lists(
         st.tuples(
@@ -267,7 +253,8 @@ def crowd(rng: np.random.Generator, count: int) -> View:
         for index in range(count)
     )
     known = [job.key for job in jobs if rng.random() < 0.6]
-    outlooks = {key: Amdahl(float(rng.uniform(10, 1e5)), float(rng.random())) for key in known}
+    drawn_parts = {key: (float(rng.uniform(10, 1e5)), float(rng.random())) for key in known}
+    outlooks = {key: Amdahl(steps, serial, 1 - serial) for key, (steps, serial) in drawn_parts.items()}
     return View(now=0.0, gpus=int(rng.integers(count, 6 * count)), jobs=jobs, outlooks=outlooks)
 
 
@@ -380,7 +367,7 @@ def test_without_a_speed_nothing_of_it_is_seen() -> None:
     assert (names["known"], names["left"], names["best_left"]) == (0, 0, 0)
     assert (offered["gain"], offered["saved"], offered["saved_ahead"], offered["saved_by_share"]) == (0, 0, 0, 0)
     assert names["age"] == pytest.approx(math.log(2) / 4)
-    known = replace(View(now=600.0, gpus=4, jobs=(job,)), outlooks={"a": Amdahl(600, 0.0)})
+    known = replace(View(now=600.0, gpus=4, jobs=(job,)), outlooks={"a": Amdahl(600, 0.0, 1.0)})
     seen = Picture.of(known).inputs()
     offered = dict(zip(description.OPTION_FEATURES, seen.options[0, 0], strict=True))
     assert offered["gain"] == pytest.approx(math.log(2))

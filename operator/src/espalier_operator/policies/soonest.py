@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from espalier_operator.policies.marginal import hand_out, share_of
+from espalier_operator.policies.remaining import remaining_steps
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, View
 
 _SOON_SECONDS: Final = 60.0
@@ -58,16 +59,19 @@ def _log_gain(outlook: Outlook, workers: int) -> float:
 
 
 def _weights(view: View) -> Mapping[str, float]:
-    """Return by job how much it counts: (60 s + rest) ** -½."""
-    rests = {job.key: rest for job in view.jobs if (rest := _rest(view, job)) is not None}
-    average = sum(rests.values()) / len(rests) if rests else 0.0
-    return {job.key: (_SOON_SECONDS + rests.get(job.key, average)) ** -0.5 for job in view.jobs}
+    """Return by job how much it counts: (60 s + rest) ** -½, with the rest at its best number of workers."""
+    speeds = [_best_speed(view, job) for job in view.jobs]
+    steps = remaining_steps(view, view.jobs, speeds)
+    return {
+        job.key: (_SOON_SECONDS + rest / speed) ** -0.5
+        for job, rest, speed in zip(view.jobs, steps, speeds, strict=True)
+    }
 
 
-def _rest(view: View, job: Candidate) -> float | None:
-    """Return the seconds that it takes with its best number of workers; None: not known."""
+def _best_speed(view: View, job: Candidate) -> float:
+    """Return the steps a second with its best number of workers; 1 where that is not known."""
     outlook = view.outlooks.get(job.key)
     if outlook is None:
-        return None if job.rest is None else job.rest / _base_gpus(job)
+        return 1.0
     most = min(job.max_workers, max(job.min_workers, view.gpus // max(1, job.gpus_per_worker)))
-    return outlook.remaining_steps * min(map(outlook.step_seconds, range(job.min_workers, most + 1)))
+    return 1 / min(map(outlook.step_seconds, range(job.min_workers, most + 1)))

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def advised(space: Space) -> list[dict[str, Any]]:
     """Return how a job adapted on the agent's advice."""
-    space.apply(digits("asks", budget=20))
+    space.apply(digits("asks", budget=60))
     wait_for("it grows", lambda: space.status("asks").get("adaptationCount"), 90)
     found: list[dict[str, Any]] = space.status("asks")["adaptations"]
     return found

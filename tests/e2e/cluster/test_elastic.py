@@ -186,13 +186,13 @@ from torch import nn
 
 class Slow(nn.Sequential):
     def forward(self, inputs):
-        time.sleep(5e-4 * len(inputs))
+        time.sleep(1e-3 * len(inputs))
         return super().forward(inputs)
 
 def network():
     return Slow(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 """
-"""A network on a device of its own that takes 0.5 ms an example, for which the CPU waits: what a GPU is to a worker.
+"""A network on a device of its own that takes 1 ms an example, for which the CPU waits: what a GPU is to a worker.
 
 Two workers that compute on the cores of this machine would contend for them, with each other and with Kubernetes."""
 

@@ -25,27 +25,27 @@ from kube import (
 @pytest.mark.disturbs("operator")
 def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
-    space.apply(digits("steady", budget=20))
+    space.apply(digits("steady", budget=60))
     space.wait_condition("steady", "Running")
     before = space.status("steady")
     nodes.set_gpus(2)
     wait_for("more is allocated", lambda: space.status("steady")["allocation"]["replicas"] == 2, every=0.05)
     for pod in pods_of("operator"):
         kubectl("delete", "pod", pod["metadata"]["name"], "--namespace", SYSTEM, "--grace-period=0", "--force")
-    complete = space.wait_condition("steady", "Complete", 120)
+    complete = space.wait_condition("steady", "Complete", 180)
     assert complete["reason"] == "BudgetExhausted"
     status = space.status("steady")
     assert status["adaptationCount"] >= 1
     assert (status["restarts"], status["preemptions"]) == (0, 0), "the training took no notice"
     assert status["timeBudget"]["usedSeconds"] >= before["timeBudget"]["usedSeconds"]
-    assert status["timeBudget"]["usedSeconds"] <= 30
+    assert status["timeBudget"]["usedSeconds"] <= 70
     assert len(space.pods("steady", "base")) == 1
 
 
 @pytest.mark.disturbs("agent")
 def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    adaptation = {"mode": "Auto", "maxAdaptations": 1, "decisionTimeoutSeconds": 2, "fallback": "Heuristic"}
+    adaptation = {"mode": "Auto", "maxAdaptations": 1, "decisionTimeoutSeconds": 5, "fallback": "Heuristic"}
     kubectl("scale", "deployment/espalier-agent", "--namespace", SYSTEM, "--replicas=0")
     try:
         selector = "app.kubernetes.io/name=espalier-agent"
@@ -69,7 +69,7 @@ def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
 def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     shared_folder(space, nodes.names[0])
-    space.apply(digits("phoenix", budget=45, maxReplicas=1, template=on_shared_folder(space)))
+    space.apply(digits("phoenix", budget=60, maxReplicas=1, template=on_shared_folder(space)))
     space.wait_condition("phoenix", "Running")
     for number in (1, 2):
         wait_for("it has a checkpoint", lambda: "lastCheckpointTime" in space.status("phoenix"))
@@ -92,10 +92,10 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
         assert report["step"] >= step, "it did not continue from its checkpoint"
         status = wait_for("it is counted", lambda n=number: (s := space.status("phoenix"))["restarts"] == n and s)
         assert status["preemptions"] == number
-    complete = space.wait_condition("phoenix", "Complete", 120)
+    complete = space.wait_condition("phoenix", "Complete", 180)
     assert complete["reason"] == "BudgetExhausted"
     assert space.status("phoenix")["scheduling"]["failures"] == 0
-    assert 40 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 60
+    assert 55 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 75
 
 
 @pytest.mark.nodes(2)

@@ -9,10 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, stranger, wait_for
 
 PROJECT = Path(__file__).parents[3]
 ESPALIER = Path(sys.executable).with_name("espalier")
+BUDGET = 60.0
+"""Seconds: several times what an extra worker takes to start on a busy machine."""
 
 
 def espalier(*arguments: str, stdin: str | None = None) -> str:
@@ -24,15 +27,17 @@ def espalier(*arguments: str, stdin: str | None = None) -> str:
 def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     space.apply(digits("first", budget=300, maxReplicas=1, adaptation={"mode": "Off"}))
-    space.apply((PROJECT / "examples" / "digits.yaml").read_text())
+    example = yaml.safe_load((PROJECT / "examples" / "digits.yaml").read_text())
+    # The example's 20 s may pass on a busy machine before the extra worker has started.
+    space.apply(example | {"spec": example["spec"] | {"timeBudgetSeconds": BUDGET}})
     space.wait_condition("first", "Running")
     space.wait_condition("digits", "Running")
     assert space.status("digits")["scheduling"]["extra"] == 0, "there is no GPU to lend yet"
-    # Not by its budget: how far apart the two start depends on the load, and the example has 20 s.
+    # Not by its budget: how far apart the two start depends on the load.
     first_end = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     kubectl("delete", "atj", "first", "--namespace", space.name, "--wait=false")
 
-    complete = space.wait_condition("digits", "Complete", 120)
+    complete = space.wait_condition("digits", "Complete", 2 * BUDGET)
     assert complete["reason"] == "BudgetExhausted"
     status = space.status("digits")
     grown = [entry for entry in status["adaptations"] if entry["result"] == "Grown"]
@@ -41,7 +46,7 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
     assert status["adaptationCount"] == len(grown)
     assert status["training"]["depth"] == grown[-1]["depthAfter"] > grown[0]["depthBefore"]
     assert grown[0]["time"] > first_end, "the GPU came from the job that ended"
-    assert 18 <= status["timeBudget"]["usedSeconds"] <= 30, "the budget, and at most the grace to evaluate"
+    assert BUDGET - 2 <= status["timeBudget"]["usedSeconds"] <= BUDGET + 10, "the budget, and at most the grace to evaluate"
     assert status["timeBudget"]["gpuSecondsUsed"] > status["timeBudget"]["usedSeconds"]
     metrics = {entry["name"]: entry["value"] for entry in status["training"]["metrics"]}
     assert metrics["test_accuracy"] > 0.5
@@ -86,7 +91,7 @@ def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
     gpus(first, 1)
     kubectl("delete", "node", newcomer)
     try:
-        space.apply(digits("grows", budget=25))
+        space.apply(digits("grows", budget=BUDGET))
         space.wait_condition("grows", "Running")
     finally:
         # Its kubelet makes the node known again when it starts.
@@ -98,7 +103,7 @@ def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
     space.wait_extra("grows", 1)
     extra = wait_for("an extra worker", lambda: space.pods("grows", "extra"))
     assert extra[0]["spec"].get("nodeName") in (None, newcomer)
-    space.wait_condition("grows", "Complete", 90)
+    space.wait_condition("grows", "Complete", 2 * BUDGET)
     assert space.status("grows")["adaptationCount"] >= 1
 
 

@@ -20,7 +20,8 @@ from espalier_trainer.core.services import Services
 from espalier_trainer.core.steps import Due
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
-from espalier_trainer.distillation.shrinking import Manner, on_reclaim
+from espalier_trainer.distillation.asked import on_reclaim
+from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint

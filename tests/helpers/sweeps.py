@@ -40,6 +40,7 @@ SAMPLES = {
     "moments at which stand-ins end": 3,
     "lives of simulated jobs": 15,
     "lives of jobs on one machine": 10,
+    "lives of planned jobs": 30,
     "plans of a simulated cluster": 125,
     "queues of simulated jobs": 150,
     "texts that are no job": 150,

@@ -91,6 +91,11 @@ class JobState:
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 
     @property
+    def essence(self) -> JobState:
+        """The state without the figures that time alone changes."""
+        return replace(self, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
+
+    @property
     def active(self) -> bool:
         """Whether it holds GPUs, so that its budgets run."""
         return self.admitted_at is not None and self.outcome is None

@@ -21,8 +21,8 @@ from espalier_operator.job.status import utc
 from espalier_operator.job.transitions import after
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.objects.jobs import KubeJob
-from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import sort_pods

@@ -29,6 +29,7 @@ from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.settings import KubeSettings
@@ -226,7 +227,7 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
         for job in backend.jobs.values():
             status, before = job.status(clock.time), job.written
             json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False)
-            happened = [*measurements(before, status, job.owner)]
+            happened = [*measurements(before, status, owner(job))]
             metrics.add(happened)
             events(before, status)
             if job.job is not None:

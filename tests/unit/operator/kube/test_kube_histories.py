@@ -18,7 +18,7 @@ from espalier_operator.actions import Refusal
 from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
 from espalier_operator.kube.state import workers
-from espalier_operator.kube.watch import store
+from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.plan.lending import Lending
 from espalier_operator.plan.record import Record
@@ -111,7 +111,7 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
         found = right(replace(pod, wants_gpus=True))
         return None if found is None else replace(found, constraints=ANYWHERE, gpu_type=None)
 
-    monkeypatch.setattr(store, "foreign_worker", wrong)
+    monkeypatch.setattr(filed_pods, "foreign_worker", wrong)
     breaks(3, first=6)
 
 

@@ -16,9 +16,9 @@ from espalier_operator.facts import Placement, Role
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
-from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import Manifest
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import JobPods

@@ -57,6 +57,8 @@ class JobState:
     gpu_seconds_used: float = 0.0
     counted_until: float | None = None
     """The moment up to which its budgets are counted."""
+    budget_end_seconds: float | None = None
+    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less."""
     trained: bool = False
     """It has trained since it was admitted."""
     failures: int = 0

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_api.documents import dumps
 from espalier_api.report import Metric, TrainerPhase
 from espalier_kube import resources
@@ -170,7 +171,7 @@ def test_the_good_job_trains() -> None:
     assert len(seen_by_operator(lists_of(NODES, GOOD, BAD), NOW, SETTINGS).snapshot.jobs) == 2
 
 
-@settings(max_examples=150)
+@settings(max_examples=sweeps.examples(150))
 @given(strange(BAD))
 def test_an_operator_that_starts_plans_with_any_objects_of_a_tenant(bad: Objects) -> None:
     seen = seen_by_operator(lists_of(NODES, GOOD, bad), NOW, SETTINGS)
@@ -193,7 +194,7 @@ class Clock:
         return seconds
 
 
-@settings(max_examples=100)
+@settings(max_examples=sweeps.examples(100))
 @given(st.lists(st.tuples(strange(BAD), st.sampled_from(("MODIFIED", "MODIFIED", "MODIFIED", "DELETED"))), max_size=3))
 def test_an_operator_that_runs_sees_plans_and_measures_whatever_changes(turns: list[tuple[Objects, str]]) -> None:
     """Each turn changes all objects of the bad job; all that is decided, written and measured follows from it."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drawn_models import image_model, row_model
@@ -64,6 +67,59 @@ class Counts(nn.Module):
         return x * 2
 
 
+class Skips(nn.Module):
+    """Leaves its layer out now and then, by a number that is drawn without an input."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(4, 4), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x) if self.draw() > 0.3 else x
+
+
+class Remembers(nn.Module):
+    """Changes an attribute, a list or a buffer, by which a later forward may go."""
+
+    def __init__(self, remember: Callable[[nn.Module, Tensor], None]) -> None:
+        super().__init__()
+        self.layer, self.remember, self.steps, self.seen = nn.Linear(4, 4), remember, 0, [1.0]
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.remember(self, x)
+        result: Tensor = self.layer(x) * self.scale
+        return result
+
+
+def _counts(model: Any, _: Tensor) -> None:
+    model.steps += 1
+
+
+def _appends(model: Any, _: Tensor) -> None:
+    model.seen.append(2.0)
+
+
+def _anneals(model: Any, _: Tensor) -> None:
+    model.scale = model.scale * 0.9
+
+
+def _keeps(model: Any, x: Tensor) -> None:
+    model.last = x
+
+
+class Penalised(nn.Module):
+    """Divides by the size of its weights, which change with each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) / sum(each.detach().norm() for each in self.parameters())
+        return result
+
+
 class DropsByHand(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -102,16 +158,27 @@ def _hooked() -> nn.Module:
         (DropsInPlace(again=True), "reads layer, which drop has changed"),
         (Counts(), "changes a buffer"),
         (nn.LazyLinear(3), "lazy"),
-        (Within(torch.no_grad), "within torch.no_grad or torch.autocast"),
-        (Within(lambda: torch.autocast("cpu", torch.bfloat16)), "within torch.no_grad or torch.autocast"),
+        (Skips(lambda: torch.rand(1).item()), "draws random numbers without an input"),
+        (Skips(random.random), "draws random numbers without an input"),
+        (Skips(lambda: float(np.random.rand())), "draws random numbers without an input"),
+        (Remembers(_counts), "changes 'steps', an attribute"),
+        (Remembers(_appends), "changes 'seen', an attribute"),
+        (Remembers(_anneals), "changes 'scale', an attribute"),
+        (Remembers(_keeps), "changes 'last', an attribute"),
+        (Penalised(), "of a parameter that torch.fx does not follow"),
+        (Within(torch.no_grad), "within torch.no_grad, torch.autocast or an autograd"),
+        (Within(lambda: torch.autocast("cpu", torch.bfloat16)), "within torch.no_grad, torch.autocast or an autograd"),
     ],
-    ids=["hooks", "decides", "writes", "reads", "counts", "lazy", "no gradients", "another precision"],
+    ids=lambda each: each if isinstance(each, str) else type(each).__name__,
 )
 def test_what_cannot_be_rewritten_is_refused_with_the_reason(model: nn.Module, why: str) -> None:
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    rows = torch.randn(2, 4)
+    draws = torch.get_rng_state(), random.getstate()
     with pytest.raises(RewritesRefusedError, match=why):
-        capture(model, torch.randn(2, 4))
+        capture(model, rows)
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers() if name in before)
+    assert (torch.equal(draws[0], torch.get_rng_state()), draws[1]) == (True, random.getstate())
 
 
 def test_grown_models_are_captured_and_stay_as_they_are() -> None:
@@ -215,6 +282,16 @@ def test_the_table_of_costs_is_measured_once_and_kept(tmp_path: Path) -> None:
     again = Costs(model, tmp_path)
     assert State.start(graph, again).cost == total > 0
     assert (first.measured > 0, again.measured) == (True, 0)
+
+
+def test_of_a_grown_model_only_what_is_new_is_measured() -> None:
+    small, large = (nn.Sequential(nn.Linear(4, 8), *[nn.ReLU(), nn.Linear(8, 8)] * times) for times in (1, 2))
+    large.append(nn.Tanh())
+    first = Costs(small)
+    State.start(capture(small, torch.rand(2, 4)), first)
+    second = Costs(large, table=first.table)
+    State.start(capture(large, torch.rand(2, 4)), second)
+    assert (first.measured, second.measured) == (3, 1)
 
 
 def test_pairs_of_steps_are_measured_in_turn() -> None:

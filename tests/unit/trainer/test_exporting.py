@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from espalier_api.advice import Action
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.errors import ExportError
+from espalier_trainer.examples import known
 from espalier_trainer.exporting.writing import export
 from espalier_trainer.own import join
 
@@ -287,6 +289,74 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
     export(tmp_path, tmp_path / "out", "their_net:net")
     assert torch.equal(espalier_trainer.load(tmp_path / "out")(inputs), model(inputs))
     sys.modules.pop("their_net", None)
+
+
+SEVERAL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)
+
+    def forward(self, inputs, *, mask, scale=1.0):
+        given = inputs["values"] * mask[:, None]
+        return {"scores": self.last(self.act(self.first(given))) * scale}
+
+net = Net
+"""
+
+
+def test_a_model_of_several_inputs_that_has_grown_is_loaded_by_its_checkpoint_alone(
+    advised: Callable[..., Any],
+    advice_body: Callable[..., bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    monkeypatch.syspath_prepend(tmp_path)
+    several = importlib.import_module("several")
+    advised(lambda body: (200, advice_body("first")))
+    model = several.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.rand(12, 2), torch.zeros(12, dtype=torch.int64))
+    example = {"inputs": {"values": torch.rand(2, 2)}, "mask": torch.tensor([True, True]), "scale": 0.5}
+    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), grow=True, example=example)
+    for _ in loop.epochs(2):
+        for values, labels in batches:
+            optimizer.zero_grad()
+            scores = model({"values": values}, mask=torch.ones(len(labels), dtype=torch.bool))["scores"]
+            loop.backward(nn.functional.cross_entropy(scores, labels))
+            optimizer.step()
+    assert len(model.state_dict()) > 4, "it has not grown"
+    card = readme(export(tmp_path, tmp_path / "out", "several:net", program=True).folder)
+    wanted = model.eval()(**example)["scores"]
+    torch.testing.assert_close(espalier_trainer.load(tmp_path, several.net())(**example)["scores"], wanted)
+    lines = "inputs={'values': torch.rand(2, 2)}, mask=torch.full((2,), True, dtype=torch.bool), scale=0.5"
+    assert card.count(f"outputs = model({lines})") == 2
+    for code in re.findall(r"^```python\n(.*?)^```", card, re.M | re.S):
+        names: dict[str, Any] = {}
+        exec(code, names)
+        torch.testing.assert_close(names["model"](**example)["scores"], wanted)
+    assert "batches of any number of examples from 2" in card
+    sys.modules.pop("several", None)
+
+
+def test_an_example_is_kept_by_shapes_and_by_the_greatest_of_its_integers() -> None:
+    lengths, state = torch.tensor([3, 5]), (torch.rand(2, 4, dtype=torch.float64), None)
+    kept = known((torch.rand(2, 3).bfloat16(), lengths, {"state": state, "flag": True, "name": "x"}))
+    assert kept is not None
+    again = type(kept).model_validate_json(kept.model_dump_json())
+    assert again == kept
+    first, second, third = again.of_rows(7).make()  # type: ignore[misc]
+    assert (first.shape, first.dtype) == ((7, 3), torch.bfloat16)
+    assert second.tolist() == [5] * 7
+    assert (third["state"][0].shape, third["state"][0].dtype) == ((7, 4), torch.float64)
+    assert (third["state"][1], third["flag"], third["name"]) == (None, True, "x")
+    assert type(third["state"]) is tuple
+    assert known((torch.rand(2, 3), object())) is None
+    assert known({"scale": 1.0}) is None
 
 
 def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any], tmp_path: Path) -> None:

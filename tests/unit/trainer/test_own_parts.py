@@ -288,6 +288,7 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
         ([inner, other], "the parameter '0.weight' is in two optimizers; give each parameter to one"),
         ([], "the list of optimizers is empty"),
         ("SGD", "str is not a torch.optim.Optimizer; give one, or a list of several"),
+        (torch.optim.LBFGS(model.parameters()), "LBFGS computes the loss of a batch several times.*another optimizer"),
     ):
         with pytest.raises(OwnLoopError, match=said):
             join(model, given, batches(4))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from espalier_api.base import Record
 from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import Example
 from espalier_trainer.execution import ExecutionState
 from espalier_trainer.net2net.history import Growth
 
@@ -75,7 +75,7 @@ class CheckpointState(Record):
     epoch_loss_sum: float
     """Sum of the losses of these batches."""
     used_seconds: float = Field(ge=0)
-    example: ExampleShape | None = None
+    example: Example | None = None
     """Of a batch of two inputs of the model; None where it is not known."""
     consultations: int = Field(ge=0)
     adaptations: tuple[Adaptation, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from safetensors import SafetensorError
-from torch import Tensor
 
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
@@ -15,7 +14,7 @@ from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.core.writing import Writer, Written
 from espalier_trainer.errors import LossNotFiniteError
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import known
 from espalier_trainer.journal import Journal
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
@@ -46,7 +45,7 @@ def capture(
         cursor=progress.cursor,
         epoch_loss_sum=progress.epoch_loss_sum,
         used_seconds=used_seconds,
-        example=ExampleShape.of(example) if isinstance(example, Tensor) else None,
+        example=None if example is None else known(example),
         consultations=progress.consultations,
         adaptations=tuple(progress.adaptations),
         metrics=progress.metric_tuple(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_api.report import Adaptation, AdaptationResult
 from espalier_api.result import RunResult
 from espalier_trainer.checkpoint import CheckpointState
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import Example, ExampleShape
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.exporting.program import PROGRAM, Program
 
@@ -80,9 +80,38 @@ def snippet(config: ExportedModel, folder: str) -> str:
     return "\n".join(["import torch", "", "import espalier_trainer", "", *used])
 
 
-def _example(shape: ExampleShape) -> str:
-    numbers = ", ".join(map(str, shape.shape))
-    return f"torch.rand({numbers})" if "float" in shape.dtype else f"torch.zeros({numbers}, dtype=torch.{shape.dtype})"
+def _example(example: Example) -> str:
+    """Return the arguments of a call of the model, as Python."""
+    if isinstance(example, ExampleShape):
+        return _tensor(example)
+    given = example.put(
+        [_Written(_tensor(each) if isinstance(each, ExampleShape) else repr(each.value)) for each in example.leaves]
+    )
+    if isinstance(given, Mapping):
+        return ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return ", ".join(map(repr, given))
+
+
+def _tensor(shape: ExampleShape) -> str:
+    numbers = ", ".join(map(str, shape.shape)) or "()"
+    if "float" in shape.dtype:
+        return (
+            f"torch.rand({numbers})"
+            if shape.dtype == "float32"
+            else f"torch.rand({numbers}, dtype=torch.{shape.dtype})"
+        )
+    if not shape.fill:
+        return f"torch.zeros({numbers}, dtype=torch.{shape.dtype})"
+    return f"torch.full({shape.shape}, {shape.fill}, dtype=torch.{shape.dtype})"
+
+
+class _Written(str):
+    """Python of a leaf: stands for itself where a container shows it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _program(config: ExportedModel, folder: str, program: Program) -> list[str]:

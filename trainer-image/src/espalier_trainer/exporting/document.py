@@ -10,7 +10,7 @@ from espalier_api.architecture import Architecture
 from espalier_api.base import Record
 from espalier_api.job import ModelSpec
 from espalier_trainer.checkpoint import CheckpointIdentity
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import Example
 from espalier_trainer.net2net.history import Growth
 
 WEIGHTS: Final = "model.safetensors"
@@ -27,7 +27,7 @@ class ExportedModel(Record):
     """The starting model; None for a script with its own loop that did not name the function that returns it."""
     classes: int | None = Field(default=None, ge=1)
     """Outputs of a starting model that is known by a name."""
-    example: ExampleShape | None = None
+    example: Example | None = None
     """The input on which the growth steps are repeated; None where it is not known, and the model has not grown."""
     average: bool = False
     """Whether the weights are the average that the script of the run has given to `join`."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
@@ -66,7 +67,7 @@ def build(
     example = example_input
     if example is None and config.example is not None:
         device = next((parameter.device for parameter in start.parameters()), None)
-        example = config.example.make().to(device)
+        example = tree_map_only(Tensor, lambda each: each.to(device), config.example.make())
     if config.growth and example is None:
         raise ExportError(f"{source}: the model has grown; give example_input=, a batch of two inputs of the model")
     try:
@@ -92,11 +93,12 @@ def _start(config: ExportedModel, source: Path) -> nn.Module:
     entrypoint = config.model.entrypoint
     if not config.ready_loop and entrypoint is not None:
         return _of_script(entrypoint, dict(config.model.options), source)
-    if config.example is None:
+    example = None if config.example is None else config.example.make()
+    if not isinstance(example, Tensor):  # the ready trainer's is one
         raise ExportError(f"{source}: does not tell the shape of the model's inputs; give model= and example_input=")
     try:
         with torch.random.fork_rng():
-            return build_model(config.model, config.classes or 1, config.example.make(), task=None)
+            return build_model(config.model, config.classes or 1, example, task=None)
     except TrainerError as error:
         raise ExportError(f"{source}: the starting model cannot be built: {error}") from error
 

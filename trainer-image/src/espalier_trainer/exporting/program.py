@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier_trainer.errors import ExportError
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import Example
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments
 
 PROGRAM: Final = "model.pt2"
 _ROWS: Final = 3
@@ -39,7 +40,7 @@ class Program:
     """Those that became a part of the convolution before them; None: nobody asked for that."""
 
 
-def write_program(model: nn.Module, example: ExampleShape, path: Path, *, fold: bool) -> Program:
+def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool) -> Program:
     """Write what `torch.export` captures of `model`, in eval mode on the CPU, to `path`.
 
     With `fold`, a batch norm directly after a convolution becomes a part of it: y = γ (W x + b - μ) / σ + β is one
@@ -57,9 +58,10 @@ def write_program(model: nn.Module, example: ExampleShape, path: Path, *, fold: 
                 f"--fold-batch-norms: the model cannot be traced by torch.fx ({_first_line(error)}); leave it out"
             ) from error
     inputs = example.make()
-    dynamic = ({0: torch.export.Dim.AUTO},)
+    args, kwargs = as_arguments(inputs)
+    dynamic: Any = tree_map(_first_axis, kwargs or args)
     try:
-        captured = torch.export.export(taken, (inputs,), dynamic_shapes=dynamic, strict=False)
+        captured = torch.export.export(taken, args, kwargs, dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # as above
         raise ExportError(
             f"--torch-export: torch.export cannot capture the model ({_first_line(error)}); leave it out, and use "
@@ -69,7 +71,7 @@ def write_program(model: nn.Module, example: ExampleShape, path: Path, *, fold: 
     torch.export.save(captured, writing)
     os.replace(writing, path)
     read = torch.export.load(path).module()
-    more = ExampleShape(shape=(_ROWS, *example.shape[1:]), dtype=example.dtype).make()
+    more = example.of_rows(_ROWS).make()
     any_batch = _runs(read, more)
     shown = more if any_batch else inputs
     found = _difference(read, model, shown)
@@ -79,26 +81,42 @@ def write_program(model: nn.Module, example: ExampleShape, path: Path, *, fold: 
             f"{'--fold-batch-norms' if fold else '--torch-export'}: outputs of {path.name} differ from the model's by "
             f"{found:.1g} of the largest one; leave the option out"
         )
-    return Program(found, len(shown), any_batch, norms, norms - _norms(taken) if fold else None)
+    return Program(
+        found, _ROWS if any_batch else example.rows, any_batch, norms, norms - _norms(taken) if fold else None
+    )
 
 
 def _norms(model: nn.Module) -> int:
     return sum(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-def _runs(module: nn.Module, inputs: Tensor) -> bool:
+def _first_axis(value: object) -> dict[int, Any] | None:
+    """Return which axes of an argument may have another length."""
+    return {0: torch.export.Dim.AUTO} if isinstance(value, Tensor) and value.dim() else None
+
+
+def _called(module: nn.Module, inputs: ExampleInput) -> list[object]:
+    args, kwargs = as_arguments(inputs)
+    return tree_leaves(module(*args, **kwargs))
+
+
+def _runs(module: nn.Module, inputs: ExampleInput) -> bool:
     try:
         with torch.no_grad():
-            module(inputs)
+            _called(module, inputs)
     except (AssertionError, RuntimeError):
         return False
     return True
 
 
 @torch.no_grad()
-def _difference(program: nn.Module, model: nn.Module, inputs: Tensor) -> float:
-    pairs = zip(tree_leaves(program(inputs)), tree_leaves(model(inputs)), strict=True)
-    both = [(found.double(), wanted.double()) for found, wanted in pairs if isinstance(wanted, Tensor)]
+def _difference(program: nn.Module, model: nn.Module, inputs: ExampleInput) -> float:
+    pairs = zip(_called(program, inputs), _called(model, inputs), strict=True)
+    both = [
+        (found.double(), wanted.double())
+        for found, wanted in pairs
+        if isinstance(found, Tensor) and isinstance(wanted, Tensor)
+    ]
     largest = max((float(wanted.abs().max()) for _, wanted in both), default=0.0)
     off = max((float((found - wanted).abs().max()) for found, wanted in both), default=0.0)
     return off / largest if largest else off

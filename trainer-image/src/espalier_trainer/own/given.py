@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.several import Several
@@ -54,4 +54,9 @@ def _unwrapped(optimizer: object) -> Optimizer:
         )
     if not isinstance(optimizer, Optimizer):
         raise OwnLoopError(f"join: {kind.__name__} is not a torch.optim.Optimizer; give one, or a list of several")
+    if isinstance(optimizer, LBFGS):
+        raise OwnLoopError(
+            "join: LBFGS computes the loss of a batch several times in a step, as often as it needs, while workers "
+            "exchange gradients once a step; give another optimizer"
+        )
     return optimizer

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import base_class
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, undisturbed
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, mode, undisturbed
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.translating import Translation
@@ -24,7 +28,8 @@ def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
     It is run once without gradients, and the random generators are restored.
 
     Raises `RewritesRefusedError` for a model with hooks of its own, one that torch.fx cannot trace, that changes
-    tensors in place which others may read, or computes a part without gradients or under autocast.
+    tensors in place which others may read, or attributes of its modules, draws random numbers that no input asks for,
+    or computes a part without gradients or under autocast.
     """
     _check(module)
     try:
@@ -41,6 +46,30 @@ def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
     return Graph(training.nodes, training.users, training.index, training.constants, both_modes=both)
 
 
+class _Parameters(TorchFunctionMode):
+    """Within the context, nothing may be computed of parameters alone: torch.fx would hold the result as a constant."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the function; `RewritesRefusedError` where parameters that are no proxies give numbers."""
+        result = func(*args, **dict(kwargs or {}))
+        if any(isinstance(each, Tensor | float) for each in tree_leaves(result)):
+            given = tree_leaves((args, kwargs))
+            trained = any(isinstance(each, nn.Parameter) and each.requires_grad for each in given)
+            if trained and not any(isinstance(each, fx.Proxy) for each in given):
+                raise RewritesRefusedError(
+                    f"the forward computes {getattr(func, '__name__', func)} of a parameter that torch.fx does not "
+                    "follow (from `parameters()`), so a rewritten computation would hold its value; take the parameter "
+                    "from its module's attribute"
+                )
+        return result
+
+
 class _Tracer(fx.Tracer):
     """Takes each layer of torch as one call, but looks into those that host a growth.
 
@@ -55,8 +84,8 @@ class _Tracer(fx.Tracer):
         """Add a node; `RewritesRefusedError` within a context that changes how it is computed."""
         if _modes() != self._modes:
             raise RewritesRefusedError(
-                "a part of the forward runs within torch.no_grad or torch.autocast, which a rewritten computation "
-                "would not; take it out of the context, or do without rewrites"
+                "a part of the forward runs within torch.no_grad, torch.autocast or an autograd.Function of its own, "
+                "which a rewritten computation would not; take it out, or do without rewrites"
             )
         return super().create_node(*args, **kwargs)
 
@@ -73,7 +102,7 @@ def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> G
     versions = {name: buffer._version for name, buffer in model.named_buffers()}
     with mode(model, training=training):
         try:
-            traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
+            traced = _traced(model, given)
         except RewritesRefusedError:
             raise
         # Whatever the user's forward raises on values that it cannot look at.
@@ -89,6 +118,58 @@ def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> G
             return Translation(model, given).graph(traced)
 
 
+def _traced(model: nn.Module, given: dict[str, Any]) -> fx.Graph:
+    """Return what torch.fx records of `model`, which must do nothing on the way that a graph would hold as it was then.
+
+    A draw that needs no input is made while the forward is traced, and an attribute has the value of that moment.
+    """
+    device, held = device_of(model), _attributes(model)
+    values, tensors = randomness.capture(device)
+    try:
+        with _Parameters():
+            traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
+        values_now, tensors_now = randomness.capture(device)
+        if values_now != values or any(not torch.equal(tensors_now[name], each) for name, each in tensors.items()):
+            raise RewritesRefusedError(
+                "the forward draws random numbers without an input (torch.rand(1), random.random()), so a rewritten "
+                "computation would repeat one draw; draw them on an input (torch.rand(1, device=x.device)), and decide "
+                "by torch.where"
+            )
+    finally:
+        randomness.restore(values, tensors, device)
+    now = _attributes(model)
+    for name in now.keys() | held.keys():
+        if not _same(now.get(name), held.get(name)) and not name.startswith("_tensor_constant"):  # torch.fx's own
+            raise RewritesRefusedError(
+                f"the forward changes {name!r}, an attribute of a module, which a rewritten computation would not; "
+                "keep it out of the forward, or do without rewrites"
+            )
+    return traced
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Return what modules hold, by path, without what torch holds for them; containers as they are now."""
+    return {
+        f"{path}.{name}" if path else name: _contents(value)
+        for path, module in model.named_modules()
+        for name, value in (vars(module) | module._buffers).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    return tuple(value) if isinstance(value, list | set) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are one object, equal numbers or texts, or tuples of such."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or (isinstance(one, int | float | str) and bool(one == other))
+
+
 def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs by the names of the forward's parameters."""
     try:
@@ -100,7 +181,7 @@ def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name in bound.arguments:
             raise RewritesRefusedError(f"the forward takes any number of inputs (`{name}`); name them")
     for name, value in bound.arguments.items():
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, Tensor):
             raise RewritesRefusedError(f"input {name!r} of the forward is {type(value).__name__}, not a tensor")
     return dict(bound.arguments)
 

@@ -15,7 +15,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -23,7 +22,7 @@ from typing import Final
 import numpy as np
 from harness.printed import command, environment, rendered
 
-from espalier_operator.policies.questions import asked, question_of
+from espalier_operator.policies.questions import SpeedTable, asked, question_of
 from espalier_operator.policies.view import Candidate, View
 from espalier_scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
 from espalier_scheduling.learned.network import Network
@@ -38,21 +37,11 @@ SIZES: Final = ((200, 1_000), (1_000, 4_000), (2_000, 1_000))
 NODE: Final = 8
 
 
-@dataclass(frozen=True)
-class Amdahl:
-    """A part of each step does not get faster."""
-
-    remaining_steps: float
-    serial: float
-    tried_workers: int = 1
-
-    def step_seconds(self, workers: int) -> float:
-        """Return the seconds of a step."""
-        return self.serial + (1 - self.serial) / workers
-
-    def goodput(self, nodes: int, workers: int) -> float:
-        """Return steps a second."""
-        return 1 / self.step_seconds(workers)
+def speeds(remaining_steps: float, serial: float, most: int) -> SpeedTable:
+    """Return the speed of a job with 1 to `most` workers, of whose steps a part does not get faster (Amdahl's law)."""
+    seconds = tuple(serial + (1 - serial) / workers for workers in range(1, most + 1))
+    goodputs = tuple(1 / each for each in seconds)
+    return SpeedTable(remaining_steps=remaining_steps, tried_workers=1, seconds=seconds, goodputs=goodputs)
 
 
 def waiting(jobs: int, gpus: int) -> View:
@@ -62,7 +51,9 @@ def waiting(jobs: int, gpus: int) -> View:
         for index in range(jobs)
     )
     outlooks = {
-        job.key: Amdahl(1_000.0 + 13 * index, (index % 19) / 20) for index, job in enumerate(candidates) if index % 2
+        job.key: speeds(1_000.0 + 13 * index, (index % 19) / 20, job.max_workers)
+        for index, job in enumerate(candidates)
+        if index % 2
     }
     nodes = {f"node-{index:04}": NODE for index in range(gpus // NODE)}
     return View(now=0.0, gpus=gpus, jobs=candidates, outlooks=outlooks, nodes=nodes, continuous=True)

@@ -267,9 +267,13 @@ class ApiServer:
 
     def uninstall(self, *names: str) -> None:
         """Delete CRDs and their objects, where they are there."""
+        for name in names:
+            self._delete(f"{_DEFINITIONS}/{name}")
+        self.wait_uninstalled(*names)
+
+    def wait_uninstalled(self, *names: str) -> None:
+        """Return once CRDs that are being deleted are gone."""
         paths = [f"{_DEFINITIONS}/{name}" for name in names]
-        for path in paths:
-            self._delete(path)
         touches = itertools.count()
 
         def gone() -> bool:

@@ -14,7 +14,8 @@ from espalier_api.status import JobStatus
 from espalier_kube.resources import resource_of
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects.manifests import owned_objects, worker_pod
+from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, raw_job, template
 

@@ -60,7 +60,7 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
 def test_a_definition_that_is_not_to_be_kept_goes_with_the_release(release: Release) -> None:
     release.run("install", crds__keep=False)
     release.uninstall()
-    release.server.kubectl("wait", "--for=delete", *(f"crd/{name}" for name in definitions()), "--timeout=30s")
+    release.server.wait_uninstalled(*definitions())
     assert release.server.api.get(DEFINITION).status_code == 404
 
 

@@ -32,6 +32,7 @@ from espalier_kube.errors import ExpiredError
 from espalier_kube.resources import JOBS as JOB_RESOURCE
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
+from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_trainer import kube
@@ -536,9 +537,9 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
         here: Place, kubeconfig: Path | None = None, attempt: int = 0, folder: str = "", **settings: Any
     ) -> Leader:
         status = JobStatus.model_validate(here._status)
-        pod = objects.worker_pod(here.job, status, Role.BASE, 0, attempt, replace(KubeSettings(), **settings))
+        pod = worker_pod.worker_pod(here.job, status, Role.BASE, 0, attempt, replace(KubeSettings(), **settings))
         given = {entry["name"]: entry.get("value", "uid") for entry in pod["spec"]["containers"][0]["env"]}
-        files = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
+        files = {worker_pod.JOB_FILE: JOB_ANNOTATION, worker_pod.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
         for path, annotation in files.items():
             (tmp_path / Path(path).name).write_text(pod["metadata"]["annotations"][annotation])
         moved = {path: str(tmp_path / Path(path).name) for path in files}

@@ -11,12 +11,11 @@ from apiserver import ApiServer
 
 from espalier_api import environment
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
-from espalier_operator.kube.objects import manifests as objects
-from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects import names, worker_pod
 from forked import Forked
 from ports import free_port
 
-_FILES = {objects.JOB_FILE: JOB_ANNOTATION, objects.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
+_FILES = {worker_pod.JOB_FILE: JOB_ANNOTATION, worker_pod.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
 
 
 class TrainerProcess:

@@ -139,6 +139,9 @@ class SchedulingStatus(Record):
     stopping: StandingStop | None = None
     counted_until: AwareDatetime | None = None
     """The time up to which the budgets are counted."""
+    budget_end_seconds: float | None = Field(default=None, ge=0)
+    """The used seconds at which the time budget ends: timeBudgetSeconds, or what was used when that was lowered to
+    less."""
     trained: bool = False
     """Whether the job has trained since it was admitted."""
     failures: int = Field(default=0, ge=0)

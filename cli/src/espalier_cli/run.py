@@ -104,7 +104,7 @@ def run_jobs(
         loop = asyncio.get_running_loop()
         for number in stopping_signals():
             loop.add_signal_handler(number, interrupt)
-        terminal.on_gone = lambda: loop.call_soon_threadsafe(interrupt)
+        terminal.when_gone(lambda: loop.call_soon_threadsafe(interrupt))
         with display_for(views, console) as display:
 
             def on_event(job: str, event: AnyEvent) -> None:
@@ -129,7 +129,7 @@ def run_jobs(
     try:
         outcomes = asyncio.run(run())
     finally:
-        terminal.on_gone = lambda: None
+        terminal.when_gone(lambda: None)
     results = {}
     for job in jobs:
         name = job.metadata.name

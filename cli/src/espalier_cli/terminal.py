@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
@@ -18,9 +19,20 @@ class Terminal:
     """Within its context, what cannot be written to stdout or stderr is dropped instead of raised."""
 
     def __init__(self) -> None:
-        self.on_gone: Callable[[], object] = lambda: None
-        """Called once if whoever read stdout or stderr is gone; perhaps in another thread."""
         self.is_gone = False
+        """Whether whoever read stdout or stderr is gone."""
+        self._call: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
+
+    def when_gone(self, call: Callable[[], object]) -> None:
+        """Call `call` once when the reader has gone, instead of what was set before; at once if it is gone already.
+
+        It is perhaps called in another thread.
+        """
+        with self._lock:
+            self._call, is_gone = call, self.is_gone
+        if is_gone:
+            call()
 
     def __enter__(self) -> Self:
         self._before = sys.stdout, sys.stderr
@@ -38,9 +50,10 @@ class Terminal:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-        if not self.is_gone:
-            self.is_gone = True
-            self.on_gone()
+        with self._lock:
+            was_gone, self.is_gone, call = self.is_gone, True, self._call
+        if not was_gone:
+            call()
 
 
 def stopping_signals() -> tuple[signal.Signals, ...]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
-from espalier_operator.facts import JobFacts, Rules, Terms
+from espalier_operator.facts import JobFacts, Rules, Stopping, Terms
 
 RESUMED_LATER: Final = frozenset(
     (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
@@ -36,7 +36,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
             return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
         return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
-        if job.leader_running and now < job.stopping.deadline:
+        if job.leader_running and now < _stopped_by(job, job.stopping, rules):
             return None
         if job.stopping.reason in RESUMED_LATER:
             return Requeue(job=job.key, reason=job.stopping.reason)
@@ -61,7 +61,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
 def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
     """Yield the times at which `ending` may change its answer by the passing of time alone."""
     if job.stopping is not None:
-        yield job.stopping.deadline
+        yield _stopped_by(job, job.stopping, rules)
     if job.admitted_at is None:
         return
     if job.leader_running:
@@ -76,10 +76,10 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
 def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
     """Return when `job` has ended at the latest if it runs, or starts now; its restarts and lost nodes apart."""
     if job.stopping is not None:
-        return max(now, job.stopping.deadline)
+        return max(now, _stopped_by(job, job.stopping, rules))
     startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
     evaluation = 0.0 if job.terms.program else rules.evaluation_seconds
-    rest = job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation - job.used_at(now)
+    rest = _budget_end(job) + job.terms.grace_seconds + evaluation - job.used_at(now)
     gpus = job.terms.min_replicas * job.terms.gpus_per_worker
     if job.terms.gpu_seconds_budget is not None and gpus:
         rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / gpus + rules.stop_grace_seconds)
@@ -156,7 +156,17 @@ def lendable_at(job: JobFacts, reason: Reason) -> float | None:
 def _enforced_at(job: JobFacts, rules: Rules) -> float:
     """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
     evaluation = rules.evaluation_seconds if job.evaluating else 0.0
-    return job.terms.time_budget_seconds + job.terms.grace_seconds + evaluation
+    return _budget_end(job) + job.terms.grace_seconds + evaluation
+
+
+def _budget_end(job: JobFacts) -> float:
+    return max(job.terms.time_budget_seconds, job.budget_end_seconds or 0.0)
+
+
+def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:
+    """Return when a stopped job is ended by force; its last evaluation may take as long as after a time budget."""
+    evaluates = job.evaluating and stopping.reason is Reason.GPU_BUDGET_EXHAUSTED
+    return stopping.deadline + (rules.evaluation_seconds if evaluates else 0.0)
 
 
 def _end_of_budget(job: JobFacts, reason: Reason, now: float, rules: Rules) -> Action:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import NamedTuple
 
 from espalier_operator.facts import JobFacts, Worker
 from espalier_operator.goods import NOTHING, Goods
 from espalier_operator.order import Order, Rank
-
-_MERGED: Final = 64
-"""How many loans of a line are merged."""
 
 
 class Loan(NamedTuple):
@@ -31,22 +27,22 @@ class Loan(NamedTuple):
 
 
 class Line:
-    """The loans on one type of GPU in the order of reclaim; most plans read few of them.
+    """The loans on one type of GPU in the order of reclaim."""
 
-    So the first ones are merged from the jobs' loans one by one, and if more are read all are sorted, which is faster.
-    """
-
-    def __init__(self, merged: Iterator[Loan], in_order: Callable[[], list[Loan]]) -> None:
-        """Both give the same loans in the same order."""
-        self._rest, self._in_order = merged, in_order
-        self._sorted: list[Loan] = []
-        self._is_whole = False
+    def __init__(self, in_order: Callable[[], list[Loan]]) -> None:
+        """Sort them when the first is read: most plans read none."""
+        self._in_order = in_order
         self.read = 0
         """How many were read, by any search."""
         self.first = 0
         """The place of the first that was not passed over for good."""
         self.beyond: dict[int, int] = {}
         """By place where there is nothing to be had any more: the next place where there may be."""
+
+    @cached_property
+    def loans(self) -> list[Loan]:
+        """All of them."""
+        return self._in_order()
 
     def __iter__(self) -> Iterator[Loan]:
         """Yield from `first`."""
@@ -57,25 +53,16 @@ class Line:
 
     def at(self, place: int) -> Loan | None:
         """Return the loan at `place`, no further than the next that was not read; None if there is none."""
-        return self._sorted[place] if place < self.read or self._read_one() else None
+        if place >= self.read:
+            if self.read == len(self.loans):
+                return None
+            self.read += 1
+        return self.loans[place]
 
     def pass_over(self, is_out: Callable[[Loan], bool]) -> None:
         """Start the next search after the entries at the head that are out, as far as they were read."""
-        while self.first < self.read and is_out(self._sorted[self.first]):
+        while self.first < self.read and is_out(self.loans[self.first]):
             self.first += 1
-
-    def _read_one(self) -> bool:
-        if not self._is_whole and self.read == _MERGED:
-            self._sorted, self._is_whole = self._in_order(), True
-        if self._is_whole:
-            if self.read == len(self._sorted):
-                return False
-        elif (loan := next(self._rest, None)) is not None:
-            self._sorted.append(loan)
-        else:
-            return False
-        self.read += 1
-        return True
 
 
 class Loans:
@@ -91,6 +78,8 @@ class Loans:
         self._extras, self._leaving = extras, leaving
         self._holders = {job.key: job for job in jobs if job.extra}
         self._by_job: dict[str, list[Loan]] = {}
+        self._falling: dict[str, list[int]] = {}
+        """By job: the indices of its loans, negated, so that they rise."""
         self._lent: dict[str, Goods] = {}
         """By node: what is lent there, as of the last call of `by_node`."""
         self._counted: dict[str, tuple[int, dict[str, Goods]]] = {}
@@ -106,31 +95,30 @@ class Loans:
             requests = job.terms.constraints.requests
             goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
             loans = [Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent)]
-            self._by_job[key] = loans
+            self._by_job[key], self._falling[key] = loans, [-worker.index for worker in lent]
         return loans
+
+    def below(self, key: str, kept: int) -> Loan | None:
+        """Return the next loan of a job to be asked back while it keeps `kept` extra workers; None: there is none."""
+        loans = self.of(key)
+        place = bisect_right(self._falling[key], -kept)
+        return loans[place] if place < len(loans) else None
 
     def lines(self, order: Order) -> dict[str, Line]:
         """Return by type of GPU its loans in reverse order of lending rank, within a job from the highest index."""
-        holders: dict[str, list[str]] = defaultdict(list)
-        for key, job in self._holders.items():
-            holders[job.gpu_type or ""].append(key)
+        holders: dict[str, list[JobFacts]] = defaultdict(list)
+        for job in self._holders.values():
+            holders[job.gpu_type or ""].append(job)
 
-        @cache
-        def ranked(key: str) -> list[tuple[Rank, Loan]]:
-            loans = self.of(key)
-            ranks = order.lending_ranks(self._holders[key], [loan.worker.index for loan in loans])
-            return list(zip(ranks, loans, strict=True))
+        def in_order(jobs: Iterable[JobFacts]) -> list[Loan]:
+            levels: dict[Rank, list[Loan]] = defaultdict(list)
+            for job in order.last_first(jobs):
+                loans = self.of(job.key)
+                for level, loan in zip(order.levels(job, [loan.worker.index for loan in loans]), loans, strict=True):
+                    levels[level].append(loan)
+            return [loan for level in sorted(levels, reverse=True) for loan in levels[level]]
 
-        def merged(keys: Iterable[str]) -> Iterator[Loan]:
-            for _, loan in heapq.merge(*map(ranked, keys), key=itemgetter(0), reverse=True):
-                yield loan
-
-        def in_order(keys: Iterable[str]) -> list[Loan]:
-            # A stable sort, as the merge is.
-            pairs = sorted(chain.from_iterable(map(ranked, keys)), key=itemgetter(0), reverse=True)
-            return [loan for _, loan in pairs]
-
-        return {gpu_type: Line(merged(keys), partial(in_order, keys)) for gpu_type, keys in holders.items()}
+        return {gpu_type: Line(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}
 
     def by_node(self, keeps: Callable[[JobFacts], int]) -> Mapping[str, Goods]:
         """Return by node what is lent there beyond what each job `keeps` (extra workers, the lowest indices)."""

@@ -120,16 +120,19 @@ class Order:
 
         It does not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
         """
-        return self.lending_ranks(job, (extra,))[0]
+        return *self.levels(job, (extra,))[0], self._standings[job.key].place
 
-    def lending_ranks(self, job: JobFacts, extras: Iterable[int]) -> list[Rank]:
-        """Return `lending_rank` of each of `extras`."""
+    def levels(self, job: JobFacts, extras: Iterable[int]) -> list[Rank]:
+        """Return `lending_rank` for each of `extras` without its end, in which all jobs differ (`last_first`)."""
         standing = self._standings[job.key]
-        weighing, target, place = standing.weighing, standing.target, standing.place
+        weighing, target = standing.weighing, standing.target
         gpus, divisor, lighter = weighing.gpus, weighing.divisor, -weighing.weight
-        below: Rank = (_BELOW, place)
         spares = (extra - target for extra in extras)
-        return [(_SPARE, spare * gpus / divisor, lighter, place) if spare >= 0 else below for spare in spares]
+        return [(_SPARE, spare * gpus / divisor, lighter) if spare >= 0 else (_BELOW,) for spare in spares]
+
+    def last_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` in the reverse of their order at one level; those without a share come as they are given."""
+        return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)
 
     def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
         """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -110,30 +109,20 @@ class ReclaimQueue:
 
         Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
         """
-        known, is_out = self._asks.made, self._asks.is_out
+        made, is_out, below = self._asks.made, self._asks.is_out, self._loans.below
         for served in range(workers):
-            head = line.at(line.first)
-            if head is None:
+            loan = line.at(line.first)
+            if loan is None:
                 return served
-            taken, loan = known.get(head.job.key), head
-            if taken is not None and head.worker.index >= taken.extra:
-                below = self._below(head, taken.extra)
-                if below is None:
-                    return served
-                loan = below
-            if not self._swap_one(swap, loan, taken, gpus):
+            taken = made.get(loan.job.key)
+            if taken is not None and loan.worker.index >= taken.extra:  # the job has given this one: it gives another
+                loan = below(loan.job.key, taken.extra)
+            if loan is None or not self._swap_one(swap, loan, taken, gpus):
                 return served
-            if loan is head:
-                line.first += 1
+            line.first += 1
             if line.first < line.read:
                 line.pass_over(is_out)
         return workers
-
-    def _below(self, loan: Loan, kept: int) -> Loan | None:
-        """Return of the loans of the same job the next one that it could keep, of `kept`; None: it is asked for all."""
-        loans = self._loans.of(loan.job.key)
-        place = bisect_right(loans, -kept, lo=loan.place + 1, key=_falling)
-        return loans[place] if place < len(loans) else None
 
     def _swap_one(self, swap: Swap, loan: Loan, taken: Ask | None, gpus: int) -> bool:
         """Ask for a loan where a worker of `gpus` takes its GPUs; return whether that is so.
@@ -146,9 +135,9 @@ class ReclaimQueue:
             return False
         if not swapped:
             self.surplus += 1
-        if not swapped or taken is None:
             self._futile.clear()
         if taken is None:
+            self._futile.clear()
             self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         else:
             self._asks.ask_more(taken, loan)
@@ -319,11 +308,6 @@ class ReclaimQueue:
                 asked.append(loan)
                 self._asks.ask(loan, Reason.NEEDED_BY_OTHER_JOB, None)
         return asked, all_known
-
-
-def _falling(loan: Loan) -> int:
-    """Return what rises where the index of the worker falls."""
-    return -loan.worker.index
 
 
 def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -> bool:

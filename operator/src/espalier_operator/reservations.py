@@ -67,7 +67,8 @@ class _Prospect:
         self.workers = 0
         """How many there is room for."""
         self._ended: list[Holding] = []
-        for node in {*capacity.nodes_with_hopes(site), *more}:
+        having = (node for node, goods in more.items() if goods.gpus > 0)
+        for node in {*capacity.nodes_with_hopes(site), *having}:
             if self._begin(node):
                 self._count(node)
 

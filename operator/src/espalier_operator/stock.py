@@ -156,7 +156,8 @@ class Stock:
         """Undo everything since `mark`."""
         while len(self._journal) > mark:
             node, gpus, requests, now, later, _ = self._journal.pop()
-            self._add(node, gpus, requests, -now, -later)
+            if now or later:
+                self._add(node, gpus, requests, -now, -later)
 
     def _room_now(self, node: str, requests: Amounts) -> int:
         """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""

@@ -122,7 +122,7 @@ def space(request: pytest.FixtureRequest, installed: None) -> Iterator[Space]:
     # What may hold GPUs is waited for; the empty namespace ends by itself. Kubernetes looks again at one with pods only
     # after half of their grace period, however soon they have ended.
     kubectl("delete", "adaptivetrainingjobs,pods", "--all", "--namespace", name, "--timeout=120s", timeout=150)
-    wait_for("no pod is left", lambda: not get("pods", namespace=name)["items"], 60)
+    wait_for("no pod is left", lambda: not get("pods", namespace=name)["items"])
     kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import httpx
 import yaml
 
+from waiting import PATIENCE
+
 PROJECT = Path(__file__).parents[3]
 GPU = "nvidia.com/gpu"
 GPU_TYPE = "nvidia.com/gpu.product"
@@ -89,7 +91,7 @@ def get(resource: str, name: str = "", *, namespace: str = "", selector: str = "
     return found
 
 
-def wait_for(what: str, look: Callable[[], Found | None], seconds: float = 60, every: float = 0.3) -> Found:
+def wait_for(what: str, look: Callable[[], Found | None], seconds: float = PATIENCE, every: float = 0.3) -> Found:
     """Return the first answer of `look` that is true; `ClusterError` after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -131,7 +133,7 @@ class Space:
         """Return whether a condition of a job is True."""
         return self.condition(name, kind).get("status") == "True"
 
-    def wait_condition(self, name: str, kind: str, seconds: float = 90) -> dict[str, Any]:
+    def wait_condition(self, name: str, kind: str, seconds: float = PATIENCE) -> dict[str, Any]:
         """Wait until a condition is True and return it."""
 
         def look() -> dict[str, Any] | None:
@@ -143,7 +145,7 @@ class Space:
         except ClusterError as error:
             raise ClusterError(f"{error}; its status: {json.dumps(self.status(name), indent=1)}") from None
 
-    def wait_extra(self, name: str, extra: int, seconds: float = 60) -> None:
+    def wait_extra(self, name: str, extra: int, seconds: float = PATIENCE) -> None:
         """Wait until a job is lent `extra` extra workers."""
         try:
             wait_for(
@@ -180,7 +182,7 @@ class Space:
     def trains_on(self, job: str, steps: int = 50) -> None:
         """Wait until the leader has reported `steps` more steps."""
         before = int(self.report(job).get("step", 0))
-        wait_for(f"{job} trains on", lambda: self.report(job).get("step", 0) > before + steps, 60)
+        wait_for(f"{job} trains on", lambda: self.report(job).get("step", 0) > before + steps)
 
     def training(self, job: str) -> int:
         """Return how many workers train together, as the leader reported."""
@@ -235,7 +237,7 @@ class Nodes:
             yield
         finally:
             subprocess.run(["docker", "unpause", name], check=True, capture_output=True, timeout=60)
-            wait_for(f"{name} Ready again", lambda: self.ready(name), 120)
+            wait_for(f"{name} Ready again", lambda: self.ready(name))
 
 
 def _docker(*arguments: str) -> bool:

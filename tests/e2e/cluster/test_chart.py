@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def advised(space: Space) -> list[dict[str, Any]]:
     """Return how a job adapted on the agent's advice."""
     space.apply(digits("asks", budget=60))
-    wait_for("it grows", lambda: space.status("asks").get("adaptationCount"), 90)
+    wait_for("it grows", lambda: space.status("asks").get("adaptationCount"))
     found: list[dict[str, Any]] = space.status("asks")["adaptations"]
     return found
 
@@ -74,15 +74,15 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
     options = ("--reset-then-reuse-values", "--wait", "--timeout=180s")
     helm("upgrade", "espalier", str(PREVIOUS), *options)
     space.apply(digits("lives", budget=60))
-    space.wait_extra("lives", 1, 90)
-    wait_for("it has grown", lambda: space.status("lives").get("adaptationCount"), 60)
+    space.wait_extra("lives", 1)
+    wait_for("it has grown", lambda: space.status("lives").get("adaptationCount"))
     leader = space.leader("lives")
     assert leader is not None
 
     helm("upgrade", "espalier", "charts/espalier", *options)
     assert json.loads(helm("list", "--output=json"))[0]["chart"] != "espalier-0.1.0"
     assert pods_of("operator")
-    space.wait_condition("lives", "Complete", 120)
+    space.wait_condition("lives", "Complete")
     assert {pod["metadata"]["uid"] for pod in space.pods("lives", "base")} <= {leader["metadata"]["uid"]}
     status = space.status("lives")
     assert status["restarts"] == 0

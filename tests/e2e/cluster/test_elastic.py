@@ -45,7 +45,7 @@ def _next_report(space: Space, job: str) -> tuple[dict[str, Any], float]:
         found = space.report(job)
         return found if found["updatedTime"] != known else None
 
-    return wait_for(f"{job} reports", another, 30, every=0.1), time.monotonic()
+    return wait_for(f"{job} reports", another, every=0.1), time.monotonic()
 
 
 def loss(space: Space, job: str) -> float:
@@ -67,8 +67,8 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
     name = manifest["metadata"]["name"]
     nodes.set_gpus(2)
     space.apply(manifest)
-    space.wait_extra(name, 1, 90)
-    wait_for("two train together", lambda: space.training(name) == 2, 90)
+    space.wait_extra(name, 1)
+    wait_for("two train together", lambda: space.training(name) == 2)
     space.trains_on(name)
     leader = space.leader(name)
     assert leader is not None
@@ -79,16 +79,16 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
 def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1, 0)
     space.apply(elastic("together", 300))
-    space.wait_condition("together", "Running", 90)
+    space.wait_condition("together", "Running")
     space.trains_on("together")
     nodes.set_gpus(1, 1)
-    space.wait_extra("together", 1, 90)
-    wait_for("two train together", lambda: space.training("together") == 2, 90)
+    space.wait_extra("together", 1)
+    wait_for("two train together", lambda: space.training("together") == 2)
     space.trains_on("together")
     before = loss(space, "together")
 
     space.apply(digits("second", budget=6, maxReplicas=1))
-    space.wait_condition("second", "Running", 60)
+    space.wait_condition("second", "Running")
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
     assert space.training("together") == 1
     space.trains_on("together")
@@ -105,12 +105,12 @@ def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsy
     manifest["spec"]["template"] = _with_model("model")
     nodes.set_gpus(1)
     space.apply(manifest)
-    space.wait_condition("slow", "Running", 90)
-    wait_for("it trains", lambda: step(space, "slow") > 5, 60)
+    space.wait_condition("slow", "Running")
+    wait_for("it trains", lambda: step(space, "slow") > 5)
     alone = pace(space, "slow", 8)
     nodes.set_gpus(2)
-    space.wait_extra("slow", 1, 90)
-    wait_for("two train together", lambda: space.training("slow") == 2, 90)
+    space.wait_extra("slow", 1)
+    wait_for("two train together", lambda: space.training("slow") == 2)
     both = pace(space, "slow", 8)
     with capsys.disabled():
         print(f"\nsteps of 512 examples a second: {alone:.2f} of one worker, {both:.2f} of two")
@@ -121,20 +121,20 @@ def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
     leader = two_train(space, nodes, elastic("together", 300))
     extra = space.pods("together", "extra")[0]["metadata"]["name"]
     kubectl("delete", "pod", extra, "--namespace", space.name, "--force", "--grace-period=0")
-    wait_for("it trains alone", lambda: space.training("together") == 1, 60)
+    wait_for("it trains alone", lambda: space.training("together") == 1)
     space.trains_on("together")
     still = space.leader("together")
     assert still is not None
     assert still["metadata"]["uid"] == leader["metadata"]["uid"]
 
-    wait_for("a new worker has joined", lambda: space.training("together") == 2, 120)
+    wait_for("a new worker has joined", lambda: space.training("together") == 2)
     space.trains_on("together")
     before = step(space, "together")
     name = leader["metadata"]["name"]
     kubectl("delete", "pod", name, "--namespace", space.name, "--force", "--grace-period=0")
-    again = wait_for("a new leader", lambda: _other_leader(space, leader["metadata"]["uid"]), 60)
-    wait_for("it reports", lambda: space.report("together").get("incarnation") == again["metadata"]["uid"], 60)
-    resumed = wait_for("it has the state", lambda: step(space, "together"), 60)
+    again = wait_for("a new leader", lambda: _other_leader(space, leader["metadata"]["uid"]))
+    wait_for("it reports", lambda: space.report("together").get("incarnation") == again["metadata"]["uid"])
+    resumed = wait_for("it has the state", lambda: step(space, "together"))
     assert resumed >= before, "the other worker held the state"
     space.trains_on("together")
 
@@ -147,8 +147,8 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
     with precious(f"precious-{space.name}") as priority:
         image = leader["spec"]["containers"][0]["image"]
         space.apply(stranger(image, priorityClassName=priority))
-        wait_for("the stranger runs", lambda: space.phase("stranger") == "Running", 60)
-        wait_for("it trains alone", lambda: space.training("together") == 1, 60)
+        wait_for("the stranger runs", lambda: space.phase("stranger") == "Running")
+        wait_for("it trains alone", lambda: space.training("together") == 1)
         space.trains_on("together")
         evicted = [event["involvedObject"]["name"] for event in space.events("Preempted")]
         assert evicted == [extra["metadata"]["name"]], "kube-scheduler itself has evicted the worker"
@@ -158,7 +158,7 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
         assert space.status("together")["restarts"] == 0
         assert loss(space, "together") < 1.2 * before + 0.1, "the loss jumped when a worker was lost"
         kubectl("delete", "pod", "stranger", "--namespace", space.name)
-        wait_for("a new worker has joined", lambda: space.training("together") == 2, 120)
+        wait_for("a new worker has joined", lambda: space.training("together") == 2)
         space.trains_on("together")
     assert space.status("together")["restarts"] == 0
 
@@ -168,12 +168,12 @@ def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
     """Of equal priority: the second does not find all of it held by the first until its end."""
     nodes.set_gpus(2, 2)
     space.apply(elastic("first", 300, most=3))
-    space.wait_extra("first", 2, 90)
-    wait_for("three train together", lambda: space.training("first") == 3, 120)
+    space.wait_extra("first", 2)
+    wait_for("three train together", lambda: space.training("first") == 3)
     space.apply(elastic("second", 300, most=3))
-    space.wait_extra("second", 1, 120)
+    space.wait_extra("second", 1)
     for job in ("first", "second"):
-        wait_for(f"two of {job} train together", lambda job=job: space.training(job) == 2, 120)  # type: ignore[misc]
+        wait_for(f"two of {job} train together", lambda job=job: space.training(job) == 2)  # type: ignore[misc]
         space.trains_on(job)
         status = space.status(job)
         assert (status["scheduling"]["extra"], status["restarts"], status["preemptions"]) == (1, 0, 0)

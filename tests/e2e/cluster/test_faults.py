@@ -32,7 +32,7 @@ def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -
     wait_for("more is allocated", lambda: space.status("steady")["allocation"]["replicas"] == 2, every=0.05)
     for pod in pods_of("operator"):
         kubectl("delete", "pod", pod["metadata"]["name"], "--namespace", SYSTEM, "--grace-period=0", "--force")
-    complete = space.wait_condition("steady", "Complete", 180)
+    complete = space.wait_condition("steady", "Complete")
     assert complete["reason"] == "BudgetExhausted"
     status = space.status("steady")
     assert status["adaptationCount"] >= 1
@@ -51,18 +51,18 @@ def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
         selector = "app.kubernetes.io/name=espalier-agent"
         wait_for("the agent is away", lambda: not get("pods", namespace=SYSTEM, selector=selector)["items"])
         space.apply(digits("alone", budget=60, adaptation=adaptation))
-        wait_for("it adapts", lambda: space.status("alone").get("adaptations"), 90)
+        wait_for("it adapts", lambda: space.status("alone").get("adaptations"))
     finally:
         kubectl("scale", "deployment/espalier-agent", "--namespace", SYSTEM, "--replicas=1")
     decided = space.status("alone")["adaptations"]
     assert [entry["source"] for entry in decided] == ["fallback"]
     assert decided[0]["reason"] == "AgentUnavailable"
     assert decided[0]["result"] == "Grown", "the heuristic grows"
-    wait_for("an Event says so", lambda: space.events("AgentUnavailable"), 10)
+    wait_for("an Event says so", lambda: space.events("AgentUnavailable"))
     kubectl("delete", "atj", "alone", "--namespace", space.name)
     kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=60s", timeout=90)
     space.apply(digits("advised", budget=60, adaptation=adaptation))
-    wait_for("it adapts", lambda: space.status("advised").get("adaptations"), 90)
+    wait_for("it adapts", lambda: space.status("advised").get("adaptations"))
     assert [entry["source"] for entry in space.status("advised")["adaptations"]] == ["agent"]
 
 
@@ -81,18 +81,18 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
             found = space.leader("phoenix")
             return found if found is not None and found["metadata"]["uid"] != old else None
 
-        successor = wait_for("a new leader runs", again, 60, every=0.1)
+        successor = wait_for("a new leader runs", again, every=0.1)
 
         def reported(uid: str = successor["metadata"]["uid"]) -> dict[str, Any] | None:
             found = space.report("phoenix")
             return found if found.get("incarnation") == uid and found["phase"] == "Training" else None
 
-        report = wait_for("it trains", reported, 60)
+        report = wait_for("it trains", reported)
         assert report["usedSeconds"] >= used, "budget was given back"
         assert report["step"] >= step, "it did not continue from its checkpoint"
         status = wait_for("it is counted", lambda n=number: (s := space.status("phoenix"))["restarts"] == n and s)
         assert status["preemptions"] == number
-    complete = space.wait_condition("phoenix", "Complete", 180)
+    complete = space.wait_condition("phoenix", "Complete")
     assert complete["reason"] == "BudgetExhausted"
     assert space.status("phoenix")["scheduling"]["failures"] == 0
     assert 55 <= space.status("phoenix")["timeBudget"]["usedSeconds"] <= 75
@@ -112,14 +112,13 @@ def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:
     space.wait_condition("survivor", "Running")
     gpus(other, 1)
     with nodes.frozen(lost):
-        wait_for("the node is not ready", lambda: not nodes.ready(lost), 90)
+        wait_for("the node is not ready", lambda: not nodes.ready(lost))
         successor = wait_for(
             "a leader elsewhere",
             lambda: (found := space.leader("survivor")) and found["spec"]["nodeName"] != lost and found,
-            60,
         )
         used = space.status("survivor")["timeBudget"]["usedSeconds"]
-        complete = space.wait_condition("survivor", "Complete", 120)
+        complete = space.wait_condition("survivor", "Complete")
     assert complete["reason"] == "BudgetExhausted"
     status = space.status("survivor")
     assert status["preemptions"] == 1
@@ -131,7 +130,7 @@ def test_a_namespace_is_deleted_in_the_middle(space: Space, nodes: Nodes) -> Non
     nodes.set_gpus(2)
     restarts = operator_restarts()
     space.apply(digits("doomed", budget=600), digits("waiting", budget=600, minReplicas=2))
-    space.wait_extra("doomed", 1, 90)
+    space.wait_extra("doomed", 1)
     kubectl("delete", "namespace", space.name, "--wait=false")
 
     def gone() -> bool:
@@ -141,12 +140,12 @@ def test_a_namespace_is_deleted_in_the_middle(space: Space, nodes: Nodes) -> Non
             return "NotFound" in str(error)
         return False
 
-    wait_for("the namespace is gone", gone, 90)
+    wait_for("the namespace is gone", gone)
     assert operator_restarts() == restarts
     # The operator still works.
     kubectl("create", "namespace", space.name)
     space.apply(digits("after", budget=60, maxReplicas=1))
-    space.wait_condition("after", "Running", 90)
+    space.wait_condition("after", "Running")
 
 
 def test_an_image_that_cannot_be_pulled(space: Space, nodes: Nodes) -> None:
@@ -154,13 +153,13 @@ def test_an_image_that_cannot_be_pulled(space: Space, nodes: Nodes) -> None:
     template = {"spec": {"containers": [{"name": "trainer", "image": "localhost/espalier-no-such-image:1"}]}}
     template["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     space.apply(digits("unpulled", budget=60, template=template, preRunningDeadlineSeconds=15))
-    wait_for("it says why", lambda: space.condition("unpulled", "Running").get("reason") == "ImagePullFailed", 30)
-    failed = space.wait_condition("unpulled", "Failed", 40)
+    wait_for("it says why", lambda: space.condition("unpulled", "Running").get("reason") == "ImagePullFailed")
+    failed = space.wait_condition("unpulled", "Failed")
     assert failed["reason"] == "ImagePullFailed"
     assert "localhost/espalier-no-such-image:1" in failed["message"]
     # Its GPU is free again.
     space.apply(digits("next", budget=60, maxReplicas=1))
-    space.wait_condition("next", "Running", 90)
+    space.wait_condition("next", "Running")
 
 
 def test_an_image_without_the_trainer_library(space: Space, nodes: Nodes) -> None:
@@ -174,8 +173,8 @@ def test_an_image_without_the_trainer_library(space: Space, nodes: Nodes) -> Non
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
     }
     space.apply(digits("own", budget=600, template={"spec": {"containers": [container]}}))
-    wait_for("it is told", lambda: space.condition("own", "ExtraGPUsGranted").get("reason") == "NoReport", 30)
-    complete = space.wait_condition("own", "Complete", 60)
+    wait_for("it is told", lambda: space.condition("own", "ExtraGPUsGranted").get("reason") == "NoReport")
+    complete = space.wait_condition("own", "Complete")
     assert complete["reason"] == "Completed"
     assert space.status("own")["allocation"]["generation"] <= 2, "nothing was lent to it"
 

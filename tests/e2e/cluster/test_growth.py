@@ -37,7 +37,7 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
     first_end = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     kubectl("delete", "atj", "first", "--namespace", space.name, "--wait=false")
 
-    complete = space.wait_condition("digits", "Complete", 2 * BUDGET)
+    complete = space.wait_condition("digits", "Complete")
     assert complete["reason"] == "BudgetExhausted"
     status = space.status("digits")
     grown = [entry for entry in status["adaptations"] if entry["result"] == "Grown"]
@@ -100,25 +100,24 @@ def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
         wait_for("the node is there", lambda: any(newcomer == i["metadata"]["name"] for i in get("nodes")["items"]))
     set_type(newcomer, nodes.gpu_type)
     gpus(newcomer, 1)
-    wait_for("the node is ready", lambda: nodes.ready(newcomer), 60)
+    wait_for("the node is ready", lambda: nodes.ready(newcomer))
     space.wait_extra("grows", 1)
     extra = wait_for("an extra worker", lambda: space.pods("grows", "extra"))
     assert extra[0]["spec"].get("nodeName") in (None, newcomer)
-    space.wait_condition("grows", "Complete", 2 * BUDGET)
+    space.wait_condition("grows", "Complete")
     assert space.status("grows")["adaptationCount"] >= 1
 
 
 def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     space.apply(digits("holder", budget=300))
-    space.wait_extra("holder", 1, 90)
+    space.wait_extra("holder", 1)
     wait_for(
         "the extra worker runs",
         lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
-        60,
     )
     space.apply(digits("second", budget=6, maxReplicas=1))
-    space.wait_condition("second", "Running", 120)
+    space.wait_condition("second", "Running")
     noticed = [event for event in space.events("NeededByOtherJob") if event["involvedObject"]["name"] == "holder"]
     assert noticed, "there was no notice"
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
@@ -126,22 +125,21 @@ def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
     assert status["preemptions"] == 0
     assert status["scheduling"]["extra"] == 0
     assert space.report("holder")["acknowledgedGeneration"] >= status["allocation"]["generation"] - 1
-    space.wait_condition("second", "Complete", 60)
+    space.wait_condition("second", "Complete")
     # What the second job leaves is lent to the first again.
-    space.wait_extra("holder", 1, 30)
+    space.wait_extra("holder", 1)
 
 
 def test_other_peoples_pods_get_lent_gpus_without_an_eviction(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     space.apply(digits("holder", budget=300))
-    space.wait_extra("holder", 1, 90)
+    space.wait_extra("holder", 1)
     extra = wait_for(
         "the extra worker runs",
         lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
-        60,
     )[0]
     space.apply(stranger(extra["spec"]["containers"][0]["image"]))
-    wait_for("the stranger runs", lambda: space.phase("stranger") == "Running", 60)
+    wait_for("the stranger runs", lambda: space.phase("stranger") == "Running")
     assert not space.events("Preempted"), "kube-scheduler evicted a pod"
     assert not space.events("ReclaimForced")
     assert space.status("holder")["preemptions"] == 0

@@ -22,11 +22,11 @@ def test_the_spare_gpu_goes_to_the_job_that_gains_by_growing_and_comes_back(
     space.apply(digits("gains", budget=180, adaptation=often))
     nodes.set_gpus(2)
     space.wait_condition("gains", "Running")
-    wait_for("its agent says that it gains nothing", lambda: expected(space, "older") == 0.0, 60)
+    wait_for("its agent says that it gains nothing", lambda: expected(space, "older") == 0.0)
     nodes.set_gpus(3)
 
     space.wait_extra("gains", 1)
-    wait_for("it has grown", lambda: space.report("gains").get("adaptations"), 90)
+    wait_for("it has grown", lambda: space.report("gains").get("adaptations"))
     wait_for("it can gain no more", lambda: expected(space, "gains") == 0.0)
     space.wait_extra("gains", 0)
     wait_for("its extra worker has ended", lambda: not space.pods("gains", "extra"))

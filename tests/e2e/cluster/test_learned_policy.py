@@ -30,7 +30,7 @@ def test_the_file_wishes_nodes_and_without_a_usable_file_fair_decides(
         alone = {"maxReplicas": 1, "adaptation": {"mode": "Off"}}
         space.apply(digits("first", budget=300, **alone))
         space.wait_condition("first", "Running")
-        wait_for("its policy server has answered", lambda: counted("questions_total", "answered"), 60)
+        wait_for("its policy server has answered", lambda: counted("questions_total", "answered"))
         space.apply(digits("second", budget=300, **alone))
         space.wait_condition("second", "Running")
         assert {node_of(space, job) for job in ("first", "second")} == set(nodes.names)
@@ -50,7 +50,7 @@ def test_the_file_wishes_nodes_and_without_a_usable_file_fair_decides(
         space.wait_condition("third", "Running")
         assert counted("fallback") == 1
         assert counted("questions_total", "refused")
-        wait_for("the reason is told", lambda: "not a safetensors file" in explained(space, "third"), 60)
+        wait_for("the reason is told", lambda: "not a safetensors file" in explained(space, "third"))
         for job in ("first", "second"):
             space.trains_on(job)
             status = space.status(job)

@@ -54,9 +54,9 @@ def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: S
     script = shell["spec"]["template"]["spec"]["containers"][0]["args"]
     script[0] = script[0].replace("sleep 0.5", "sleep 1")  # so that there is time to stop it, and to see it run again
     space.apply(example("program-pytorch", space), shell)
-    wait_for("its progress is read", lambda: training(space, "program-shell").get("donePercentage"), 30)
+    wait_for("its progress is read", lambda: training(space, "program-shell").get("donePercentage"))
     kubectl("patch", "atj", "program-shell", *PATCH, '{"spec": {"suspend": true}}', "--namespace", space.name)
-    space.wait_condition("program-shell", "Suspended", 30)
+    space.wait_condition("program-shell", "Suspended")
     stopped = wait_for("the pod has ended", lambda: not space.leader("program-shell") and space.status("program-shell"))
     assert stopped["scheduling"]["failures"] == 0
     used, done = stopped["timeBudget"]["usedSeconds"], stopped["training"]["step"]
@@ -65,12 +65,12 @@ def test_programs_complete_and_a_suspended_one_resumes_where_it_stopped(space: S
     leader = wait_for("it runs again", lambda: space.leader("program-shell"))["metadata"]["name"]
     first = wait_for("it says where it starts", lambda: log(space, leader)).splitlines()[0]
     assert int(first.removeprefix("starting after step ")) >= done
-    assert space.wait_condition("program-shell", "Complete", 60)["reason"] == "Completed"
+    assert space.wait_condition("program-shell", "Complete")["reason"] == "Completed"
     status = space.status("program-shell")
     assert (status["training"]["step"], status["training"]["donePercentage"]) == (20, 100)
     assert status["training"]["metrics"] == [{"name": "loss", "value": 0.2}]
     assert used < status["timeBudget"]["usedSeconds"] < 60
-    assert space.wait_condition("program-pytorch", "Complete", 120)["reason"] == "Completed"
+    assert space.wait_condition("program-pytorch", "Complete")["reason"] == "Completed"
     trained = training(space, "program-pytorch")
     assert (trained["step"], trained["donePercentage"]) == (800, 100)
     figures = {entry["name"]: entry["value"] for entry in trained["metrics"]}
@@ -90,11 +90,11 @@ def test_the_end_of_the_budget_is_sigterm_and_a_waiting_program_follows(space: S
         "metrics": {"port": 8000, "series": {"step": "steps_done", "loss": 'loss{split="test"}'}},
         "steps": 40,
     }
-    assert space.wait_condition("program-shell", "Running", 30)
+    assert space.wait_condition("program-shell", "Running")
     space.apply(pages)
-    assert space.wait_condition("program-shell", "Complete", 30)["reason"] == "BudgetExhausted"
+    assert space.wait_condition("program-shell", "Complete")["reason"] == "BudgetExhausted"
     assert space.status("program-shell")["scheduling"]["failures"] == 0
-    found = wait_for("its metrics are read", lambda: training(space, "program-pytorch").get("metrics"), 40)
+    found = wait_for("its metrics are read", lambda: training(space, "program-pytorch").get("metrics"))
     assert found == [{"name": "loss", "value": 0.5}]
     assert training(space, "program-pytorch")["donePercentage"] == 25
     pod = space.leader("program-pytorch")

@@ -23,7 +23,7 @@ def test_another_tenant_cannot_end_a_leader(space: Space, nodes: Nodes) -> None:
     try:
         evil.apply(_forged(leader, ["python", "-c", "raise SystemExit(2)"]))
         # The garbage collector deletes it soon: its owner is not in its namespace.
-        wait_for("the forged pod has ended", lambda: _has_ended(evil, leader["metadata"]["name"]), 90)
+        wait_for("the forged pod has ended", lambda: _has_ended(evil, leader["metadata"]["name"]))
         space.trains_on("victim")
     finally:
         kubectl("delete", "namespace", evil.name, "--wait=false")

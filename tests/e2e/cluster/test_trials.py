@@ -16,7 +16,7 @@ def test_extra_workers_try_a_growth_and_train_with_the_base_again(space: Space, 
     adaptation = {"mode": "Auto", "decisionTimeoutSeconds": 5, "maxAdaptations": 1, "trials": "Confirm"}
     training = {"elasticBatch": "keepGlobal"}
     space.apply(digits("tries", budget=360, maxReplicas=3, adaptation=adaptation, training=training))
-    space.wait_extra("tries", 2, 90)
+    space.wait_extra("tries", 2)
     (decided,) = wait_for("it has decided", lambda: space.report("tries").get("adaptations"), 150)
     grown, nothing = decided["arms"]
     assert grown["action"].startswith("Deepen(")
@@ -30,7 +30,7 @@ def test_extra_workers_try_a_growth_and_train_with_the_base_again(space: Space, 
     else:
         assert (decided["result"], decided["reason"]) == ("Declined", "TrialNotBetter")
     # The base went on alone meanwhile, and the workers are with it again.
-    wait_for("all train together", lambda: space.training("tries") == 3, 30)
+    wait_for("all train together", lambda: space.training("tries") == 3)
     space.trains_on("tries")
 
     entry = wait_for("the status has it", lambda: space.status("tries").get("adaptations"))[0]

@@ -125,7 +125,7 @@ def test_the_tutorial(space: Space, nodes: Nodes, shell: Shell, monitoring: None
     names = [item["metadata"]["name"] for item in get("deployments", namespace=MONITORING)["items"]]
     assert "prometheus" in names
     scraped = {"espalier_job_depth", "espalier_trainer_step_seconds_count"}
-    wait_for("Prometheus finds operator and trainer", lambda: scraped <= series_of(space.name), 30)
+    wait_for("Prometheus finds operator and trainer", lambda: scraped <= series_of(space.name))
     if "grafana" in names:  # its image is not to be had everywhere; hack/cluster monitoring says so
         grafana_answers(shell, opened)
 
@@ -160,7 +160,7 @@ def test_monitors_come_to_a_cluster_that_is_there_while_a_job_trains(
     nodes.set_gpus(4, 4)
     upgrade, apply = typed("On a cluster that you have")
     shell.type(apply)
-    space.wait_condition("patient", "Running", 120)
+    space.wait_condition("patient", "Running")
     before = {pod["metadata"]["uid"] for pod in space.pods("patient", "base")}
     revision = json.loads(shell.type("helm history espalier --namespace espalier-system --output json"))[-1]["revision"]
     try:
@@ -173,7 +173,7 @@ def test_monitors_come_to_a_cluster_that_is_there_while_a_job_trains(
         assert len(made["podmonitors"]) == len(made["prometheusrules"]) == 1
         boards = get("configmaps", namespace="espalier-system", selector="grafana_dashboard=1")["items"]
         assert {name for item in boards for name in item["data"]} == {"fleet.json", "job.json", "agent.json"}
-        wait_for("it trains on", lambda: space.status("patient").get("adaptationCount") == 3, 60)
+        wait_for("it trains on", lambda: space.status("patient").get("adaptationCount") == 3)
     finally:
         shell.type(f"helm rollback espalier {revision} --namespace espalier-system --wait")
     assert {pod["metadata"]["uid"] for pod in space.pods("patient", "base")} == before

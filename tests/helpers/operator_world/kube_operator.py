@@ -172,6 +172,8 @@ class LiveOperator:
         self._has_nothing_to_plan = False
         self._nothing_until = -math.inf
         """Before that, nothing is planned again where there is no news."""
+        self._order: tuple[str, ...] = ()
+        """In which jobs were served in the last plan."""
         self._ticks, self.validates_every = 0, 1
         """After how many ticks all its jobs are validated."""
         self.due: float | None = None
@@ -245,7 +247,10 @@ class LiveOperator:
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
         """Hand on what was planned, before anything is written. A glance that asked for no plan was right."""
-        if self._has_nothing_to_plan and plan.actions and self.client.broken is None:
+        order, self._order = self._order, tuple(share.job for share in plan.shares)
+        # Waiting, and what was held lately, change the order by themselves: `Loop` plans now and then because of that.
+        is_news = self._order != order
+        if self._has_nothing_to_plan and plan.actions and not is_news and self.client.broken is None:
             self.client.broken = AssertionError(f"a glance said that nothing is to be planned, but {plan.actions} is")
         due = math.inf if plan.wake_at is None else plan.wake_at
         self._nothing_until = self._world.now if plan.actions else due

@@ -63,6 +63,7 @@ class Process:
     acknowledged: int = 0
     code: int | None = None
     """Exit code, once it has ended."""
+    evaluating_since: float | None = None
     ended_at: float | None = None
     _ends_at: float | None = field(default=None)
     _ends_with: tuple[TrainerPhase | None, Reason | None, int] = field(default=(None, None, 0))
@@ -154,7 +155,7 @@ class Process:
         self._report(world)
 
     def _obey(self, world: Kubernetes) -> None:
-        generation, stop = self._told(world)
+        generation, stop, self.budget = self._told(world)
         if self.used >= self.budget:
             self._evaluate(world, Reason.BUDGET_EXHAUSTED)
         elif self.temper.deaf:
@@ -168,22 +169,24 @@ class Process:
             self._speak(world)
 
     def _evaluate(self, world: Kubernetes, reason: Reason) -> None:
-        self.phase = TrainerPhase.EVALUATING
+        self.phase, self.evaluating_since = TrainerPhase.EVALUATING, world.now
         self._speak(world)
         self._leave(world.now + self.temper.evaluation, TrainerPhase.COMPLETED, reason, 0)
 
-    def _told(self, world: Kubernetes) -> tuple[int, str | None]:
+    def _told(self, world: Kubernetes) -> tuple[int, str | None, float]:
+        """Return the generation, why it is to stop, and its time budget."""
         if self.temper.watches and world.is_ready(self.node):
             job = world.jobs.get(self.job)
             mine = job is not None and job["metadata"]["uid"] == self.job_uid
             status: dict[str, Any] = (job.get("status") if job is not None and mine else None) or {}
             stopping = status.get("scheduling", {}).get("stopping") or {}
-            return status.get("allocation", {}).get("generation", 0), stopping.get("reason")
+            budget = float(job["spec"]["timeBudgetSeconds"]) if job is not None and mine else self.budget
+            return status.get("allocation", {}).get("generation", 0), stopping.get("reason"), budget
         pod = world.pods.get(self.key)
         if pod is None or not world.is_ready(self.node):
-            return self.acknowledged, None
+            return self.acknowledged, None, self.budget
         document = json.loads(pod["metadata"]["annotations"][ALLOCATION_ANNOTATION])
-        return document["allocation"]["generation"], document.get("stop")
+        return document["allocation"]["generation"], document.get("stop"), document["timeBudget"]["budgetSeconds"]
 
     def _leave(self, at: float, phase: TrainerPhase | None, reason: Reason | None, code: int) -> None:
         if self._ends_at is None or at < self._ends_at:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.files import make_policy
@@ -88,7 +89,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
     return architecture
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sweeps.examples(60), deadline=None)
 @given(data=st.data())
 def test_only_what_is_allowed_is_ever_advised(either: Policy, data: st.DataObject) -> None:
     architecture = data.draw(architectures())

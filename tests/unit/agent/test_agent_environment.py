@@ -15,9 +15,10 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_agent.data import carried_tables
 from espalier_agent.environment import ENVIRONMENT_ID, IllegalActionError, OutcomeEnvironment, Sampling
 from espalier_agent.environment.vector import OutcomeVectorEnvironment
@@ -153,6 +154,7 @@ def test_a_seed_fixes_the_tables_of_all_episodes_to_come(unlike: tuple[OutcomeTa
     assert played(OutcomeEnvironment(unlike, sampling="in-turn"), 7, 5) == [0, 1, 2, 0, 1, 2, 0]
 
 
+@settings(max_examples=sweeps.examples(100))
 @given(st.data())
 def test_many_at_once_are_as_many_one_by_one(unlike: tuple[OutcomeTable, ...], data: st.DataObject) -> None:
     """Step by step, everything that is returned, against Gymnasium's own way to run several."""

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
@@ -89,7 +90,7 @@ def app(policy: Policy, tmp_path: Path) -> FastAPI:
     return create_app(Settings(outcomes_path=tmp_path / "outcomes.db", max_body_bytes=200_000), policy)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sweeps.examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(requests, min_size=5, max_size=15))
 def test_anything_is_answered_and_nothing_refused_is_kept(
     app: FastAPI, call: Send, caplog: pytest.LogCaptureFixture, tmp_path: Path, sent: list[tuple[str, bytes]]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn, objective
 from espalier_agent.learners.learning import LearningError, start_learning
 from espalier_agent.learners.many_seeds import SeededRun, Wanted, learn_many
@@ -78,13 +77,6 @@ def test_runs_whose_sequences_are_worth_something_else_are_learnt_beside(make_ta
     assert len({policy.version for policy in found}) == 3
     for run, policy in zip(runs, found, strict=True):
         assert_alike(policy, learn(run.tables, config=SHORT, seed=5))
-
-
-@pytest.mark.slow
-def test_a_whole_run_fits_as_well_as_one_alone(tables: dict[str, OutcomeTable]) -> None:
-    chosen = tuple(tables.values())
-    (policy,) = learn_many([SeededRun(chosen, 1)])
-    assert [result.rank for result in evaluate(policy, chosen).tables] == [1] * 6
 
 
 def test_same_runs_same_policies(make_table: MakeTable) -> None:

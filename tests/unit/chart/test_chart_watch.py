@@ -16,7 +16,7 @@ from charts import CHART, SYSTEM, Helm, of, one, parse, pod_templates
 from espalier_api.metrics import JOB
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Role
-from espalier_operator.kube.objects import manifests as objects_of_jobs
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import kube_job
 
@@ -104,7 +104,7 @@ def test_monitors_find_services_and_ports(helm: Helm) -> None:
 
 def test_workers_are_found_by_who_scrapes_them_and_let_in_by_the_agent(helm: Helm) -> None:
     """A leader as the operator makes it: its labels and its port."""
-    leader = objects_of_jobs.worker_pod(kube_job(), JobStatus(), Role.BASE, 0, 0, KubeSettings())
+    leader = worker_pod(kube_job(), JobStatus(), Role.BASE, 0, 0, KubeSettings())
     rendered = helm.render("full")
     monitor = one(rendered, "PodMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= leader["metadata"]["labels"].items()

@@ -34,7 +34,7 @@ def test_a_reader_that_goes_is_said_once_and_raises_nothing(
     monkeypatch.setattr(sys, name, unread)
     gone: list[str] = []
     with Terminal() as terminal:
-        terminal.on_gone = lambda: gone.append("gone")
+        terminal.when_gone(lambda: gone.append("gone"))
         for _ in range(3):
             print("a line", file=getattr(sys, name), flush=True)
     assert gone == ["gone"]
@@ -52,20 +52,24 @@ def test_a_full_disk_drops_lines_and_ends_nothing(monkeypatch: pytest.MonkeyPatc
     stream.detach().close()
 
 
+@pytest.mark.parametrize("before", [False, True])
 def test_a_run_that_nobody_reads_any_more_stops_and_keeps_what_it_came_to(
-    monkeypatch: pytest.MonkeyPatch, unread: io.TextIOWrapper, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, unread: io.TextIOWrapper, tmp_path: Path, before: bool
 ) -> None:
+    """The reader goes before the run starts, or with its first line."""
     container = {"name": "program", "command": ["sleep", "60"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
     spec = {"timeBudgetSeconds": 60, "program": {}, "template": {"spec": {"containers": [container]}}}
     job = AdaptiveTrainingJob.model_validate(
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "sleeps"}, "spec": spec}
     )
     monkeypatch.setattr(sys, "stderr", unread)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with Terminal() as terminal:
+        if before:
+            print("the command has something to say", file=sys.stderr, flush=True)
         settings = LocalSettings(directory=tmp_path / "run", gpus=1, agent_command=None)
         finished = run_jobs([job], settings, Console(stderr=True), terminal)
-    for number, handler in before.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
     assert finished.interrupted
     assert finished.results["sleeps"].phase == "Stopped"

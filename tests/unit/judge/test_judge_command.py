@@ -111,6 +111,26 @@ def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
     assert told in problem
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--model", "nowhere:net"), "cannot import 'nowhere'"),
+        (("--model", "nothing"), "--model: name: String should match"),
+        (("--model", "digits", "--options", "{"), "--options: '{' is not JSON"),
+        (("--model", "digits", "--options", '{"colour": 1}'), "--model: training.model.options"),
+        (("--model", "digits", "--dataset", "nothing"), "--dataset: name:"),
+    ],
+)
+def test_a_bad_model_is_named_with_its_own_remedy_and_not_with_that_of_a_file(
+    words: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    usual = ("--dataset", "digits", "--budget", "3", "--parallel", "1", "--work-dir", str(tmp_path))
+    code, _, problem = judge(*usual, *words)
+    assert code == 2, problem
+    assert told in problem
+    assert "takes a seed" not in problem
+
+
 def test_what_does_not_go_together() -> None:
     assert judge()[0] == judge("--models", str(MODELS), "--model", "digits")[0] == 2
     assert "--dataset and --budget" in judge("--model", "digits")[2]

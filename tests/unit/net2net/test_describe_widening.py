@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from test_widening import IMAGE, MODELS, Written, conv
 from torch import Tensor, nn
 
+import sweeps
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.channel_groups import ChannelGroup, Channels
 from espalier_api.growth.deepen import deepened
@@ -85,7 +86,7 @@ def test_every_group_of_a_structure_widens_alike(name: str) -> None:
         assert found.depth == before.depth
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=sweeps.examples(50), deadline=None)
 @given(st.sampled_from(sorted(STRUCTURES)), st.sampled_from(list(Insertion)), st.data())
 def test_growth_in_any_order_commutes(name: str, insertion: Insertion, data: st.DataObject) -> None:
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sweeps
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import Deepened, GrowthError, deepen, growth_points, rebuild, widen, widening_groups
 
@@ -183,7 +184,7 @@ def causal_networks(draw: st.DrawFn) -> nn.Module:
     return nn.Sequential(*units, nn.Conv1d(CHANNELS, 3, 1))
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sweeps.examples(12), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(causal_networks(), st.data())
 def test_no_growth_of_a_causal_network_sees_the_future(model: nn.Module, data: st.DataObject) -> None:
     assert not any(_looks_ahead(model, _SIGNAL, training=training) for training in (False, True))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from torch import nn
 
+import sweeps
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     Deepened,
@@ -50,7 +51,7 @@ def histories(draw: st.DrawFn) -> tuple[nn.Module, tuple[Growth, ...]]:
     return model, history
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=sweeps.examples(15), deadline=None)
 @given(histories())
 def test_any_growth_in_any_order_comes_back(grown: tuple[nn.Module, tuple[Growth, ...]]) -> None:
     model, history = grown

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sweeps
 from espalier_api.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points, rebuild
@@ -82,7 +83,7 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*units, *head), torch.randn(3, 4, 40, 41)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=sweeps.examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(networks(), st.data())
 def test_any_growth_of_any_network_is_exact(drawn: tuple[nn.Module, Tensor], data: st.DataObject) -> None:
     model, example = drawn

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import SqueezeExcitation
 
+import sweeps
 from espalier_trainer.net2net import (
     GrowthError,
     Widening,
@@ -176,7 +177,7 @@ def test_the_groups_of_each_structure(name: str) -> None:
     assert {group.id: group.multiple_of for group in groups} == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sweeps.examples(60), deadline=None)
 @given(st.sampled_from(sorted(MODELS)), st.data())
 def test_widening_to_any_width_keeps_the_function(name: str, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 99), label="weights"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_operator.facts import (
     JobFacts,
@@ -32,6 +33,7 @@ snapshots = st.builds(
 )
 
 
+@settings(max_examples=sweeps.examples(100))
 @given(snapshots)
 def test_json_loses_nothing(snapshot):
     assert Snapshot.from_json(snapshot.to_json()) == snapshot

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
 from espalier_operator.actions import Admit, GrantExtra, Stop
@@ -132,7 +133,7 @@ def leases(decision: Decision) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("policy", TYPED)
-@settings(max_examples=30)
+@settings(max_examples=sweeps.examples(30))
 @given(data=st.data())
 def test_a_lease_holds_for_its_round_however_often_the_policy_is_asked(policy: str, data: st.DataObject) -> None:
     """Nothing is leased twice, what is idle is leased, who does not yield keeps its GPUs, and nobody is forgotten."""
@@ -343,7 +344,7 @@ def test_a_job_that_could_never_run_on_its_type_makes_room_for_nobody() -> None:
     assert on(cluster) == {"j0": "t0", "j2": "t1"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sweeps.examples(40), deadline=None)
 @given(data=st.data())
 def test_whatever_types_a_policy_asks_for_jobs_move_there_once_and_nobody_is_lost(data: st.DataObject) -> None:
     """After each change of its mind, all that fit end up where it says, each stopped once at most."""

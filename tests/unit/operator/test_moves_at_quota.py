@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.actions import Stop
 from espalier_operator.facts import Node
 from espalier_operator.plan import plan
@@ -97,7 +98,7 @@ def test_what_a_job_that_moves_is_to_have_is_not_given_to_another_meanwhile() ->
     assert {action.job for each in steps for action in each} == turned.keys(), "and not for a moment"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sweeps.examples(40), deadline=None)
 @given(data=st.data())
 def test_no_quota_is_exceeded_at_any_moment_and_all_that_fits_is_done(data: st.DataObject) -> None:
     """Whatever a policy asks for: queues with full quotas, or some to spare, in a cohort or not."""

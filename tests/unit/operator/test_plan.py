@@ -655,6 +655,15 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             {"stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW)},
             Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
         ),
+        (
+            {
+                "stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW - 60),
+                "evaluating": True,
+            },
+            Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
+        ),
+        ({"used_seconds": 590.0, "budget_end_seconds": 580.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
+        ({"used_seconds": 510.0, "budget_end_seconds": 80.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
     ],
 )
 def test_jobs_end_for_a_reason(changes, action):
@@ -667,9 +676,18 @@ def test_an_overrun_wakes_the_loop_in_time():
     assert decide([node("n", 1)], [one], workers_of(one, "n")).wake_at == NOW + 20
 
 
-def test_a_leader_that_announced_its_last_evaluation_is_waited_for():
-    one = trains("one", high=1, evaluating=True, used_seconds=510.0)
-    assert decide([node("n", 1)], [one], workers_of(one, "n")).actions == ()
+@pytest.mark.parametrize(
+    ("changes", "until"),
+    [
+        ({"used_seconds": 510.0}, 60),
+        ({"used_seconds": 600.0, "budget_end_seconds": 580.0}, 50),
+        ({"stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW - 20)}, 40),
+    ],
+)
+def test_a_leader_that_announced_its_last_evaluation_is_waited_for(changes, until):
+    one = trains("one", high=1, evaluating=True, **changes)
+    planned = decide([node("n", 1)], [one], workers_of(one, "n"))
+    assert (planned.actions, planned.wake_at) == ((), NOW + until)
 
 
 def test_a_plan_leaves_nothing_to_the_garbage_collector():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator import buckets, loans, stock, topology
+from espalier_operator import buckets, stock, topology
 from espalier_operator.buckets import Room, Shelves, choose
 from espalier_operator.capacity import Capacity
 from espalier_operator.constraints import Amounts, Constraints
@@ -54,7 +54,6 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stock, "fleet_of", made_again)
     patch.setattr(Vain, "is_hopeless", lambda *_: False)
     patch.setattr(Capacity, "swapping", lambda *_: lambda *_: None)
-    patch.setattr(loans, "_MERGED", 10**6)
     patch.setattr(buckets, "_STALE", 10**6)
     patch.setattr(Shelves, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)

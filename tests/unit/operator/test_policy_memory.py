@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import Loop
@@ -52,7 +53,7 @@ def view(
 
 
 @pytest.mark.parametrize("name", MEMORABLE)
-@settings(max_examples=40)
+@settings(max_examples=sweeps.examples(40))
 @given(
     continuous=st.booleans(),
     steps=st.lists(

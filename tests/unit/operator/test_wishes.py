@@ -218,3 +218,20 @@ def test_what_is_more_than_a_share_is_handed_back_though_nobody_needs_it(share: 
     assert early.wake_at == 110.0
     (notice,) = found.actions
     assert notice == NoticeReclaim(job="ns/a", extra=kept, deadline=140.0, reason=Reason.HELD_BY_POLICY)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, Reason.HELD_BY_POLICY),
+        ({"base": 9}, Reason.TOO_LARGE),
+        ({"hold_until": 120.0}, Reason.UNSCHEDULABLE),
+    ],
+)
+def test_a_job_that_the_policy_lets_wait_says_what_else_would_keep_it_waiting(
+    changes: dict[str, Any], reason: Reason
+) -> None:
+    """Whatever the policy decides next, that must change first."""
+    waits = job(**{"most": 9, **changes})
+    found = planned(world({"n0": 8}, waits), Share(job="ns/a", workers=0))
+    assert found.refusals["ns/a"].reason is reason

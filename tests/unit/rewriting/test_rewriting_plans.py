@@ -284,6 +284,16 @@ def test_the_table_of_costs_is_measured_once_and_kept(tmp_path: Path) -> None:
     assert (first.measured > 0, again.measured) == (True, 0)
 
 
+def test_of_a_grown_model_only_what_is_new_is_measured() -> None:
+    small, large = (nn.Sequential(nn.Linear(4, 8), *[nn.ReLU(), nn.Linear(8, 8)] * times) for times in (1, 2))
+    large.append(nn.Tanh())
+    first = Costs(small)
+    State.start(capture(small, torch.rand(2, 4)), first)
+    second = Costs(large, table=first.table)
+    State.start(capture(large, torch.rand(2, 4)), second)
+    assert (first.measured, second.measured) == (3, 1)
+
+
 def test_pairs_of_steps_are_measured_in_turn() -> None:
     model, execution = nn.Linear(1, 1), nn.Linear(1, 1)
     now, order = [0.0], []

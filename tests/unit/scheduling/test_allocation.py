@@ -26,8 +26,9 @@ from espalier_scheduling.allocation.episodes import SlotEpisodes
 from espalier_scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_scheduling.allocation.judging import greedy
 from espalier_scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
-from espalier_scheduling.allocation.slots import OPTIONS, Slots
+from espalier_scheduling.allocation.slots import Slots
 from espalier_scheduling.allocation.source import Source, interpolated, source
+from espalier_scheduling.allocation.tables import OPTIONS
 from espalier_scheduling.allocation.traces import Trace, draw
 from espalier_scheduling.learned.twin import Twin
 from espalier_scheduling.learners.learner import Learner, Settings
@@ -167,7 +168,9 @@ def test_nothing_is_given_that_does_not_fit(seed: int, nodes: int) -> None:
         chosen = (mask * rng.random(mask.shape)).argmax(1)
         ends, passed = act(played, chosen, ~played.over)
         assert (played.workers <= 16).all() and (played.servers <= 16).all()  # noqa: PT018
-        need = (played.demand_of_jobs() * played.present[..., None]).sum(1)
+        demand = played.tables.demand[played.kinds]
+        need = played.workers[..., None] * demand[:, :, 0] + played.servers[..., None] * demand[:, :, 1]
+        need = (need * played.present[..., None]).sum(1)
         assert (need <= SMALL.node * nodes).all()
         assert (passed.lost <= passed.spent).all() and (passed.spent <= before[ends]).all()  # noqa: PT018
         lost[ends] += passed.lost.sum(1)

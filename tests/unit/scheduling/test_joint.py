@@ -15,7 +15,7 @@ from espalier_scheduling.placement.costs import Costs, Gang
 from espalier_scheduling.placement.joint import MOST_TRIED, one_by_one, together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import Truth, step_time
-from espalier_scheduling.placement.placers import Oracle, run, run_together, seconds_added
+from espalier_scheduling.placement.placers import Oracle, run, run_together
 from espalier_scheduling.placement.tasks import KINDS, Family, draw_task, episode
 from espalier_scheduling.purposes import Purpose
 
@@ -54,6 +54,21 @@ def total_seconds(situation: Situation, places: list[Nodes | None]) -> float:
     return sum(all_steps[name] * step_time(truth, after, name, placed).total for name, placed in after.jobs.items())
 
 
+def added(truth: Truth, occupancy: Occupancy, gang: Gang, nodes: Nodes, steps_left: dict[str, float]) -> float:
+    """Return the seconds that a gang takes, and those by which it delays others, one job at a time by the formula."""
+    others = dict(occupancy.jobs)
+    placed = Placed(gang.kind, nodes)
+    before = {name: step_time(truth, occupancy, name, other).total for name, other in others.items()}
+    occupancy.add(gang.name, placed)
+    delays = [
+        steps_left[name] * (step_time(truth, occupancy, name, other).total - before[name])
+        for name, other in others.items()
+    ]
+    total = gang.steps * step_time(truth, occupancy, gang.name, placed).total + sum(delays)
+    occupancy.remove(gang.name)
+    return total
+
+
 @settings(max_examples=60, deadline=None)
 @given(situations())
 def test_costs_in_arrays_are_those_of_the_formula(situation: Situation) -> None:
@@ -65,10 +80,7 @@ def test_costs_in_arrays_are_those_of_the_formula(situation: Situation) -> None:
         if not choices:
             continue
         assert all(costs.occupancy.free[node] >= count for nodes in choices for node, count in nodes)
-        expected = [
-            seconds_added(truth, costs.occupancy, gang.name, Placed(gang.kind, nodes), known.__getitem__)
-            for nodes in choices
-        ]
+        expected = [added(truth, costs.occupancy, gang, nodes, known) for nodes in choices]
         np.testing.assert_allclose(costs.added(gang, choices), expected, rtol=1e-9)
         costs.add(gang.name, Placed(gang.kind, choices[-1]), gang.steps)
     for gang in gangs:  # what was added and removed leaves no trace

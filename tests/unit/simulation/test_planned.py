@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
@@ -64,7 +65,7 @@ class Watched(Planned):
     st.sampled_from(sorted(LATENCIES)),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=sweeps.size("lives of planned jobs", 150), deadline=None)
 def test_all_jobs_complete_all_their_work_and_no_gpu_is_given_twice(
     drawn: list[tuple[float, int, float]], most: int, policy: str, latency: str, preemptible: bool
 ) -> None:
@@ -83,7 +84,7 @@ def test_all_jobs_complete_all_their_work_and_no_gpu_is_given_twice(
 
 
 @given(JOBS, st.sampled_from(POLICIES))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=sweeps.examples(20), deadline=None)
 def test_a_run_repeats_itself(drawn: list[tuple[float, int, float]], policy: str) -> None:
     ends = []
     for _ in range(2):

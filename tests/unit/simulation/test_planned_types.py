@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
@@ -101,7 +102,7 @@ class Watched(Planned):
 
 
 @given(JOBS, st.sampled_from(POLICIES), st.sampled_from(sorted(LATENCIES)), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=sweeps.examples(60), deadline=None)
 def test_all_jobs_complete_all_their_steps(
     drawn: list[tuple[float, int, int, tuple[float, float]]], policy: str, latency: str, preemptible: bool
 ) -> None:

@@ -201,6 +201,7 @@ def test_members_compute_steps_by_the_leaders_rules(
     assert_all_hold_the_same(done, workers)
 
 
+@pytest.mark.sweep("kinds of insertion")
 @pytest.mark.parametrize("insertion", ["Scaled", "Unfold"])
 def test_members_of_a_language_model_clip_average_and_grow_alike(
     make_job: Callable[..., AdaptiveTrainingJob],

@@ -70,6 +70,7 @@ def language(make_job, corpus):
     return make
 
 
+@pytest.mark.sweep("kinds of insertion")
 @pytest.mark.parametrize("insertion", ["Exact", "Scaled"])
 def test_a_language_model_grows_and_is_the_same_after_a_stop(run, language, tmp_path, stop_after, insertion):
     job, data = language({"insertion": insertion, "maxAdaptations": 2}, **ALL)

@@ -80,6 +80,8 @@ class Case:
         # Whatever a function of somebody else's raises.
         try:
             module = self.module(seed)
+        except CaseError:
+            raise
         except Exception as error:
             raise CaseError(
                 f"case {self.name!r}: module({seed}) failed ({type(error).__name__}: {error}); it takes a seed and "

@@ -10,20 +10,25 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
+from espalier_api.base import Strict
+from espalier_api.documents import first_fault
 from espalier_api.job import DatasetSpec, ModelSpec, OptimizerSpec
 from espalier_cli.judge.case import Case, CaseError, Split
 from espalier_cli.judge.course import loss_of
 from espalier_cli.timeline import TimelineError, parse_moment
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.data.source import Source
+from espalier_trainer.errors import TrainerError
 from espalier_trainer.models import build_model
 from espalier_trainer.optimizers import build_optimizer
 
+SpecT = TypeVar("SpecT", bound=Strict)
 _TIMED: Final = 20
 """Steps that are measured to turn seconds into steps."""
 
@@ -47,6 +52,7 @@ class OwnModel:
     def __call__(self) -> tuple[Case, ...]:
         """Return the case; raises `CaseError`, or a `TrainerError` that names what is wrong."""
         sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
+        self._spec()  # what it refuses is told before anything is trained
         data = _data(self.dataset, self.dataset_path)
         case = Case(
             name=f"{self.model} on {self.dataset}",
@@ -62,13 +68,15 @@ class OwnModel:
         return (case,)
 
     def _built(self, seed: int) -> nn.Module:
-        torch.manual_seed(seed)
         data = _data(self.dataset, self.dataset_path)
-        return build_model(self._spec(), data.classes, data.example_input())
+        try:
+            return build_model(self._spec(), data.classes, data.example_input())
+        except TrainerError as error:
+            raise CaseError(f"--model: {error}") from error
 
     def _spec(self) -> ModelSpec:
         named = "entrypoint" if ":" in self.model and not self.model.startswith("torchvision:") else "name"
-        return ModelSpec.model_validate({named: self.model, "options": _object(self.options)})
+        return _checked(ModelSpec, "--model", {named: self.model, "options": _object(self.options)})
 
     def digest(self) -> str:
         """Return what tells this case from others with the same name."""
@@ -88,7 +96,14 @@ def _object(options: str) -> dict[str, Any]:
 @cache
 def _data(dataset: str, path: str | None) -> Data:
     named = "entrypoint" if ":" in dataset else "name"
-    return load_data(DatasetSpec.model_validate({named: dataset, **({"path": path} if path else {})}))
+    return load_data(_checked(DatasetSpec, "--dataset", {named: dataset, **({"path": path} if path else {})}))
+
+
+def _checked(kind: type[SpecT], option: str, fields: dict[str, Any]) -> SpecT:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise CaseError(f"{option}: {first_fault(error)}") from error
 
 
 def _whole(source: Source) -> Split:

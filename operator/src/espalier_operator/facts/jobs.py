@@ -184,6 +184,9 @@ class JobFacts:
     """As of `counted_until`; see `used_at`."""
     gpu_seconds_used: float = 0.0
     """As of `counted_until`; see `gpu_seconds_at`."""
+    budget_end_seconds: float | None = None
+    """The used seconds at which its time budget ends, where that is later than its terms say: when these were changed
+    to less than it had used."""
     counted_until: float | None = None
     """Up to when its budgets are counted; from then on they run. None: they stand still."""
     failures: int = 0

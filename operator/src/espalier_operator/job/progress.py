@@ -25,9 +25,10 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     if state.outcome is not None:
         return state
     if state.admitted_at is None:
-        return _count_reported(state, seen, terms, now)  # its last leader may take a while to end
+        # Its last leader may take a while to end.
+        return _with_budget(_count_reported(state, seen, terms, now), terms)
     state = _watch(state.with_workers(terms.min_replicas), seen, now)
-    before, state = state, _count(state, seen, terms, now, timing)
+    before, state = state, _with_budget(_count(state, seen, terms, now, timing), terms)
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
     refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
@@ -170,6 +171,16 @@ def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float
         return state
     gpus = terms.min_replicas * terms.gpus_per_worker
     return replace(state, used_seconds=state.used_seconds + more, gpu_seconds_used=state.gpu_seconds_used + more * gpus)
+
+
+def _with_budget(state: JobState, terms: Terms) -> JobState:
+    """Return the state with the end of the time budget.
+
+    Where a budget is lowered to less than is used, it ends now: the leader has the usual time to evaluate.
+    """
+    known = terms.time_budget_seconds if state.budget_end_seconds is None else state.budget_end_seconds
+    end = max(terms.time_budget_seconds, min(state.used_seconds, known))
+    return state if end == state.budget_end_seconds else replace(state, budget_end_seconds=end)
 
 
 def _reported(state: JobState, seen: Observation, now: float) -> float:

@@ -57,6 +57,8 @@ class JobState:
     gpu_seconds_used: float = 0.0
     counted_until: float | None = None
     """The moment up to which its budgets are counted."""
+    budget_end_seconds: float | None = None
+    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less."""
     trained: bool = False
     """It has trained since it was admitted."""
     failures: int = 0
@@ -89,6 +91,11 @@ class JobState:
     """Since when kube-scheduler finds no node for a base worker; None while it does."""
     stopped_itself: bool = False
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
+
+    @property
+    def essence(self) -> JobState:
+        """The state without the figures that time alone changes."""
+        return replace(self, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
 
     @property
     def active(self) -> bool:

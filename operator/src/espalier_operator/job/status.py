@@ -36,6 +36,7 @@ _PLAIN: Final = (
     "gpu_type",
     "extra",
     "extra_generation",
+    "budget_end_seconds",
     "trained",
     "failures",
     "last_failure",

@@ -61,6 +61,7 @@ def facts_of(
         trained=state.trained,
         used_seconds=state.used_seconds,
         gpu_seconds_used=state.gpu_seconds_used,
+        budget_end_seconds=state.budget_end_seconds,
         counted_until=now if training else None,
         failures=state.failures,
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],

@@ -29,6 +29,7 @@ from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
+from espalier_operator.kube.metrics.live import live
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
@@ -194,7 +195,7 @@ class KubeBackend:
 
     def live(self) -> list[LiveJob]:
         """Return the jobs that are there, for metrics."""
-        return [job.live() for job in self.jobs.values()]
+        return [live(job) for job in self.jobs.values()]
 
     def sources(self) -> list[ProgressSource]:
         """Return where the progress of programs is to be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from espalier_api import environment as names
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
@@ -12,6 +13,8 @@ from espalier_operator.facts import Node, Role, Rules, Snapshot, Worker, WorkerS
 from espalier_operator.job.budget import Leader
 from espalier_operator.local.gpus import Gpus, Holder, Timeline
 from espalier_operator.local.job import LocalJob
+from espalier_operator.local.settings import LocalSettings
+from espalier_operator.local.workers import WorkerSpec
 from espalier_operator.loop import BackendError
 
 NODE: Final = "local"
@@ -29,14 +32,13 @@ class LocalBackend:
         timeline: Timeline,
         clock: Clock,
         rules: Rules,
+        settings: LocalSettings,
         *,
-        stop_wall_seconds: float,
         on_planned: Callable[[Plan], None],
     ) -> None:
         """Join the parts; `jobs` by key."""
         self.jobs, self.gpus, self.timeline = jobs, gpus, timeline
-        self._clock, self._rules = clock, rules
-        self._stop_wall_seconds = stop_wall_seconds
+        self._clock, self._rules, self._settings = clock, rules, settings
         self._on_planned = on_planned
 
     # ---- seeing
@@ -102,17 +104,59 @@ class LocalBackend:
             if index >= job.state.extra:
                 self.gpus.release(Holder(job.key, Role.EXTRA, index))
         if job.state.active:
-            if job.terms.program and job.state.stopping is not None:
-                job.end_program()
+            template = job.job.spec.template
+            if (
+                job.terms.program
+                and job.state.stopping is not None
+                and job.process is not None
+                and template is not None
+            ):
+                job.process.terminate(template.spec.grace_seconds)  # nobody but SIGTERM tells it
             base = (Holder(job.key, Role.BASE, index) for index in range(job.terms.min_replicas))
             missing = [holder for holder in base if not self.gpus.hold(holder, job.terms.gpus_per_worker)]
             return not missing
         if job.process is not None:
-            job.process.terminate(self._stop_wall_seconds)
+            job.process.terminate(self._settings.stop_wall_seconds)
         else:  # the leader is gone, and is not started again as things stand
             for index in self.gpus.of(job.key, Role.BASE):
                 self.gpus.release(Holder(job.key, Role.BASE, index))
         return False
+
+    def start(self, job: LocalJob, now: float, agent_url: str | None) -> None:
+        """Start the leader of a job that has its base GPUs."""
+        variables = self._variables()
+        if self._settings.devices:
+            held = self.gpus.of(job.key, Role.BASE)
+            # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
+            devices = [held[0]] if job.has_processes else held.values()
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
+        job.start(now, self._settings.trainer_command, agent_url, variables)
+
+    def train_together(self, job: LocalJob, now: float) -> None:
+        """Start and end the processes that train with the leader, according to the job's GPUs."""
+        if not job.has_processes:
+            return
+        going_on = job.state.active and not job.state.ending
+        wanted = [
+            WorkerSpec(
+                role,
+                index,
+                devices,
+                bool(self._settings.devices),
+                job.state.attempts[index] if role is Role.BASE else 0,
+            )
+            for role in (Role.BASE, Role.EXTRA)
+            for index, devices in self.gpus.of(job.key, role).items()
+            if going_on and (role, index) != (Role.BASE, 0)
+        ]
+        job.train_together(wanted, self._settings.trainer_command, self._variables(), now)
+
+    def _variables(self) -> dict[str, str]:
+        # What a trainer prints is in its log at once, and not lost where it is killed.
+        variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
+        if self._settings.seed is not None:
+            variables[names.SEED] = str(self._settings.seed)
+        return variables
 
     def lose(self, holder: Holder) -> None:
         """Take notice that the GPU of `holder` is physically gone: its leader dies with it."""
@@ -120,4 +164,4 @@ class LocalBackend:
         if holder.role is Role.EXTRA:
             self.gpus.renumber_extra(job.key)
         else:
-            job.lose(Reason.GPU_LOST)
+            job.leading.lose(Reason.GPU_LOST)

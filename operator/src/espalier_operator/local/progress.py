@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,12 +11,22 @@ from pathlib import Path
 from typing import Final
 
 from espalier_api.program import MetricsProgress, ProgressSpec
-from espalier_operator.programs import MAX_LINE_BYTES, MAX_PAGE_BYTES, NOTHING, LineReader, lines_of, values_of_page
+from espalier_operator.programs import (
+    MAX_LINE_BYTES,
+    MAX_PAGE_BYTES,
+    NOTHING,
+    LineReader,
+    Reading,
+    lines_of,
+    values_of_page,
+)
 
 PIECE_BYTES: Final = 64 * 1024
 """Maximum number of bytes of the output that are read at a time; of more than that only the newest are read."""
 FETCH_EVERY: Final = 0.5
 """Wall seconds between two fetches of metrics."""
+REPORT_EVERY: Final = 1.0
+"""Wall seconds between two values that are reported."""
 _TIMEOUT: Final = 2.0
 
 
@@ -99,20 +110,29 @@ class LocalProgress:
         self._pages = None if spec is None or spec.metrics is None else _Pages(spec.metrics)
         self._tail: LogTail | None = None
         self.reading = NOTHING
+        self._reported, self._reported_at = NOTHING, -math.inf
 
     def begin(self) -> None:
         """The program is about to be started: what it writes from now on counts."""
         self._tail = None if self._lines is None else LogTail(self._path)
 
-    def poll(self, ended: bool) -> bool:
-        """Read what is new; return whether a value has changed. Once it has `ended` the rest of its output is read."""
+    def poll(self, ended: bool) -> Reading | None:
+        """Read what is new, to the end of its output once it has `ended`; return what is to be reported.
+
+        That is little: what has changed, rarely, and at its end.
+        """
+        self._read(ended)
+        now = time.monotonic()
+        if self.reading is self._reported or not (ended or now >= self._reported_at + REPORT_EVERY):
+            return None
+        self._reported, self._reported_at = self.reading, now
+        return self.reading
+
+    def _read(self, ended: bool) -> None:
         values: dict[str, float] = {}
         if self._lines is not None and self._tail is not None:
             values = self._lines.values(lines_of(self._tail.poll(ended)))
         elif self._pages is not None and not ended:
             values = self._pages.poll()
-        if not values:
-            return False
-        before = self.reading
-        self.reading = before.then(values, None if self._spec is None else self._spec.steps)
-        return self.reading is not before
+        if values:
+            self.reading = self.reading.then(values, None if self._spec is None else self._spec.steps)

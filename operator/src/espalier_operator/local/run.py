@@ -6,11 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
-from espalier_api import environment as names
 from espalier_api.documents import write_document
 from espalier_api.events import AnyEvent, GPUsChanged
 from espalier_api.job import AdaptiveTrainingJob
@@ -18,21 +15,19 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
 from espalier_operator.asking import asked_here
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Role, Rules, Terms, grace_of
+from espalier_operator.facts import Rules
 from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
-from espalier_operator.local.gpus import Gpus, Timeline
-from espalier_operator.local.job import PID_FILE, LocalJob, Starter
-from espalier_operator.local.layout import STATE_FILE, command_of
-from espalier_operator.local.ownership import mark, require_own
+from espalier_operator.local.layout import STATE_FILE
+from espalier_operator.local.leader import PID_FILE, Starter
+from espalier_operator.local.opening import opened
 from espalier_operator.local.process import Process, end_orphan
-from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import RunState, begins_again, load_state, run_lock
+from espalier_operator.local.settings import LocalSettings
+from espalier_operator.local.state import RunState, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
-from espalier_operator.local.workers import PID_FILES, WorkerSpec
+from espalier_operator.local.workers import PID_FILES
 from espalier_operator.loop import Loop
-from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policy_memory import PolicyMemory
 
@@ -77,58 +72,14 @@ class LocalRun:
         settings: LocalSettings,
         on_event: Callable[[str, AnyEvent], None],
         on_tick: Callable[[RunView], None] | None = None,
-        policy: Policy | None = None,
         start: Starter = Process,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Check the folder and resume from its contents; nothing runs before `run`."""
-        by_name = {job.metadata.name: job for job in jobs}
-        if len(by_name) < len(jobs) or not jobs:
-            raise LocalRunError("a run needs at least one job, and jobs of different names")
         self._settings, self._on_tick = settings, on_tick
-        self._jobs: dict[str, LocalJob] = {}
-        folders = {name: settings.directory if len(jobs) == 1 else settings.directory / name for name in by_name}
-        try:
-            settings.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
-        require_own(settings.directory, {settings.directory, *folders.values()})
-        state = load_state(settings.directory, list(jobs))
-        again = state is not None and all(
-            begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
-        )
-        seconds, done = (0.0, 0) if state is None or again else (state.timeline_seconds, state.changes_done)
-        self._timeline = Timeline(settings.changes, seconds, done)
-        self._gpus = Gpus(settings.gpus, settings.devices)
-        for change in self._timeline.made:
-            self._gpus.change(change.change)
-        before = {} if state is None else {entry.job: entry for entry in state.jobs}
-        for name, job in by_name.items():
-            folder = folders[name]
-            if job.spec.program is not None and not command_of(job):
-                raise LocalRunError(
-                    f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
-                    "give the command that the image would run"
-                )
-            grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale, settings.time_scale)
-            terms = Terms.of(job, grace_seconds=grace)
-            if (wall := terms.pre_running_deadline_seconds) is not None:
-                # Importing torch takes as long at any time scale.
-                terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)
-            try:
-                local = LocalJob(
-                    job, folder, terms, settings.timing, self._time_of_day, on_event, settings.stop_wall_seconds, start
-                )
-                for marked in (settings.directory, folder):
-                    mark(marked, sorted(by_name))
-                local.open(settings.sources.get(name), before.get(job.key))
-            except OSError as error:
-                raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
-            self._jobs[job.key] = local
-        # A killed scheduler kept its clock a moment before its leaders reported last.
-        known = [(job.state.submitted_at or 0.0) + job.report.used_seconds for job in self._jobs.values() if job.report]
-        began = max([0.0 if state is None else state.clock_seconds, *known])
-        self._clock = ScaledClock(settings.time_scale, began, monotonic)
+        found = opened(jobs, settings, on_event, lambda seconds: self._clock.time_of_day(seconds), start)
+        self._jobs, self._gpus, self._timeline = found.jobs, found.gpus, found.timeline
+        self._clock = ScaledClock(settings.time_scale, found.clock_seconds, monotonic)
         usual, scale = Rules(), settings.time_scale
         rules = Rules(
             policy=settings.policy,
@@ -137,24 +88,11 @@ class LocalRun:
             startup_seconds=usual.startup_seconds * scale,
         )
         self._backend = LocalBackend(
-            self._jobs,
-            self._gpus,
-            self._timeline,
-            self._clock,
-            rules,
-            stop_wall_seconds=settings.stop_wall_seconds,
-            on_planned=self._planned,
+            self._jobs, self._gpus, self._timeline, self._clock, rules, settings, on_planned=self._planned
         )
-        self.policy_memory = PolicyMemory(rules.policy, None if state is None else state.policy_memory)
-        chosen, asking = asked_here(policy or configured(rules.policy))
-        self._loop = Loop(
-            self._backend,
-            chosen,
-            self._clock,
-            wall=monotonic,
-            memory=self.policy_memory,
-            asking=asking,
-        )
+        self.policy_memory = PolicyMemory(rules.policy, found.policy_memory)
+        chosen, asking = asked_here(configured(rules.policy))
+        self._loop = Loop(self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory, asking=asking)
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()
@@ -198,9 +136,6 @@ class LocalRun:
         """Return the current view of the run."""
         return view_run(self._jobs.values(), self._gpus, self._timeline, self._reasons, self._loop)
 
-    def _time_of_day(self, seconds: float) -> datetime:
-        return self._clock.time_of_day(seconds)
-
     # ---- several times a second
 
     async def _watch(self) -> None:
@@ -227,9 +162,10 @@ class LocalRun:
                 job.submit(now)
                 news = True
             if self._backend.converge(job) and job.may_start(now):
-                self._start(job, now)
+                url = self._settings.agent_url if self._agent is None else self._agent.url
+                self._backend.start(job, now, url)
                 news = True
-            self._train_together(job, now)
+            self._backend.train_together(job, now)
         return news
 
     def _move_timeline(self, now: float) -> bool:
@@ -245,7 +181,7 @@ class LocalRun:
             self.change_gpus(change.change)
             for job in self._jobs.values():
                 if not job.finished:
-                    job.history.add(GPUsChanged(**job.stamp(), total=self._gpus.total, change=change.change))
+                    job.journal.add(GPUsChanged(**job.journal.stamp(), total=self._gpus.total, change=change.change))
         announced = self._timeline.departing()[0]
         news = bool(due) or announced != self._announced
         self._announced = announced
@@ -256,43 +192,6 @@ class LocalRun:
         precious = sorted(self._jobs.values(), key=lambda job: (-job.terms.priority, job.state.submitted_at or 0.0))
         for holder in self._gpus.change(change, [job.key for job in precious]):
             self._backend.lose(holder)
-
-    def _train_together(self, job: LocalJob, now: float) -> None:
-        """Start and end the processes that train with the leader, according to the job's GPUs."""
-        if not job.has_processes:
-            return
-        going_on = job.state.active and not job.state.ending
-        wanted = [
-            WorkerSpec(
-                role,
-                index,
-                devices,
-                bool(self._settings.devices),
-                job.state.attempts[index] if role is Role.BASE else 0,
-            )
-            for role in (Role.BASE, Role.EXTRA)
-            for index, devices in self._gpus.of(job.key, role).items()
-            if going_on and (role, index) != (Role.BASE, 0)
-        ]
-        job.train_together(wanted, self._settings.trainer_command, self._common_variables(), now)
-
-    def _common_variables(self) -> dict[str, str]:
-        # What a trainer prints is in its log at once, and not lost where it is killed.
-        variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
-        if self._settings.seed is not None:
-            variables[names.SEED] = str(self._settings.seed)
-        return variables
-
-    def _start(self, job: LocalJob, now: float) -> None:
-        """Start the leader of a job that has its base GPUs."""
-        variables = self._common_variables()
-        if self._settings.devices:
-            held = self._gpus.of(job.key, Role.BASE)
-            # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
-            devices = [held[0]] if job.has_processes else held.values()
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
-        url = self._settings.agent_url if self._agent is None else self._agent.url
-        job.start(now, self._settings.trainer_command, url, variables)
 
     def _planned(self, plan: Plan) -> None:
         """Record why each job gets no more GPUs, and detect when nothing can happen any more."""

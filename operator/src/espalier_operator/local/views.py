@@ -78,10 +78,10 @@ def view_run(
     views = tuple(
         JobView(
             name=job.name,
-            phase=job.phase,
-            reason=reasons.get(job.key, job.reason),
-            report=job.report,
-            allocation=job.allocation,
+            phase=job.journal.phase,
+            reason=reasons.get(job.key, job.journal.reason),
+            report=job.dialogue.report,
+            allocation=job.dialogue.allocation,
             base_gpus=gpus.held(job.key, Role.BASE),
             lent_gpus=gpus.held(job.key, Role.EXTRA),
             budget_seconds=job.terms.time_budget_seconds,
@@ -102,16 +102,16 @@ def outcome_of(job: LocalJob) -> LocalOutcome:
     """Return the outcome of `job` at the end of a run."""
     return LocalOutcome(
         job=job.name,
-        phase=job.phase,
-        reason=job.reason,
-        message=job.message,
-        exit_code=job.exit_code,
+        phase=job.journal.phase,
+        reason=job.journal.reason,
+        message=job.journal.message,
+        exit_code=job.leading.exit_code,
         used_seconds=job.state.used_seconds,
         gpu_seconds_used=job.state.gpu_seconds_used,
         restarts=job.state.restarts,
         failures=job.state.failures,
         preemptions=job.state.preemptions,
-        report=job.report,
+        report=job.dialogue.report,
         allocations=tuple(_allocations(job)),
     )
 

@@ -70,17 +70,17 @@ class Admission:
             self._record.refuse(job, Reason.SUSPENDED)
         elif not_taken is not None:
             self._record.refuse(job, not_taken)
-        elif self._tick.order.waits(job):
-            self._record.refuse(job, Reason.HELD_BY_POLICY)
-        elif gpus == 0:
-            self._tick.base_nodes[job.key].update(dict.fromkeys(range(workers)))
+        elif gpus == 0 and not self._tick.order.waits(job):
+            self._tick.places.base_nodes[job.key].update(dict.fromkeys(range(workers)))
             self._record.act(Admit(job=job.key, gpu_type=None))
         elif is_held_back(job, self._tick.now):
             self._record.refuse(job, obstacle(job))
             self._record.wake(job.hold_until or 0.0)
-        elif not sites:
-            fits_elsewhere = self._tick.large_enough(terms.gpu_type, None, gpus, workers)
+        elif gpus and not sites:
+            fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, None, gpus, workers)
             self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
+        elif self._tick.order.waits(job):
+            self._record.refuse(job, Reason.HELD_BY_POLICY)
         elif not (allowed := self._tick.allowed(job, sites, borrowing=borrowing)):
             types = [site.gpu_type for site in sites]
             if not borrowing and self._tick.allowed(job, sites, borrowing=True):
@@ -180,6 +180,6 @@ class Admission:
         kind = gpu_type, constraints, gpus, workers, wished
         sites = self._known_sites.get(kind)
         if sites is None:
-            sites = self._tick.large_enough(gpu_type, constraints, gpus, workers)
+            sites = self._tick.places.large_enough(gpu_type, constraints, gpus, workers)
             sites = self._known_sites[kind] = [site for site in sites if site.gpu_type == wished] or sites
         return sites

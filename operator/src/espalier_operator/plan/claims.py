@@ -9,7 +9,7 @@ from espalier_api.reasons import Reason
 from espalier_operator.actions import Replace, Requeue
 from espalier_operator.capacity import Supply
 from espalier_operator.constraints import Constraints
-from espalier_operator.facts import NOWHERE, JobFacts, Role
+from espalier_operator.facts import JobFacts, Role
 from espalier_operator.lifecycle import obstacle
 from espalier_operator.plan.tick import Tick
 
@@ -39,18 +39,19 @@ class Claims:
 
     def place(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
-        for job in self._tick.choosiest_first(self._tick.running):
+        places, bound = self._tick.places, self._tick.census.bound
+        for job in places.choosiest_first(self._tick.running):
             if job.stopping is not None:
                 continue
-            if len(self._tick.census.bound[job.key]) >= job.terms.min_replicas and job.key not in self._tick.moved:
+            if len(bound[job.key]) >= job.terms.min_replicas and job.key not in places.moved:
                 continue
             supply = self._claim(job)
-            moved = tuple(worker.index for worker in self._tick.moved[job.key] if worker.role is Role.BASE)
+            moved = tuple(worker.index for worker in places.moved[job.key] if worker.role is Role.BASE)
             if supply is Supply.NEVER:
                 self._record.act(self._give_up(job))
             elif moved:
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
-            elif len(self._tick.census.bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
+            elif len(bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
                 self._doubt(job)
         self._serve_others()
 
@@ -63,7 +64,7 @@ class Claims:
             if kind in hopeless or foreign.barred_nodes > looks:
                 continue
             looks -= foreign.barred_nodes
-            sites = self._tick.sites(foreign.gpu_type, foreign.constraints)
+            sites = self._tick.places.sites(foreign.gpu_type, foreign.constraints)
             if foreign.barred_nodes:
                 supply = self._tick.pool.obtain_beside(sites, foreign.gpus, foreign.barred_nodes)
             else:
@@ -73,23 +74,23 @@ class Claims:
 
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
-        site, gpus, pinned = self._tick.site(job), job.terms.gpus_per_worker, self._tick.pinned[job.key]
+        places, gpus = self._tick.places, job.terms.gpus_per_worker
+        site, pinned = places.site(job), places.pinned[job.key]
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
-        prior = self._tick.prior.get(job.key, NOWHERE).base
         for index in range(job.terms.min_replicas):
             if index in self._tick.census.bound[job.key] or index in pinned:
                 continue
             mark = self._tick.capacity.mark()
-            kept = self._tick.capacity.hold_at(site, prior.get(index), gpus)
-            supply = min(supply, kept or self._tick.pool.obtain([site], gpus, self._tick.near(job)))
+            kept = self._tick.capacity.hold_at(site, places.chosen_before(job, index), gpus)
+            supply = min(supply, kept or self._tick.pool.obtain([site], gpus, places.near(job)))
             if supply is Supply.NEVER:
                 break
-            self._tick.base_nodes[job.key][index] = next(reversed(self._tick.placed(job, mark)), None)
+            places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
         return supply
 
     def _give_up(self, job: JobFacts) -> Requeue:
         """Let a job wait again whose workers have lost their GPUs."""
-        site = self._tick.site(job)
+        site = self._tick.places.site(job)
         if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
             return Requeue(job=job.key, reason=Reason.GPU_LOST)
         wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
@@ -106,7 +107,7 @@ class Claims:
             return
         # A ResourceQuota that refuses some of the workers says nothing of nodes that were chosen for others.
         by_quota = obstacle(job) is Reason.POD_REJECTED
-        pinned = () if by_quota else tuple(sorted(self._tick.pinned[job.key]))
+        pinned = () if by_quota else tuple(sorted(self._tick.places.pinned[job.key]))
         patience = job.refused_since + (self._tick.rules.pin_seconds if pinned else self._tick.rules.placement_seconds)
         self._record.wake(patience)
         if self._tick.now < patience:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Container
 
 from espalier_api.reasons import Reason
@@ -54,10 +53,11 @@ class Lending:
             extra, mark = hoped.get(job.key, job.extra), self._tick.capacity.mark()
             supply = self._supply_extra(job, extra, granted)
             if supply is Supply.NOW:
-                self._tick.extra_nodes[job.key] += self._tick.placed(job, mark)[-1:]
+                places = self._tick.places
+                places.extra_nodes[job.key] += places.placed(job, mark)[-1:]
                 lent = self._tick.capacity.placed_since(mark)[-1:]
-                self._tick.near(job).update(lent)
-                self._tick.lent_nodes[job.key] += lent
+                places.near(job).update(lent)
+                places.lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
                 self._tick.namespaces.hold(job, 1)
             elif job.key not in hoped and job.key not in granted:
@@ -75,11 +75,13 @@ class Lending:
 
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
-        site, gpus = self._tick.site(job), job.terms.gpus_per_worker
+        places, gpus = self._tick.places, job.terms.gpus_per_worker
+        site = places.site(job)
         if self._tick.reclaims.is_vain(site, gpus):
             return Supply.NEVER
-        near = self._tick.near(job)
-        if any(self._tick.capacity.take_at(site, node, gpus) for node in self._wished_extra(job)):
+        near = places.near(job)
+        wished = self._tick.order.wished_nodes(job) if job.pinned else ()
+        if wished and any(self._tick.capacity.take_at(site, node, gpus) for node in places.wished(job, wished)):
             return Supply.NOW
         if job.key in granted and job.terms.cooldown_seconds > 0:
             return Supply.NOW if self._tick.pool.take(site, gpus, near) else Supply.NEVER
@@ -93,12 +95,3 @@ class Lending:
             return quiet or holder.key in granted or holder.key == job.key
 
         return self._tick.pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)
-
-    def _wished_extra(self, job: JobFacts) -> list[str]:
-        """Return the nodes that the policy wishes for further workers of a running job."""
-        wished = self._tick.order.wished_nodes(job) if job.pinned else ()
-        if not wished:
-            return []
-        extra = (worker.node for worker in self._tick.census.extras[job.key])
-        held = [*self._tick.base_holding(job).nodes, *filter(None, extra), *self._tick.lent_nodes[job.key]]
-        return [*(Counter(wished) - Counter(held)).elements()]

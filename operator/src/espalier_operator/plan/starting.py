@@ -179,7 +179,7 @@ class Starting:
         self._vain.hope()
         site, yielding = room
         taken = self._held(job, site, mark)
-        self._tick.reservations.replace(map(self._tick.base_holding, yielding), until, taken)
+        self._tick.reservations.replace(map(self._tick.places.base_holding, yielding), until, taken)
         self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
         self._tick.hold_quota(job, site)
         self._record.refuse(job, reason)
@@ -187,7 +187,7 @@ class Starting:
 
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
-        self._tick.base_nodes[job.key].update(enumerate(self._tick.placed(job, mark)))
+        self._tick.places.base_nodes[job.key].update(enumerate(self._tick.places.placed(job, mark)))
         self._tick.hold_quota(job, site)
         self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
         return self._held(job, site, mark)

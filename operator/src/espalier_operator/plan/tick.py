@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan, Requeue, Stop
-from espalier_operator.capacity import Capacity, Supply
-from espalier_operator.constraints import Constraints
-from espalier_operator.facts import NOWHERE, JobFacts, Placement, Role, Snapshot, Worker
-from espalier_operator.goods import Goods
+from espalier_operator.capacity import Capacity
+from espalier_operator.facts import JobFacts, Snapshot, Worker
 from espalier_operator.lifecycle import ends_by, stop_seconds
 from espalier_operator.moves import Moves
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.order import Order
 from espalier_operator.plan.census import Census
+from espalier_operator.plan.places import Places
 from espalier_operator.plan.record import Record
 from espalier_operator.plan.settling import Settling
 from espalier_operator.policies import Policy
 from espalier_operator.policy_view import decided
-from espalier_operator.pool import Pool, hold_promised
+from espalier_operator.pool import Pool
 from espalier_operator.preemption import Preemption
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
@@ -37,16 +34,6 @@ class Tick:
         self.now, self.rules = now, snapshot.rules
         self.record = record = Record(now)
         self.census = census = Census(snapshot.workers)
-        self._sites: dict[str, Site] = {}
-        """By admitted job: where its workers may run."""
-        self._machines = {node.name: node for node in snapshot.nodes} if census.rivals else {}
-        self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
-        """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
-        self.moved: dict[str, list[Worker]] = defaultdict(list)
-        """By job: its workers that are not bound, and whose node has no room for them."""
-        self.base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
-        self.extra_nodes: dict[str, list[str | None]] = defaultdict(list)
-        """By job: where its workers that are still to be made will run."""
         promises = {promise.job: promise for promise in snapshot.promises}
         self.ledger = Ledger(snapshot.queues, snapshot.held_claims())
         self.settling = settling = Settling(record, self.ledger, self.rules, now)
@@ -77,18 +64,14 @@ class Tick:
         self.capacity = Capacity(
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
-        self.prior = snapshot.placements
+        self.places = Places(self.capacity, census, snapshot.placements)
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self.ledger.give_back(job.claim, job.gpu_type or "")
-        self._hold_pinned(census.unbound, {job.key: job for job in snapshot.jobs}, leaving)
+        self.places.hold_pinned(snapshot.nodes, snapshot.jobs, leaving)
         # Includes jobs that end in this tick: their workers may be binding at this moment.
-        for job in self.choosiest_first(job for job in snapshot.jobs if job.extra):
-            own, keeps = census.extras[job.key], kept.get(job.key, 0)
-            chosen = _less(self.prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
-            promised = hold_promised(self.capacity, job, promises.get(job.key), own, keeps, now, chosen)
-            self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
-            own += promised
+        for job in self.places.choosiest_first(job for job in snapshot.jobs if job.extra):
+            self.places.hold_promised(job, promises.get(job.key), kept.get(job.key, 0), now)
         self.reclaims = ReclaimQueue(self.running, census.extras, leaving, self.order, now)
         self.namespaces = NamespaceLedger(snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, kept)
         self.pool = Pool(self.capacity, self.reclaims)
@@ -96,14 +79,14 @@ class Tick:
             self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.loans
         )
         for job in self.running:
-            if self.order.is_elsewhere(job) and self._site_on(job, self.order.gpu_type(job) or "") is None:
+            if self.order.is_elsewhere(job) and self.places.site_on(job, self.order.gpu_type(job) or "") is None:
                 self.order.let_stay(job)
         self.preemption = Preemption(
             running=self._yielding() if self.order.preempts else (),
             order=self.order,
             capacity=self.capacity,
             pool=self.pool,
-            holding=self.base_holding,
+            holding=self.places.base_holding,
             now=now,
             wake=record.wake,
         )
@@ -114,13 +97,9 @@ class Tick:
             pool=self.pool,
             ledger=self.ledger,
             is_busy=self.is_busy,
-            site_on=self._site_on,
+            site_on=self.places.site_on,
             kept=self._relied_on,
         )
-        self._nodes: dict[str, set[str]] = {}
-        """By job: where its workers are, or will be."""
-        self.lent_nodes: dict[str, list[str]] = defaultdict(list)
-        """By job: the nodes of the workers that this plan lends it."""
         self.departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
 
     def result(self) -> Plan:
@@ -133,7 +112,7 @@ class Tick:
         return Plan(
             actions=tuple(self.record.actions),
             refusals=self.record.refusals,
-            placements=self._placements(),
+            placements=self.places.chosen(),
             shares=self.decision.shares,
             ignored=self.decision.ignored,
             fallback=self.decision.fallback,
@@ -147,37 +126,6 @@ class Tick:
         With 1,000 jobs that is a few megabytes a plan, and the operator collects rarely.
         """
         self.__dict__.clear()
-
-    def _placements(self) -> dict[str, Placement]:
-        found = {}
-        for key in self.base_nodes.keys() | self.extra_nodes.keys() | self.moved.keys():
-            moved = frozenset(worker.name for worker in self.moved[key] if worker.role is Role.EXTRA)
-            placement = Placement(base=self.base_nodes[key], extra=tuple(self.extra_nodes[key]), moved=moved)
-            if placement != NOWHERE:
-                found[key] = placement
-        return found
-
-    def _hold_pinned(self, waiting: Iterable[Worker], jobs: Mapping[str, JobFacts], leaving: set[str]) -> None:
-        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
-
-        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound.
-        """
-        for worker in sorted(waiting, key=lambda worker: worker.is_rival):
-            job = jobs.get(worker.job or "")
-            if job is None:
-                chosen = self._machines.get(worker.pinned_to or "")
-                if chosen is not None and chosen.admits(worker.constraints):
-                    self.capacity.reserve(chosen.name, worker.gpus, worker.constraints.requests)
-                continue
-            stays = worker.name not in leaving
-            supply = self.capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
-            if supply is Supply.NEVER or worker.pinned_to is None:
-                self.moved[job.key].append(worker)
-            elif worker.role is Role.BASE:
-                self.pinned[job.key][worker.index] = supply, worker.pinned_to
-            else:
-                own = self.census.extras[job.key]
-                own[own.index(worker)] = replace(worker, node=worker.pinned_to)
 
     def _leaving(
         self, snapshot: Snapshot, extras: Mapping[str | None, Sequence[Worker]], kept: Mapping[str, int]
@@ -203,7 +151,7 @@ class Tick:
         """Yield until when at the latest the jobs that run hold what."""
         for job in self.running:
             if job.stopping is None:
-                yield ends_by(job, self.now, self.rules), self.base_holding(job)
+                yield ends_by(job, self.now, self.rules), self.places.base_holding(job)
 
     def _yielding(self) -> list[JobFacts]:
         """Return the running jobs that allow to be preempted, in order; those on another type than theirs last."""
@@ -213,56 +161,6 @@ class Tick:
     def _relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
         """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
         return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
-
-    def _site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
-        """Return where a running job may run on another type of GPU, whatever its quota."""
-        terms = job.terms
-        if terms.gpu_type not in (None, gpu_type):
-            return None
-        sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
-        return next(iter(sites), None)
-
-    def site(self, job: JobFacts) -> Site:
-        """Return where the workers of an admitted job may run."""
-        known = self._sites.get(job.key)
-        if known is None:
-            known = self._sites[job.key] = self.capacity.site(job.gpu_type or "", job.terms.constraints)
-        return known
-
-    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
-        """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
-        types = self.capacity.gpu_types if gpu_type is None else [gpu_type]
-        return [site for name in types if (site := self.capacity.site(name, constraints)).groups]
-
-    def large_enough(
-        self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
-    ) -> list[Site]:
-        """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
-        return self._fitting(self.sites(gpu_type, constraints), gpus, workers)
-
-    def near(self, job: JobFacts) -> set[str]:
-        """Return the nodes to which further workers of an admitted job should be close."""
-        known = self._nodes.get(job.key)
-        if known is None:
-            extra = [worker.node for worker in self.census.extras[job.key]]
-            nodes = {*self.census.bound[job.key].values(), *self.base_nodes[job.key].values(), *extra}
-            known = self._nodes[job.key] = {node for node in nodes if node is not None}
-        return known
-
-    def placed(self, job: JobFacts, mark: int) -> list[str | None]:
-        """Return the nodes that were chosen for workers of `job` since `mark`."""
-        return [node if job.pinned else None for node in self.capacity.placed_since(mark)]
-
-    def base_holding(self, job: JobFacts) -> Holding:
-        """Return what the base workers of a running job hold."""
-        waiting = (node for _, node in self.pinned[job.key].values())
-        nodes = [*self.census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
-        goods = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
-        return Holding(job.gpu_type or "", nodes, goods)
-
-    def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
-        """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
-        return sorted(jobs, key=lambda job: len(self.site(job).groups))
 
     def is_busy(self, job: JobFacts) -> bool:
         """Return whether a running job does not yield in this tick: others wait for what it gives back."""
@@ -292,11 +190,3 @@ class Tick:
         """
         self.ledger.hold(job.claim, site.gpu_type, sign=sign)
         self.namespaces.hold(job, sign * job.terms.min_replicas)
-
-    def _fitting(self, sites: Iterable[Site], gpus: int, workers: int) -> list[Site]:
-        return [site for site in sites if self.capacity.could_ever_hold(site, gpus, workers)]
-
-
-def _less(nodes: Iterable[str | None], made: Iterable[str | None]) -> list[str | None]:
-    """Return `nodes` without those of workers that have been made, one for each."""
-    return list((Counter(nodes) - Counter(made)).elements())

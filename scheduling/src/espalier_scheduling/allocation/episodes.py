@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from espalier_scheduling.allocation.forms import WorkerRun
 from espalier_scheduling.allocation.rules import RULES, WORTHS, act, chosen_by
-from espalier_scheduling.allocation.slots import OPTIONS, Slots
+from espalier_scheduling.allocation.slots import Slots
+from espalier_scheduling.allocation.tables import OPTIONS
 from espalier_scheduling.allocation.traces import Trace
 from espalier_scheduling.learned.description import (
     WORKERS_ONLY,

@@ -12,8 +12,9 @@ from espalier_operator.policies.optimus import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_scheduling.allocation.slots import OPTIONS, Slots
+from espalier_scheduling.allocation.slots import Slots
 from espalier_scheduling.allocation.source import source
+from espalier_scheduling.allocation.tables import OPTIONS
 from espalier_scheduling.allocation.traces import draw
 from espalier_scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
 from espalier_scheduling.learned.picture import Picture

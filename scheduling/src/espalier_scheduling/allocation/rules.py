@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_scheduling.allocation.slots import OPTIONS, Slots
+from espalier_scheduling.allocation.slots import Slots
+from espalier_scheduling.allocation.tables import OPTIONS
 from espalier_scheduling.learned.description import Floats, JobQuantities, OptionQuantities
 from espalier_scheduling.learners.passed import Chosen, Passed
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier_scheduling.allocation.source import Source
+from espalier_scheduling.allocation.tables import tables_of
 from espalier_scheduling.allocation.traces import Trace
 from espalier_scheduling.learned.description import (
     WORKERS_AND_SERVERS,
@@ -27,10 +27,9 @@ from espalier_scheduling.learned.description import (
     OptionQuantities,
     inputs,
 )
-from espalier_scheduling.learned.speeds import STEPS, gains
+from espalier_scheduling.learned.speeds import STEPS
 from espalier_scheduling.learners.passed import Passed
 
-OPTIONS = len(WORKERS_AND_SERVERS)
 _STEPS = np.array([STEPS[option] for option in WORKERS_AND_SERVERS])
 """(options, 2): servers and workers more."""
 _AWAY = np.iinfo(np.int64).max // 2
@@ -45,7 +44,7 @@ class Slots:
         """Begin all episodes, one a trace; `nodes` are those of all clusters, or of each."""
         count, jobs = len(traces), source.jobs
         self.source, self.nodes = source, np.broadcast_to(np.asarray(nodes, np.int64), (count,))
-        self.tables = _tables(source)
+        self.tables = tables_of(source)
         self.kinds, self.comes = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
         self.workers, self.servers = np.zeros((count, jobs), np.int64), np.zeros((count, jobs), np.int64)
         self.done, self.ends = np.zeros((count, jobs)), np.full((count, jobs), np.nan)
@@ -110,11 +109,6 @@ class Slots:
     def speed_parts(self) -> Floats:
         """Return (episodes, jobs): the speed of each with what it has, over the best that it could have."""
         return np.asarray(self.tables.parts[self.kinds, self.servers, self.workers] * self.present)
-
-    def demand_of_jobs(self) -> NDArray[np.int64]:
-        """Return (episodes, jobs, resources): what the workers and servers of each job take."""
-        demand = self.tables.demand[self.kinds]
-        return self.workers[..., None] * demand[:, :, 0] + self.servers[..., None] * demand[:, :, 1]
 
     def give(self, rows: NDArray[np.int64], jobs: NDArray[np.int64], options: NDArray[np.int64]) -> None:
         """Give one job of each of these episodes what it could get more of. What does not fit is an error of ours."""
@@ -248,46 +242,3 @@ class _Standing:
             best_left=tables.best[kinds] * left,
             known=np.ones(kinds.shape),
         )
-
-
-class _Tables:
-    """What is looked up by type, servers and workers."""
-
-    def __init__(self, source: Source) -> None:
-        self.demand = source.demand
-        self.rates = np.where(np.isinf(source.slots), 0.0, 1 / source.slots)
-        self.best = source.best_slots
-        self.parts = self.rates * self.best[:, None, None]
-        self.costs = (source.demand / source.node).max(-1)
-        """(types, options): of a node."""
-        servers, workers = np.indices(source.slots.shape[1:])[..., None]
-        taken = servers * source.demand[:, 1, None, None] + workers * source.demand[:, 0, None, None]
-        shares = (taken / source.node).max(-1)
-        """(types, servers + 1, workers + 1): the same."""
-        found = gains(source.slots, WORKERS_AND_SERVERS)
-        # Of a job that does not train, anything may be saved: a number that can be multiplied.
-        saved, ahead = (np.nan_to_num(each, posinf=1e6, neginf=-1e6) for each in (found.saved, found.saved_ahead))
-        single = np.stack([shares, source.slots], axis=-1)
-        self._shape = source.slots.shape
-        self._all = np.concatenate([single, found.gain, found.gain_ahead, saved, ahead], axis=-1)
-        self._all = self._all.reshape(-1, self._all.shape[-1])
-
-    def at(
-        self, kinds: NDArray[np.int64], servers: NDArray[np.int64], workers: NDArray[np.int64]
-    ) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
-        """Return shares of a node, slots, and by option gains and seconds saved, at once and ahead (`Gains`).
-
-        One look-up for all of them: in a single episode each costs more than what is done with it.
-        """
-        _, most_servers, most_workers = self._shape
-        rows = self._all.take((kinds * most_servers + servers) * most_workers + workers, axis=0)
-        gain, gain_ahead, saved, ahead = (
-            rows[..., 2 + OPTIONS * place : 2 + OPTIONS * (place + 1)] for place in range(4)
-        )
-        return rows[..., 0], rows[..., 1], gain, gain_ahead, saved, ahead
-
-
-@lru_cache(maxsize=8)
-def _tables(source: Source) -> _Tables:
-    """Return the tables of a source: each episode begins with the same."""
-    return _Tables(source)

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from espalier_scheduling.learners.rollout import STOP, Rollout, Seen, collect, columns_of, joined, padded
+from espalier_scheduling.learners.descent import descend, likelihood
+from espalier_scheduling.learners.rollout import STOP, Rollout, Seen, collect, joined, padded
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
@@ -100,13 +101,8 @@ def _update(
     errors = (target - values) * batch[3]
     own = padded([each.own for each in drawn])
     advantage = (errors.detach() * (own + others * (1 - own))).sum(1)
-    every = torch.log_softmax(scores, 1)
-    logs = every.gather(1, columns_of(torch.cat([each.actions for each in drawn]), scores)[:, None])[:, 0]
-    entropy = -(every.exp() * every.clamp(min=-50)).sum(1).mean()
+    logs, entropy = likelihood(scores, torch.cat([each.actions for each in drawn]))
     error = (errors**2).sum() / batch[3].sum()
     loss = -(logs * advantage).mean() - ENTROPY * entropy + weight * error
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
-    optimizer.step()
+    descend(optimizer, loss, network)
     return {"entropy": float(entropy.detach()), "error": float(error.detach())}

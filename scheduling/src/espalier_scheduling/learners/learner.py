@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from espalier_scheduling.learners.descent import imitate
 from espalier_scheduling.learners.registry import LEARNERS, Told
 from espalier_scheduling.learners.rollout import STOP, Episodes, Seen, columns_of, joined, tensors
 
@@ -77,18 +79,16 @@ class Learner:
                 number += keep.size
             episodes.act(chosen)
         self.learnt_from += number
-        optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.imitation_rate)
-        right = 0.0
-        for _ in range(settings.imitation_epochs):
-            right = 0.0
-            for chunk in np.array_split(self.rng.permutation(len(parts)), max(1, number // 512)):
-                scores, _ = self.network(*joined([parts[index] for index in chunk]))
-                labels = columns_of(torch.cat([wanted[index] for index in chunk]), scores)
-                loss = functional.cross_entropy(scores, labels)
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                right += float((scores.argmax(1) == labels).sum())
+
+        def judged(chunk: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+            scores, _ = self.network(*joined([parts[index] for index in chunk]))
+            labels = columns_of(torch.cat([wanted[index] for index in chunk]), scores)
+            return functional.cross_entropy(scores, labels), (scores.argmax(1) == labels).sum()
+
+        right = imitate(
+            self.network, judged, parts=len(parts), chunks=number // 512, epochs=settings.imitation_epochs,
+            rate=settings.imitation_rate, rng=self.rng,
+        )  # fmt: skip
         return right / number
 
     def improve(self, told: Told = lambda *_: None) -> None:

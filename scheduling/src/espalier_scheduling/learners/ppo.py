@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from espalier_scheduling.learners.rollout import Estimates, Rollout, collect, columns_of, estimated, joined, padded
+from espalier_scheduling.learners.descent import descend, likelihood
+from espalier_scheduling.learners.rollout import Estimates, Rollout, collect, estimated, joined, padded
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner, Settings
@@ -46,20 +47,15 @@ def _update(
 ) -> dict[str, float]:
     batch = joined([rollout.seen[index] for index in chunk])
     scores, values = network(*batch)
-    every = torch.log_softmax(scores, 1)
-    logs = every.gather(1, columns_of(rollout.actions[chunk].flatten(), scores)[:, None])[:, 0]
+    logs, entropy = likelihood(scores, rollout.actions[chunk].flatten())
     ratio = (logs - rollout.logs[chunk].flatten()).exp()
     advantage = found.advantages[chunk].flatten()
     advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
     gain = torch.min(ratio * advantage, ratio.clamp(1 - settings.clip, 1 + settings.clip) * advantage).mean()
-    entropy = -(every.exp() * every.clamp(min=-50)).sum(1).mean()
     target = padded([found.returns[index] for index in chunk])
     error = (((values - target) ** 2) * batch[3]).sum() / batch[3].sum()
     loss = -gain - settings.entropy * entropy + settings.value * error
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
-    optimizer.step()
+    descend(optimizer, loss, network)
     return {
         "entropy": float(entropy.detach()),
         "error": float(error.detach()),

@@ -67,21 +67,26 @@ def tensors(seen: Inputs, mask: NDArray[np.bool_]) -> Seen:
 def joined(parts: list[Seen]) -> Seen:
     """Join batches, with the jobs of the widest; "stop" stays last."""
     width = max(jobs.shape[1] for jobs, *_ in parts)
-    columns: list[list[Tensor]] = [[], [], [], [], []]
-    for jobs, options, cluster, present, mask in parts:
+    columns: list[list[Tensor]] = [[], [], [], []]
+    for jobs, options, cluster, present, _ in parts:
         more = width - jobs.shape[1]
-        given = torch.nn.functional.pad(mask[:, :-1], (0, more * options.shape[2]))
         row = (
             torch.nn.functional.pad(jobs, (0, 0, 0, more)),
             torch.nn.functional.pad(options, (0, 0, 0, 0, 0, more)),
             cluster,
             torch.nn.functional.pad(present, (0, more)),
-            torch.cat([given, mask[:, -1:]], 1),
         )
         for column, value in zip(columns, row, strict=True):
             column.append(value)
-    jobs, options, cluster, present, mask = map(torch.cat, columns)
-    return jobs, options, cluster, present, mask
+    jobs, options, cluster, present = map(torch.cat, columns)
+    return jobs, options, cluster, present, masks([mask for *_, mask in parts])
+
+
+def masks(parts: list[Tensor]) -> Tensor:
+    """Join flags of options, (n, columns) each, with the columns of the widest; "stop" stays last."""
+    width = max(each.shape[1] for each in parts)
+    pad = torch.nn.functional.pad
+    return torch.cat([torch.cat([pad(each[:, :-1], (0, width - each.shape[1])), each[:, -1:]], 1) for each in parts])
 
 
 def padded(parts: list[Tensor]) -> Tensor:

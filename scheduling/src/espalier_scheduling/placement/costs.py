@@ -1,4 +1,4 @@
-"""What placements of a gang cost, many of them at once: `placers.seconds_added` in arrays.
+"""What placements of a gang cost, many at once: `performance.step_time` of it and of jobs that it delays, in arrays.
 
 A gang on one node delays each job that is on that node alone in proportion to its GPUs, so one number a node and kind
 stands for all of these. Jobs on several nodes are looked at one by one: only the slowest of their nodes counts, and

@@ -53,20 +53,6 @@ class Occupancy:
         for node, _ in placed.nodes:
             del self.on_node[node][name]
 
-    def neighbours(self, placed: Placed) -> dict[str, Placed]:
-        """Return the other jobs whose speed may depend on `placed`: on its nodes, or on its way through the network."""
-        found: dict[str, Placed] = {}
-        for node, _ in placed.nodes:
-            for name in self.on_node[node]:
-                found[name] = self.jobs[name]
-        racks = self.racks(placed)
-        if len(racks) > 1:
-            for name, other in self.jobs.items():
-                theirs = self.racks(other)
-                if len(theirs) > 1 and not set(racks).isdisjoint(theirs):
-                    found[name] = other
-        return found
-
     def _count(self, placed: Placed, sign: int) -> None:
         for node, count in placed.nodes:
             self.free[node] -= sign * count

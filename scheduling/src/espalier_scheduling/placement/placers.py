@@ -11,10 +11,10 @@ from espalier_operator.simulation.rounds import answer
 from espalier_scheduling.placement.beliefs import Belief
 from espalier_scheduling.placement.candidates import Nodes, consolidate, emptiest, first_fit
 from espalier_scheduling.placement.cluster import Cluster, ContendingJob, Pending
-from espalier_scheduling.placement.costs import Gang
+from espalier_scheduling.placement.costs import Costs, Floats, Gang
 from espalier_scheduling.placement.joint import together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import Performance, Truth, step_time
+from espalier_scheduling.placement.performance import Performance, Truth
 
 
 class Placer(Protocol):
@@ -64,8 +64,7 @@ class Oracle:
 
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Return the index of the candidate that costs the fewest seconds."""
-        truth = self.performance(cluster)
-        return int(np.argmin([cost(truth, cluster, pending, nodes) for nodes in pending.candidates]))
+        return int(seconds_added(self.performance(cluster), cluster, pending).argmin())
 
 
 class Model:
@@ -87,7 +86,11 @@ class Model:
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Learn, and return the index of a candidate."""
         self._learn(cluster)
-        return int(np.argmin([self._cost(cluster, pending, nodes) for nodes in pending.candidates]))
+        seconds = seconds_added(self.belief, cluster, pending)
+        if self._optimism:
+            doubts = np.array([self._doubt(cluster, pending, nodes) for nodes in pending.candidates])
+            seconds = seconds - self._optimism * doubts * pending.job.steps_left
+        return int(seconds.argmin())
 
     def _learn(self, cluster: Cluster) -> None:
         if cluster.now >= self._until:
@@ -103,44 +106,25 @@ class Model:
                 self._seen[name] = beside
                 self.belief.learn(occupancy, name, placed, cluster.measured(name))
 
-    def _cost(self, cluster: Cluster, pending: Pending, nodes: Nodes) -> float:
-        seconds = cost(self.belief, cluster, pending, nodes)
-        if not self._optimism:
-            return seconds
+    def _doubt(self, cluster: Cluster, pending: Pending, nodes: Nodes) -> float:
+        """Return the standard deviation of a step of the job if it is placed so."""
         job, occupancy = pending.job, cluster.occupancy
         placed = Placed(job.kind, nodes)
         occupancy.add(job.name, placed)
         doubt = self.belief.doubt(occupancy, job.name, placed)
         occupancy.remove(job.name)
-        return seconds - self._optimism * doubt * job.steps_left
+        return doubt
 
 
-def cost(performance: Performance, cluster: Cluster, pending: Pending, nodes: Nodes) -> float:
-    """Return the seconds that a placement costs: those of the job, and those by which it delays others.
+def seconds_added(performance: Performance, cluster: Cluster, pending: Pending) -> Floats:
+    """Return (candidates), the seconds that each costs: those of the job, and those by which it delays others.
 
     As if nobody else came or ended meanwhile.
     """
-    job, jobs = pending.job, cluster.jobs
-    placed = Placed(job.kind, nodes)
-    return seconds_added(performance, cluster.occupancy, job.name, placed, lambda name: jobs[name].steps_left)
-
-
-def seconds_added(
-    performance: Performance, occupancy: Occupancy, name: str, placed: Placed, steps_left: Callable[[str], float]
-) -> float:
-    """Return the seconds that a job takes if it is placed so, and those by which it delays others.
-
-    `steps_left` says how many steps a job still takes, by its name.
-    """
-    others = occupancy.neighbours(placed)
-    before = {other: step_time(performance, occupancy, other, theirs).total for other, theirs in others.items()}
-    occupancy.add(name, placed)
-    total = steps_left(name) * step_time(performance, occupancy, name, placed).total
-    for other, theirs in others.items():
-        after = step_time(performance, occupancy, other, theirs).total
-        total += steps_left(other) * (after - before[other])
-    occupancy.remove(name)
-    return total
+    job = pending.job
+    left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
+    gang = Gang(job.name, job.kind, job.requested, job.steps_left)
+    return Costs(performance, cluster.occupancy, left).added(gang, pending.candidates)
 
 
 RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from espalier_operator.policies import Policy
 from espalier_operator.policies.goodput import GoodputPolicy
@@ -22,12 +23,13 @@ from espalier_operator.policies.optimus import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.rounds import Node, Rounds, answer
-from espalier_scheduling.learned.description import Inputs
 from espalier_scheduling.learned.files import LearnedPolicy, Lineage, make_policy
 from espalier_scheduling.learned.network import Network
 from espalier_scheduling.learned.picture import Picture
 from espalier_scheduling.learned.serving import LearnedAllocation
 from espalier_scheduling.learned.twin import Twin
+from espalier_scheduling.learners.descent import imitate
+from espalier_scheduling.learners.rollout import Seen, joined, masks, tensors
 from espalier_scheduling.placement.prior import learn_prior
 from espalier_scheduling.placement.tasks import Family, episode
 from espalier_scheduling.product.reader import tensors_of
@@ -76,11 +78,10 @@ class Settings:
 class Sample(NamedTuple):
     """One step of a rule's decision."""
 
-    seen: Inputs
-    mask: NDArray[np.bool_]
-    """(jobs + 1): what could be chosen."""
-    right: NDArray[np.bool_]
-    """(jobs + 1): what the rule would choose."""
+    seen: Seen
+    """A batch of one."""
+    right: Tensor
+    """(1, jobs + 1): what the rule would choose."""
 
 
 Told = Callable[[str], None]
@@ -140,7 +141,8 @@ def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[Sample
             right = mask & np.append(picture.workers < targets, False)
             if not right.any():  # it is content, or makes a job wait that may as well start
                 right = mask & np.append(np.zeros(len(targets), bool), True) if mask[-1] else mask
-            samples.append(Sample(picture.inputs(), mask, right))
+            jobs, options, cluster, present, open_ = (each[None] for each in tensors(picture.inputs(), mask))
+            samples.append(Sample((jobs, options, cluster, present, open_), torch.from_numpy(right)[None]))
             chosen = int(right.argmax())
             if chosen == len(targets):
                 break
@@ -162,47 +164,19 @@ def _listed(means: Mapping[str, float]) -> str:
 def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, told: Told) -> Network:
     torch.manual_seed(seed)
     twin, rng = Twin(1, seed=seed), np.random.default_rng((61, seed))
-    optimizer = torch.optim.Adam(twin.parameters(), lr=settings.rate)
-    right = 0.0
-    for _ in range(settings.epochs):
-        right = 0.0
-        for chunk in np.array_split(rng.permutation(len(samples)), max(1, len(samples) // 256)):
-            *seen, wanted = _batch([samples[index] for index in chunk])
-            scores, _ = twin(*seen)
-            inside = torch.logsumexp(scores.masked_fill(~wanted, float("-inf")), 1)
-            loss = (torch.logsumexp(scores, 1) - inside).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            right += float(wanted.gather(1, scores.argmax(1, keepdim=True)).sum())
-    told(f"imitated {len(samples):,} decisions; {right / len(samples):.0%} of them are the rule's")
+
+    def judged(chunk: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        chosen = [samples[index] for index in chunk]
+        scores, _ = twin(*joined([sample.seen for sample in chosen]))
+        wanted = masks([sample.right for sample in chosen])
+        inside = torch.logsumexp(scores.masked_fill(~wanted, float("-inf")), 1)
+        right = wanted.gather(1, scores.argmax(1, keepdim=True)).sum()
+        return (torch.logsumexp(scores, 1) - inside).mean(), right
+
+    count = len(samples)
+    right = imitate(twin, judged, parts=count, chunks=count // 256, epochs=settings.epochs, rate=settings.rate, rng=rng)
+    told(f"imitated {count:,} decisions; {right / count:.0%} of them are the rule's")
     return twin.frozen()
-
-
-def _batch(samples: Sequence[Sample]) -> list[torch.Tensor]:
-    """Return what the twin takes, and what is right; jobs are padded, "stop" stays last."""
-    width = max(sample.mask.shape[0] for sample in samples) - 1
-
-    def rows(of: Callable[[Sample], NDArray[np.float32]]) -> torch.Tensor:
-        arrays = [of(sample) for sample in samples]
-        return torch.from_numpy(
-            np.stack([np.pad(each, [(0, width - len(each)), *[(0, 0)] * (each.ndim - 1)]) for each in arrays])
-        )
-
-    def columns(of: Callable[[Sample], NDArray[np.bool_]]) -> torch.Tensor:
-        arrays = [of(sample) for sample in samples]
-        return torch.from_numpy(
-            np.stack([np.append(np.pad(each[:-1], (0, width + 1 - len(each))), each[-1]) for each in arrays])
-        )
-
-    return [
-        rows(lambda sample: sample.seen.jobs),
-        rows(lambda sample: sample.seen.options),
-        torch.from_numpy(np.stack([sample.seen.cluster for sample in samples])),
-        rows(lambda sample: sample.seen.present),
-        columns(lambda sample: sample.mask),
-        columns(lambda sample: sample.right),
-    ]
 
 
 def _search(workload: Workload, start: Network, lineage: Lineage, settings: Settings, seed: int, told: Told) -> Network:

@@ -12,6 +12,14 @@ A history checks these whenever the operator has come to rest, that is: has seen
     gets within a notice and a cooldown what others give back (`waiting`). A running job that may be lent a GPU is
     lent a free one that fits, within a notice and a cooldown (`lending`).
 4.  *No job waits without a true reason.* Each reason of `Admitted` is judged for itself (`waiting`).
+5.  *What others need comes back*, within two notices and cooldowns: GPUs that are lent, where a job waits that would
+    fit without them; a quota that others have borrowed, where jobs that hold it allow to be stopped (`waiting`); lent
+    GPUs, and jobs that allow it, on a node that is about to go (`returns`).
+6.  *Ends are in order.* No leader is ended in its last evaluation before that is over because the time budget is used
+    up, and a job that is deleted has no workers, though a finalizer holds it (`ends`).
+
+With another policy than `fair`, who waits or is lent nothing may do so because the policy wants it. Then reasons are
+judged, and what a job waits for is not.
 """
 
 from __future__ import annotations
@@ -34,8 +42,10 @@ from espalier_operator.actions import (
 )
 from espalier_operator.facts import Rules
 from operator_world.history.demands import demand
+from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
 from operator_world.history.quotas import Quotas
+from operator_world.history.returns import Returns
 from operator_world.history.room import Room
 from operator_world.history.waiting import Waiting
 from operator_world.history.world import SharedCluster
@@ -48,16 +58,22 @@ _GIVE_BACK = (NoticeReclaim, ReleaseExtra, Stop, Requeue, Finish, Fail)
 class Clauses:
     """Watches over one world."""
 
-    def __init__(self, world: SharedCluster, rules: Rules, patience: float) -> None:
-        """Nothing has happened yet. `patience`: a notice and a cooldown, of those that jobs ask for the longest."""
-        self._world, self._room = world, Room(world)
+    def __init__(self, world: SharedCluster, rules: Rules, patience: float, *, is_fair: bool = True) -> None:
+        """Nothing has happened yet. `patience`: a notice and a cooldown, of those that jobs ask for the longest.
+
+        `is_fair`: the policy lets nobody wait who fits.
+        """
+        self._world, self._room, self._is_fair = world, Room(world), is_fair
         self._quotas = Quotas(world, self._room)
-        self._waiting = Waiting(world, self._room, self._quotas, rules, patience)
+        self._returns, self._ends = Returns(world, self._room, patience), Ends(world)
+        self._waiting = Waiting(world, self._room, self._quotas, self._returns, rules, patience, is_fair=is_fair)
         self._lent = Lent(world, self._room, self._quotas, patience)
         self.plan = Plan(actions=(), refusals={}, wake_at=None)
         """The last one."""
         self.is_fresh = False
         """The operator has just seen all."""
+        self._plans_by_that = False
+        """And has planned since; what it did before followed from an earlier plan."""
         self.checked: Counter[str] = Counter()
         """How often each was judged."""
         self._granted: set[str] = set()
@@ -65,9 +81,14 @@ class Clauses:
 
     # ---- while it works
 
+    def saw_all(self) -> None:
+        """The operator sees all, and is about to work."""
+        self.is_fresh, self._plans_by_that = True, False
+
     def planned(self, plan: Plan) -> None:
         """Take note of a plan."""
-        self.plan = plan
+        self.plan, self._plans_by_that = plan, self.is_fresh
+        self._ends.planned(plan, self.checked)
         if self.is_fresh:
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 
@@ -76,11 +97,12 @@ class Clauses:
         metadata = manifest["metadata"]
         pod = dict(manifest)
         node = pinned_to(pod) if manifest["kind"] == "Pod" else None
-        if not self.is_fresh or node is None or f"{metadata['namespace']}/{metadata['name']}" in self._world.pods:
+        if not self._plans_by_that or node is None or f"{metadata['namespace']}/{metadata['name']}" in self._world.pods:
             return
         if any(isinstance(each, _GIVE_BACK) for each in self.plan.actions):
             return  # it may get what others are about to give back: `_pins_have_room` judges that at rest
         self.checked["created for a node"] += 1
+        demand(self._world.is_open(node), 1, f"{metadata['name']} is created for {node}, which takes no new pods")
         free = self._world.free(node) if node in self._world.nodes else 0
         free += self._room.leaving()[node] - self._room.pinned()[node]
         demand(free >= requests_of(pod)[GPU], 1, f"{metadata['name']} is created for {node}, which has {free} GPUs")
@@ -100,8 +122,12 @@ class Clauses:
             demand(not is_exceeded, 2, f"{key} holds {held} GPUs of {limit}")
         self._refused()
         owed = [*self._room.owed(jobs)]
+        self._returns.begin()
         self._waiting.judge(jobs, owed, self.plan, self.checked)
-        self._lent.judge(jobs, owed, self.checked)
+        if self._is_fair:
+            self._lent.judge(jobs, owed, self.checked)
+        self._returns.judge(jobs, self.checked)
+        self._ends.judge(self.checked)
 
     def _pins_have_room(self) -> None:
         pinned = self._room.pinned()

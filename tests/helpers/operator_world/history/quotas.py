@@ -56,6 +56,37 @@ class Quotas:
         whole = sum(each["nominal"] for each in quotas if each is not None)
         return not quotas or self._held["cohort", spec["cohort"], kind] + job.gpus <= whole
 
+    def owes(self, job: Seen, gpu_type: str, jobs: list[Seen]) -> bool:
+        """Return whether other queues have borrowed what a waiting job needs of its own nominal quota.
+
+        And whether enough of their jobs allow to be stopped, and have run for as long as they may.
+        """
+        queue = self._world.queues.get(job.spec.get("queue", "default"))
+        found = None if queue is None else self._kind(queue["spec"], gpu_type)
+        if queue is None or found is None or queue["spec"].get("cohort") is None:
+            return False
+        (kind, quota), name, cohort = found, queue["metadata"]["name"], queue["spec"]["cohort"]
+        if self._held["queue", name, kind] + job.gpus > quota["nominal"]:
+            return False
+        over: Counter[str] = Counter()
+        whole = 0
+        for other, each in self._world.queues.items():
+            own = self._own(each["spec"], kind) if each["spec"].get("cohort") == cohort else None
+            whole += 0 if own is None else own["nominal"]
+            over[other] = 0 if own is None else max(0, self._held["queue", other, kind] - own["nominal"])
+        lacks = self._held["cohort", cohort, kind] + job.gpus - whole
+        given = 0
+        for holder in jobs:
+            kept, terms = holder.status.scheduling, holder.spec["preemption"]
+            lender = holder.spec.get("queue", "default")
+            if not holder.holds or kept.stopping is not None or kept.admitted_at is None or kept.gpu_type != gpu_type:
+                continue
+            rested = self._world.now >= kept.admitted_at.timestamp() + terms["minRuntimeSeconds"]
+            if rested and terms["base"] == "Checkpoint" and self._kind_of(lender, gpu_type) == kind:
+                part = min(holder.gpus, over[lender])
+                given, over[lender] = given + part, over[lender] - part
+        return 0 < lacks <= given
+
     def are_shared(self, job: Seen, other: Seen) -> bool:
         """Return whether two jobs are of one queue or cohort."""
         mine, theirs = (self._world.queues.get(each.spec.get("queue", "default")) for each in (job, other))
@@ -118,6 +149,11 @@ class Quotas:
         quotas = {quota.get("gpuType"): quota for quota in spec.get("quotas", ())}
         kind = gpu_type if gpu_type in quotas else None
         return (kind, quotas[kind]) if kind in quotas else None
+
+    def _kind_of(self, name: str, gpu_type: str) -> str | None:
+        queue = self._world.queues.get(name)
+        found = None if queue is None else self._kind(queue["spec"], gpu_type)
+        return "no quota" if found is None else found[0]
 
     @staticmethod
     def _own(spec: Mapping[str, Any], kind: str | None) -> Mapping[str, Any] | None:

@@ -25,8 +25,10 @@ class Room:
         self._parsed: dict[str, tuple[Raw, JobStatus]] = {}
 
     def jobs(self) -> Iterator[Seen]:
-        """Yield the jobs."""
+        """Yield the jobs, but for those that are deleted and still there."""
         for key, raw in self._world.jobs.items():
+            if "deletionTimestamp" in raw["metadata"]:
+                continue
             known = self._parsed.get(key)
             if known is None or known[0] is not raw:
                 known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
@@ -111,14 +113,31 @@ class Room:
         nodes = self._nodes(job, gpu_type, bare=bare)
         return sum(times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
 
-    def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]]) -> int:
-        """Return how many workers of a job fit now, whatever nodes those take that are owed something."""
+    def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
+        """Return how many workers of a job fit now, whatever nodes those take that are owed something.
+
+        `without_lent`: or would if nobody were lent anything.
+        """
         held, wants = self._world.held(), job.wants
+        if without_lent:
+            for node, amounts in self._lent().items():
+                held[node].subtract(amounts)
         room = 0
         for name in self._nodes(job, gpu_type):
             whole = allocatable_of(self._world.nodes[name])
             room += times({each: whole[each] - held[name][each] for each in whole}, wants)
         return room - sum(max(-(-each[name] // wants[name]) for name in wants) for each in owed)
+
+    def _lent(self) -> dict[str, Counter[str]]:
+        """Return by node what extra workers hold that are not being ended."""
+        found: dict[str, Counter[str]] = defaultdict(Counter)
+        owners = set(map(identity, self._world.jobs.values()))
+        for pod in self._world.pods.values():
+            node, name = node_of(pod), pod["metadata"]["name"]
+            stays = not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+            if node in self._world.nodes and stays and claimant(pod) in owners and "-extra-" in name:
+                found[node or ""].update(requests_of(pod))
+        return found
 
     def _nodes(self, job: Seen, gpu_type: str, *, bare: bool = False) -> Iterator[str]:
         """Yield the nodes of a type that take the workers of a job."""

@@ -10,10 +10,11 @@ from typing import Any, Final
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.history.clauses import Clauses
 from operator_world.history.demands import ClauseError
-from operator_world.history.draws import COOLDOWNS, NOTICES
+from operator_world.history.draws import COOLDOWNS, NOTICES, policy_of
 from operator_world.history.world import KINDS, SharedCluster
 from operator_world.invariants import check
 from operator_world.kube_objects import EPOCH
@@ -36,10 +37,11 @@ ROUNDS_TO_REST: Final = 100
 class Stage:
     """A cluster and an operator in it. `random` decides all that happens to both."""
 
-    def __init__(self, seed: int, *, judges_plans: bool = True) -> None:
+    def __init__(self, seed: int, *, judges_plans: bool = True, policy: Policy | None = None) -> None:
         """Begin the history of this seed.
 
         `judges_plans`: each plan is judged as well, by the invariants of the planner (`operator_world.invariants`).
+        `policy`: that of the operator; None: it is drawn.
         """
         self.seed, self.random, self._judges_plans = seed, Random(seed), judges_plans
         self.lines: list[str] = []
@@ -54,7 +56,9 @@ class Stage:
             aging_seconds=self.random.choice((0.0, 60.0)),
             fair_share_half_life_seconds=self.random.choice((0.0, 120.0)),
         )
-        self.clauses = Clauses(self.world, self.rules, max(NOTICES) + max(COOLDOWNS))
+        self.policy = policy or policy_of(self.random)
+        is_fair = isinstance(self.policy, FairPolicy)
+        self.clauses = Clauses(self.world, self.rules, max(NOTICES) + max(COOLDOWNS), is_fair=is_fair)
         self.runner = asyncio.Runner()
         self.serial = 0
         self.operator = self._operator()
@@ -71,11 +75,10 @@ class Stage:
             changed, calls = self.operator.see(*KINDS), self.operator.client.calls
             dues = (self.operator.due, self.clauses.plan.wake_at)
             due = any(at is not None and at <= self.world.now for at in dues)
+            self.clauses.saw_all()
             if self._is_quiet and not (changed or due or self.operator.woken):
-                self.clauses.is_fresh = True
                 self.clauses.at_rest()
                 return
-            self.clauses.is_fresh = True
             self._is_quiet = self._tick() and self.operator.client.calls == calls
         raise ClauseError("clause 4: the operator comes to no rest")
 
@@ -84,7 +87,7 @@ class Stage:
     # ---- the operator
 
     def _operator(self) -> LiveOperator:
-        operator = LiveOperator(self.world, FairPolicy(), SETTINGS, self.rules, self.runner, KINDS)
+        operator = LiveOperator(self.world, self.policy, SETTINGS, self.rules, self.runner, KINDS)
         operator.on_plan, operator.client.on_create = self._planned, self._creating
         operator.validates_every = 10
         self._is_quiet = False
@@ -105,7 +108,9 @@ class Stage:
             self._say(f"  {action}")
         self.clauses.planned(plan)
         if self._judges_plans:
-            check(snapshot, plan, self.world.now)
+            types = {share.job: share.gpu_type for share in plan.shares}
+            preempts = not isinstance(self.policy, FairPolicy)
+            check(snapshot, plan, self.world.now, preempts=preempts, types=types)
 
     def _creating(self, manifest: Mapping[str, Any]) -> None:
         if manifest["kind"] == "Pod":

@@ -6,14 +6,16 @@ from typing import Final
 
 from espalier_api.job import API_VERSION, KIND
 from espalier_operator.topology import ZONE_LABEL
-from operator_world.history.draws import QUEUE_NAMES, TOLERATES, queue_of, spec_of, temper_of
+from operator_world.history.draws import BUDGETS, QUEUE_NAMES, TOLERATES, queue_of, spec_of, temper_of
 from operator_world.history.stage import Stage
 from operator_world.history.world import KINDS, NAMESPACES
 from operator_world.kube_api import is_over, node_of
-from operator_world.kube_objects import GPU, template
+from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kubernetes import TYPE_LABEL
 
 TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+HOPELESS: Final = ("TooLarge", "Suspended", "Unschedulable", "QueueNotFound", "PriorityTooHigh")
+"""Reasons of jobs that would wait for ever in most histories, in the place of others."""
 MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
 
 
@@ -78,16 +80,18 @@ class Story(Stage):
 
     def _job_comes(self) -> None:
         chance, world = self.random, self.world
-        unfinished = sorted(key for key, job in world.jobs.items() if "completionTime" not in job.get("status", {}))
+        unfinished = sorted(key for key, job in world.jobs.items() if _goes_on(job))
         if len(unfinished) >= MOST_JOBS:  # somebody gives up, rather one who waits
             waiting = [key for key in unfinished if "admittedAt" not in world.jobs[key]["status"]["scheduling"]]
-            key = chance.choice(waiting or unfinished)
+            hopeless = [key for key in waiting if _reason(world.jobs[key]) in HOPELESS]
+            key = chance.choice((chance.random() < 0.7 and hopeless) or waiting or unfinished)
             self._say(f"delete {key}")
             world.delete_job(key)
         name, namespace = self._name("job"), chance.choice(NAMESPACES)
         spec = spec_of(chance)
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
-        world.submit(namespace, name, spec)
+        finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
+        world.submit(namespace, name, spec, finalizers)
         asked = spec["template"]["spec"]
         self._say(
             f"job {namespace}/{name}: {spec['minReplicas']}-{spec['maxReplicas']} x "
@@ -164,15 +168,17 @@ class Story(Stage):
         if not world.nodes:
             return
         name = chance.choice(sorted(world.nodes))
-        fate = chance.choice(("gone", "silent", *("heard",) * 4, "unwell", "cordoned", *("open",) * 3, "fewer", "more"))
+        closed = ("cordoned", "maintained")
+        fate = chance.choice(("gone", "silent", *("heard",) * 4, "unwell", *closed, *("open",) * 3, "fewer", "more"))
         self._say(f"{name} is {fate}")
         match fate:
             case "gone":
                 world.remove_node(name)
             case "silent" | "heard" | "unwell":
                 world.set_ready(name, fate != "silent", well=fate != "unwell")
-            case "cordoned" | "open":
+            case "cordoned" | "maintained" | "open":
                 world.set_cordoned(name, fate == "cordoned")
+                world.set_maintained(name, fate == "maintained")
             case "fewer" | "more":
                 gpus = int(world.nodes[name]["status"]["allocatable"][GPU]) + (1 if fate == "more" else -1)
                 world.set_gpus(name, max(0, min(gpus, 8)))
@@ -201,12 +207,14 @@ class Story(Stage):
         if not world.jobs:
             return
         key = chance.choice(sorted(world.jobs))
-        what = chance.choice(("suspend", "resume", "resume", "resume", "delete", "priority", "most"))
+        what = chance.choice(("suspend", "resume", "resume", "resume", "delete", "priority", "most", "budget"))
         self._say(f"{what} {key}")
         if what == "delete":
             world.delete_job(key)
         elif what == "priority":
             world.change_spec(key, priority=chance.randint(0, 2))
+        elif what == "budget":
+            world.change_spec(key, timeBudgetSeconds=chance.choice(BUDGETS))
         elif what == "most":
             world.change_spec(key, maxReplicas=world.jobs[key]["spec"]["minReplicas"] + chance.randint(0, 3))
         else:
@@ -228,3 +236,11 @@ class Story(Stage):
             self._say(f"queue {name}: {spec}")
             self.world.set_queue(name, spec)
             self.clauses.count_again()
+
+
+def _goes_on(job: Raw) -> bool:
+    return "completionTime" not in job.get("status", {}) and "deletionTimestamp" not in job["metadata"]
+
+
+def _reason(job: Raw) -> str:
+    return next((each["reason"] for each in job["status"]["conditions"] if each["type"] == "Admitted"), "")

@@ -1,4 +1,4 @@
-"""Whether each job that waits says truly why, and waits for something. Clauses 3 and 4."""
+"""Whether each job that waits says truly why, and waits for something. Clauses 3 to 5."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules
 from operator_world.history.demands import demand
 from operator_world.history.quotas import Quotas
+from operator_world.history.returns import Returns
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
 from operator_world.history.world import SharedCluster
@@ -22,9 +23,20 @@ _SLACK = 1e-6
 class Waiting:
     """The waiting jobs of one world."""
 
-    def __init__(self, world: SharedCluster, room: Room, quotas: Quotas, rules: Rules, patience: float) -> None:
+    def __init__(
+        self,
+        world: SharedCluster,
+        room: Room,
+        quotas: Quotas,
+        returns: Returns,
+        rules: Rules,
+        patience: float,
+        *,
+        is_fair: bool,
+    ) -> None:
         """Nobody waits yet."""
-        self._world, self._room, self._quotas, self._rules, self._patience = world, room, quotas, rules, patience
+        self._world, self._room, self._quotas, self._returns, self._is_fair = world, room, quotas, returns, is_fair
+        self._rules, self._patience = rules, patience
         self._since: dict[str, float] = {}
         """By job: since when it waits for others to give GPUs back though it fits on other ones."""
 
@@ -34,7 +46,7 @@ class Waiting:
         for job in jobs:
             if job.waits:
                 checked[f"waits: {job.reason}"] += 1
-                if self._may_be_told_so(job) and self._waits_though_it_fits(job, jobs, owed, plan, given):
+                if self._may_be_told_so(job) and self._waits_though_it_fits(job, jobs, owed, plan, given, checked):
                     fitting.add(job.key)
         self._since = {key: since for key, since in self._since.items() if key in fitting}
 
@@ -59,8 +71,9 @@ class Waiting:
         elif not self._sites(job, bare=False):
             expected, why = (Reason.UNSCHEDULABLE,), "fits on no node"
         if expected is None:
-            demand(reason in _BUSY, 4, f"{job.key} might run and says {reason}")
-            return True
+            may_say = reason in _BUSY or (reason is Reason.HELD_BY_POLICY and not self._is_fair)
+            demand(may_say, 4, f"{job.key} might run and says {reason}")
+            return self._is_fair
         demand(reason in expected, 4, f"{job.key} {why} and says {reason}")
         return False
 
@@ -69,7 +82,7 @@ class Waiting:
         return {kind for kind in self._room.types() if self._room.size(job, kind, bare=bare) >= job.base}
 
     def _waits_though_it_fits(
-        self, job: Seen, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, given: bool
+        self, job: Seen, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, given: bool, checked: Counter[str]
     ) -> bool:
         """Judge what a job waits for; return whether it fits as well, and waits for what is `given` back."""
         reason, now = job.reason, self._world.now
@@ -81,6 +94,9 @@ class Waiting:
             demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
         if reason in _QUOTA:
             demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
+            if not alike and any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False)):
+                what = f"{job.key} waits for its own quota, which others have borrowed,"
+                self._returns.expect(what, checked, "is owed a quota")
             return False
         demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
         near = [each for each in others if each.namespace == job.namespace]
@@ -93,8 +109,13 @@ class Waiting:
         if alike or near:
             allowed = allowed if room else set()  # who is before it there may be kept a part
         demand(room or bool(near), 4, f"{job.key} has no room in its namespace and says {reason}")
-        fitting = [kind for kind in allowed if room and self._room.fits(job, kind, owed) >= job.base]
-        if not fitting or self._is_after_another(job, others, allowed, plan, given):
+        possible = allowed if room else set()
+        fitting = [kind for kind in possible if self._room.fits(job, kind, owed) >= job.base]
+        lent = [kind for kind in possible if self._room.fits(job, kind, owed, without_lent=True) >= job.base]
+        if not (fitting or lent) or self._is_after_another(job, others, allowed, plan, given):
+            return False
+        if not fitting:
+            self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
             return False
         told = plan.refusals.get(job.key)
         gets = told is not None and told.starts_by is None and given  # others, in a notice

@@ -14,6 +14,7 @@ from espalier_api.job import API_VERSION, KIND
 from espalier_kube import resources
 from espalier_kube.errors import QUOTA_EXCEEDED, Status
 from espalier_kube.resources import Resource
+from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.kube_api import Objects, gpus_of, is_over, node_of
 from operator_world.kube_objects import GPU, Raw
@@ -27,6 +28,10 @@ KINDS: Final[Mapping[str, Resource]] = {
     "resource_quotas": resources.RESOURCE_QUOTAS,
 }
 NAMESPACES: Final = ("vision", "speech", "robots")
+MAINTENANCE: Final = {"cloud.google.com/active-node-maintenance": "ONGOING"}
+"""The label of a node that is about to go. kube-scheduler does not heed it."""
+HELD_SECONDS: Final = 30.0
+"""For so long the finalizer of somebody else holds a job that is deleted."""
 
 
 class SharedCluster(Kubernetes):
@@ -40,6 +45,8 @@ class SharedCluster(Kubernetes):
         self.resource_quotas = Objects(self._versions)
         self.leave_at: dict[str, float] = {}
         """When pods of others go, by key."""
+        self.held_until: dict[str, float] = {}
+        """Until when finalizers hold jobs that are deleted, by key."""
         self.over_quota: list[str] = []
         """Pods that a ResourceQuota has refused, by key."""
 
@@ -66,11 +73,29 @@ class SharedCluster(Kubernetes):
         amounts = {**node["status"]["allocatable"], GPU: str(gpus)}
         self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
 
-    def submit(self, namespace: str, name: str, spec: Mapping[str, Any]) -> None:
-        """Make a job."""
+    def set_maintained(self, name: str, maintained: bool) -> None:
+        """Let a node be about to go, or stay."""
+        node = self.nodes[name]
+        labels = {key: value for key, value in node["metadata"]["labels"].items() if key not in MAINTENANCE}
+        labels |= MAINTENANCE if maintained else {}
+        self.nodes[name] = {**node, "metadata": {**node["metadata"], "labels": labels}}
+
+    def submit(self, namespace: str, name: str, spec: Mapping[str, Any], finalizers: Sequence[str] = ()) -> None:
+        """Make a job; `finalizers` are somebody else's."""
         metadata = {"name": name, "namespace": namespace, **self._birth(), "generation": 1}
+        metadata |= {"finalizers": [*finalizers]} if finalizers else {}
         job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": dict(spec)}
         self.jobs[f"{namespace}/{name}"] = job
+
+    def delete_job(self, key: str, uid: str | None = None) -> None:
+        """Delete a job, unless a finalizer of somebody else holds it: then it goes when that is done (`held_until`)."""
+        job = self._find(self.jobs, key, uid)
+        if "finalizers" not in job["metadata"]:
+            super().delete_job(key, uid)
+        elif "deletionTimestamp" not in job["metadata"]:
+            self.held_until[key] = self.now + HELD_SECONDS
+            metadata = {**job["metadata"], "deletionTimestamp": utc(self.now).isoformat()}
+            self.jobs[key] = {**job, "metadata": metadata}
 
     def set_queue(self, name: str, spec: Mapping[str, Any]) -> None:
         """Make a queue, or give it another specification."""
@@ -126,16 +151,30 @@ class SharedCluster(Kubernetes):
         self._scheduler.bind(self.nodes, self.pods, self._time())
 
     def controllers(self) -> None:
-        """Let pods of others go whose time has come; count quotas; and all else."""
+        """Let pods of others and jobs go whose time has come; count quotas; and all else."""
         for key, at in list(self.leave_at.items()):
             if self.now >= at:
                 del self.leave_at[key]
                 if key in self.pods:
                     self.delete_pod(key)
+        for key, at in list(self.held_until.items()):
+            if self.now >= at:
+                del self.held_until[key], self.jobs[key]
         super().controllers()
         self._count_quotas()
 
     # ---- reading
+
+    def is_departing(self, node: str) -> bool:
+        """Return whether a node reports, and is about to go."""
+        found = self.nodes.get(node)
+        if found is None or not self.is_ready(node):
+            return False
+        return bool(found["spec"].get("unschedulable")) or found["metadata"]["labels"].items() >= MAINTENANCE.items()
+
+    def is_open(self, node: str) -> bool:
+        """Return whether the node takes new pods, and stays."""
+        return super().is_open(node) and not self.is_departing(node)
 
     def type_of(self, node: str) -> str:
         """Return the type of a node's GPUs."""

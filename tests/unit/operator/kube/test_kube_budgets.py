@@ -203,6 +203,33 @@ def test_a_leader_that_trains_on_while_it_is_ended_counts_by_its_own_word(accoun
     assert account.state.gpu_seconds_used == 28
 
 
+# ---- a budget that is changed
+
+
+def test_a_budget_that_is_lowered_to_less_than_is_used_ends_now(account):
+    """Not before: the leader has the usual time to evaluate, also if the operator is restarted meanwhile."""
+    account.runs()
+    account.says(TRAINING)
+    account.look(50)
+    assert account.state.budget_end_seconds == 1000
+    lowered = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 30, "template": TWO_GPUS})
+    for second in (52, 55):
+        account.restart_operator()
+        account.state = look(lowered, account.state, account.seen(), EPOCH + second, SETTINGS)
+        assert account.state.budget_end_seconds == 52
+    account.look(60)
+    assert account.state.budget_end_seconds == 1000, "and if it is raised again, it ends then"
+
+
+def test_a_budget_that_is_used_up_is_not_stretched_by_lowering_it(account):
+    account.runs()
+    account.says(TRAINING)
+    account.look(1005)
+    lowered = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 900, "template": TWO_GPUS})
+    account.state = look(lowered, account.state, account.seen(), EPOCH + 1008, SETTINGS)
+    assert account.state.budget_end_seconds == 1000
+
+
 # ---- the end of a leader
 
 

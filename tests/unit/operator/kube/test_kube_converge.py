@@ -21,8 +21,8 @@ from espalier_operator.job.status import utc
 from espalier_operator.job.transitions import after
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.objects.jobs import KubeJob
-from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod, parse_pod
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import sort_pods
@@ -63,13 +63,14 @@ def pod(
     uid: str = "",
     deleting: bool = False,
     told: int | None = None,
+    budget: float = JOB.terms.time_budget_seconds,
     **changes: Any,
 ) -> Pod:
     raw = raw_worker(JOB, index, attempt, role=role, uid=uid or f"{role[0]}{index}", **changes)
     if deleting:
         raw["metadata"]["deletionTimestamp"] = time_at(NOW)
     if told is not None:
-        document = {"allocation": {"generation": told}}
+        document = {"allocation": {"generation": told}, "timeBudget": {"budgetSeconds": budget}}
         raw["metadata"]["annotations"] = {"espalier.dev/allocation": json.dumps(document)}
     return parse_pod(raw, SETTINGS)
 
@@ -270,6 +271,7 @@ def test_the_leader_is_told_of_each_change_once():
     assert done(STARTED, LEADER, *workers) == []
     assert done(STARTED, pod(BASE, 0, told=1), *workers) == ["tell one-base-0-0 2"]
     assert done(STARTED, pod(BASE, 0), *workers) == ["tell one-base-0-0 2"], "somebody took the annotation off"
+    assert done(STARTED, pod(BASE, 0, told=2, budget=1), *workers) == ["tell one-base-0-0 2"], "its budget has changed"
     stopping = replace(STARTED, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30))
     assert done(stopping, LEADER, *workers) == ["tell one-base-0-0 2 Suspended"]
     assert done(stopping, ended(BASE, 0), *workers) == []

@@ -17,8 +17,8 @@ from espalier_operator.facts import HANGING_SECONDS, Role, WorkerState
 from espalier_operator.kube.objects.device_claims import parse_template
 from espalier_operator.kube.objects.devices import Requirement, parse_class, requirements_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
-from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.quotas import parse_quota
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.handlers import optional_kinds
 from espalier_operator.kube.watch.store import Store

@@ -17,7 +17,8 @@ from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.workers import last_report, sort_pods
+from espalier_operator.kube.state.last_report import counted
+from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.lifecycle import ending
 from operator_world.kube_looks import facts_of, look, observed
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
@@ -528,18 +529,18 @@ def of_attempt(said: Any, attempt: int) -> Any:
 
 def test_the_word_of_a_leader_given_up_does_not_hide_its_successor_s():
     old, new, newer = report("old", TRAINING), report("leader", TRAINING), report("leader", EVALUATING)
-    assert last_report(STATE, None, old) is old, "all that is known"
-    assert last_report(STATE, old, new) is new
-    assert last_report(STATE, new, old) is new
-    assert last_report(STATE, new, newer) is newer
-    assert last_report(STATE, new, of_attempt(old, 3)) is new, "of the attempt before"
-    assert last_report(STATE, old, of_attempt(old, 4)) is not old, "of this attempt, whose pod is not seen yet"
-    assert last_report(STATE, None, of_attempt(old, 3)) is None, "the successor runs, and has not reported yet"
+    assert counted(STATE, None, old) is old, "all that is known"
+    assert counted(STATE, old, new) is new
+    assert counted(STATE, new, old) is new
+    assert counted(STATE, new, newer) is newer
+    assert counted(STATE, new, of_attempt(old, 3)) is new, "of the attempt before"
+    assert counted(STATE, old, of_attempt(old, 4)) is not old, "of this attempt, whose pod is not seen yet"
+    assert counted(STATE, None, of_attempt(old, 3)) is None, "the successor runs, and has not reported yet"
     waiting = replace(STATE, attempts=(5, 0), incarnations=("", "worker"))
     late = of_attempt(old, 4)
-    assert last_report(waiting, new, late) is late, "nobody has taken over: its checkpoints count as well"
-    assert last_report(waiting, of_attempt(new, 4), of_attempt(old, 3)) is not None
-    assert last_report(waiting, of_attempt(new, 4), of_attempt(old, 3)).incarnation == "leader"
+    assert counted(waiting, new, late) is late, "nobody has taken over: its checkpoints count as well"
+    assert counted(waiting, of_attempt(new, 4), of_attempt(old, 3)) is not None
+    assert counted(waiting, of_attempt(new, 4), of_attempt(old, 3)).incarnation == "leader"
     later = replace(STATE, incarnations=("third", "worker"))
-    assert last_report(later, new, old) is old, "neither is the leader's"
-    assert last_report(JobState(), new, old) is old
+    assert counted(later, new, old) is old, "neither is the leader's"
+    assert counted(JobState(), new, old) is old

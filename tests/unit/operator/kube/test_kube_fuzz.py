@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sweeps
 from espalier_api.documents import dumps
 from espalier_api.report import Metric, TrainerPhase
 from espalier_kube import resources
@@ -28,6 +29,7 @@ from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.settings import KubeSettings
@@ -169,7 +171,7 @@ def test_the_good_job_trains() -> None:
     assert len(seen_by_operator(lists_of(NODES, GOOD, BAD), NOW, SETTINGS).snapshot.jobs) == 2
 
 
-@settings(max_examples=150)
+@settings(max_examples=sweeps.examples(150))
 @given(strange(BAD))
 def test_an_operator_that_starts_plans_with_any_objects_of_a_tenant(bad: Objects) -> None:
     seen = seen_by_operator(lists_of(NODES, GOOD, bad), NOW, SETTINGS)
@@ -192,7 +194,7 @@ class Clock:
         return seconds
 
 
-@settings(max_examples=100)
+@settings(max_examples=sweeps.examples(100))
 @given(st.lists(st.tuples(strange(BAD), st.sampled_from(("MODIFIED", "MODIFIED", "MODIFIED", "DELETED"))), max_size=3))
 def test_an_operator_that_runs_sees_plans_and_measures_whatever_changes(turns: list[tuple[Objects, str]]) -> None:
     """Each turn changes all objects of the bad job; all that is decided, written and measured follows from it."""
@@ -225,7 +227,7 @@ async def _live(turns: list[tuple[Objects, str]]) -> None:
         for job in backend.jobs.values():
             status, before = job.status(clock.time), job.written
             json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False)
-            happened = [*measurements(before, status, job.owner)]
+            happened = [*measurements(before, status, owner(job))]
             metrics.add(happened)
             events(before, status)
             if job.job is not None:

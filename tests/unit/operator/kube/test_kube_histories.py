@@ -5,25 +5,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 import sweeps
 from espalier_api.reasons import Reason
+from espalier_api.status import JobPhase
+from espalier_operator import lifecycle
 from espalier_operator.actions import Refusal
+from espalier_operator.capacity import Supply
 from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
+from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.state import workers
-from espalier_operator.kube.watch import store
+from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.namespaces import NamespaceLedger
+from espalier_operator.plan.admission import Admission
+from espalier_operator.plan.claims import Claims
 from espalier_operator.plan.lending import Lending
 from espalier_operator.plan.record import Record
 from espalier_operator.plan.starting import Starting
+from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.queues import Ledger
+from espalier_operator.reclaims import ReclaimQueue
 from operator_world.history.demands import ClauseError
 from operator_world.history.draws import spec_of, temper_of
 from operator_world.history.room import Room
@@ -32,8 +40,9 @@ from operator_world.history.stage import Stage
 from operator_world.history.story import Story
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
+from operator_world.leaders import Temper
 
-STEPS = 150
+STEPS = 130
 TRIES = 12
 """Histories in which a broken operator must be found out."""
 
@@ -84,7 +93,7 @@ def test_a_quota_that_is_not_looked_at_breaks_clause_2(
     whole: type, name: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole, name, lambda *_, **__: True)
-    assert words in breaks(2)
+    assert words in breaks(2, first=5)
 
 
 def _starts_no_gang(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,12 +105,12 @@ def _starts_no_gang(right: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_a_gang_that_is_not_started_breaks_clause_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Starting, "_start", _starts_no_gang(Starting._start))
-    assert "though it fits" in breaks(3)
+    assert "though it fits" in breaks(3, first=6)
 
 
 def test_gpus_that_nobody_is_lent_break_clause_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lending, "lend", lambda self: None)
-    assert "is lent nothing" in breaks(3)
+    assert "is lent nothing" in breaks(3, first=6)
 
 
 def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +120,8 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
         found = right(replace(pod, wants_gpus=True))
         return None if found is None else replace(found, constraints=ANYWHERE, gpu_type=None)
 
-    monkeypatch.setattr(store, "foreign_worker", wrong)
-    breaks(3, first=6)
+    monkeypatch.setattr(filed_pods, "foreign_worker", wrong)
+    breaks(3, first=9)
 
 
 @pytest.mark.parametrize("reason", [Reason.NO_FREE_GPU, Reason.QUOTA_EXCEEDED, Reason.TOO_LARGE])
@@ -129,7 +138,7 @@ def test_a_reason_that_is_always_the_same_breaks_clause_4(reason: Reason, monkey
 
 def test_a_job_that_was_held_back_is_judged_by_a_plan_of_later() -> None:
     """A ResourceQuota refuses a worker that is made again, so the job waits for a while whatever comes free."""
-    stage = Stage(0)
+    stage = Stage(0, policy=FairPolicy())
     try:
         stage.world.add_machine("node", 4, 16, {}, [])
         chance = Random(0)
@@ -150,6 +159,122 @@ def test_a_job_that_was_held_back_is_judged_by_a_plan_of_later() -> None:
         assert only_job(stage).reason is Reason.RESOURCE_QUOTA_EXCEEDED
     finally:
         stage.close()
+
+
+# ---- a person lowers a budget to less than is used
+
+
+@pytest.mark.parametrize("watches", [True, False])
+def test_a_budget_that_is_lowered_to_less_than_is_used_ends_the_job_in_order(stage: Stage, watches: bool) -> None:
+    """Whether its leader watches the job or reads the annotation of its pod."""
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", Temper(watches=watches, evaluation=4.0), timeBudgetSeconds=120)
+    lives(stage, 40)
+    stage.world.change_spec("vision/job", timeBudgetSeconds=15)
+    lives(stage, 4)
+    assert only_job(stage).status.phase is JobPhase.EVALUATING
+    lives(stage, 6)
+    assert (only_job(stage).status.phase, only_job(stage).reason) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED)
+
+
+# ---- what others need comes back, and ends are in order: each fails where the operator is broken
+
+
+def test_gpus_that_are_lent_break_clause_5_if_nobody_gets_them_back(stage: Stage, broken: Broken) -> None:
+    broken(ReclaimQueue, "_cover", lambda *_: (Supply.NEVER, 0))
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", maxReplicas=4)
+    lives(stage, 8)
+    submit(stage, "late", minReplicas=2, maxReplicas=2)
+    assert "waits for GPUs that others are lent" in fails(stage, 5)
+
+
+def test_a_quota_that_is_borrowed_breaks_clause_5_if_its_owner_does_not_get_it_back(
+    stage: Stage, broken: Broken
+) -> None:
+    broken(Admission, "_borrowers", lambda *_: ([], 0))
+    stage.world.add_machine("node", 8, 16, {}, [])
+    for name in ("default", "night"):
+        stage.world.set_queue(name, {"cohort": "all", "quotas": [{"nominal": 2}]})
+    submit(stage, "job", minReplicas=4, maxReplicas=4)
+    lives(stage, 8)
+    submit(stage, "late", queue="night")
+    assert "waits for its own quota" in fails(stage, 5)
+
+
+@pytest.mark.parametrize("largest", [1, 2])
+def test_what_stays_on_a_node_that_is_about_to_go_breaks_clause_5(stage: Stage, broken: Broken, largest: int) -> None:
+    """The job itself, and a worker that is lent."""
+    broken(Claims, "leave_departing_gpus", lambda _: None)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    base = "Checkpoint" if largest == 1 else "Never"
+    submit(stage, "job", maxReplicas=largest, preemption={**PREEMPTION, "base": base})
+    lives(stage, 8)
+    stage.world.set_maintained("node", True)
+    assert ("job-base-0-0" if largest == 1 else "job-extra-0-") in fails(stage, 5)
+
+
+def test_a_leader_that_is_ended_while_it_evaluates_breaks_clause_6(stage: Stage, broken: Broken) -> None:
+    broken(lifecycle, "_enforced_at", lambda job, _: job.terms.time_budget_seconds + 1)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", timeBudgetSeconds=12)
+    assert "into its evaluation" in fails(stage, 6)
+
+
+def test_a_deleted_job_that_keeps_its_workers_breaks_clause_6(stage: Stage, broken: Broken) -> None:
+    async def nothing(*_: Any) -> None:
+        """Do nothing."""
+
+    broken(KubeBackend, "_end_deleted", nothing)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", finalizers=["example.com/archive"])
+    lives(stage, 8)
+    stage.world.delete_job("vision/job")
+    assert "vision/job is deleted" in fails(stage, 6)
+
+
+# ---- what stages are made of
+
+Broken = Callable[[Any, str, Any], None]
+OBEDIENT: Final = Temper(evaluation=4.0)
+PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2, "base": "Checkpoint"}
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """Break a part of the operator."""
+    return monkeypatch.setattr
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    """A cluster without nodes; plans are not judged."""
+    made = Stage(0, judges_plans=False, policy=FairPolicy())
+    yield made
+    made.close()
+
+
+def submit(stage: Stage, name: str, temper: Temper = OBEDIENT, finalizers: Sequence[str] = (), **spec: Any) -> None:
+    """Make a job of one worker, or as `spec` says."""
+    stage.world.tempers[f"vision/{name}"] = temper
+    asked = {"timeBudgetSeconds": 600, "minReplicas": 1, "maxReplicas": 1, "preemption": PREEMPTION, **spec}
+    whole = {**asked, "template": template({"resources": {"limits": {GPU: 1}}})}
+    stage.world.submit("vision", name, whole, finalizers)
+
+
+def lives(stage: Stage, seconds: int, step: int = 2) -> None:
+    """Let so many seconds pass, with a rest after each `step`."""
+    stage.rest()
+    for _ in range(seconds // step):
+        stage.world.pass_time(step)
+        stage.rest()
+
+
+def fails(stage: Stage, clause: int) -> str:
+    """Return how the clause is broken within a minute."""
+    with pytest.raises(ClauseError, match=f"clause {clause}: ") as caught:
+        lives(stage, 60)
+    return str(caught.value)
 
 
 def only_job(stage: Stage) -> Seen:

@@ -17,7 +17,7 @@ from espalier_api.status import JobStatus, TimeBudgetStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects.manifests import worker_pod
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, kube_job, raw_job, template
 

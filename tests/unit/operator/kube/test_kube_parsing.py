@@ -554,8 +554,10 @@ def test_a_side_car_that_was_ended_last_is_not_the_worker_s_failure():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"allocation": {"generation": 3}}', (3, None)),
-        ('{"allocation": {"generation": 3}, "stop": "Suspended"}', (3, "Suspended")),
+        ('{"allocation": {"generation": 3}}', (3, None, None)),
+        ('{"allocation": {"generation": 3}, "stop": "Suspended"}', (3, "Suspended", None)),
+        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": 1.5}}', (3, None, 1.5)),
+        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": [1]}}', (3, None, None)),
         ('{"allocation": {"generation": "3"}}', None),
         ('{"allocation": 3}', None),
         ("[1]", None),

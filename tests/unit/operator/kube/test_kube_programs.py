@@ -24,8 +24,9 @@ from espalier_operator.job.status import memory_of, utc
 from espalier_operator.job.view import facts_of
 from espalier_operator.kube.apply.steps import DeletePod, steps
 from espalier_operator.kube.client import ApiRefusalError, Client
-from espalier_operator.kube.objects.manifests import owned_objects, worker_pod
+from espalier_operator.kube.objects.manifests import owned_objects
 from espalier_operator.kube.objects.pods import parse_pod
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.progress import LOG_BYTES, STARTED_A_TICK, ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+import sweeps
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.status import ConditionType, JobPhase
@@ -267,7 +268,7 @@ def test_a_job_that_waits_or_is_over_is_left_out_as_before() -> None:
     assert seen.snapshot.jobs == ()
 
 
-@settings(max_examples=150)
+@settings(max_examples=sweeps.examples(150))
 @given(mutated(stored(STATE)["spec"]))
 def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> None:
     raw = {**stored(STATE), "spec": spec}

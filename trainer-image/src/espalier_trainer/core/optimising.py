@@ -108,6 +108,8 @@ class Optimiser:
         self._began = self._allowed = self._asked = 0.0
         """Of the attempt: since when, how long it may take, and when it was last asked whether it has to end."""
         self._until: Callable[[], bool] = lambda: False
+        self._operators: dict[str, float] = {}
+        """Seconds of the operators that were measured: a grown model has most of those of the smaller one."""
 
     @property
     def refused(self) -> str:
@@ -242,12 +244,14 @@ class Optimiser:
         if why := too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, spent):
             return network, Found(CHANNELS_LAST, why, pairs=pairs)
         lay(network.module, network.optimizer, channels_last=True)
+        self._operators.clear()  # measured in the other layout
         return replace(network, channels_last=True), Found(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
 
     def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
         """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
         module = network.module
-        searched = search(capture(module, inputs), _TimedCosts(module, clock=self._clock, check=self._check))
+        costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
+        searched = search(capture(module, inputs), costs)
         plan = searched.plan
         rules = ", ".join(sorted({step.rule for step in plan.rules}))
         found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)

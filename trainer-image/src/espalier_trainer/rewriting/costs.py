@@ -45,7 +45,8 @@ class Costs:
     clock: Callable[[], float] = time.perf_counter
     measured: int = 0
     """Operators that were not in the table."""
-    _table: dict[str, float] = field(default_factory=dict)
+    table: dict[str, float] = field(default_factory=dict)
+    """Seconds of the operators of this device: those handed in are not measured, those that are measured are added."""
     _known: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,9 +55,9 @@ class Costs:
         if self.folder is not None:
             try:
                 read = json.loads(self._path(self.folder).read_text())
-                self._table = {str(key): float(value) for key, value in read.items()}
+                self.table.update({str(key): float(value) for key, value in read.items()})
             except (OSError, ValueError, AttributeError, TypeError):
-                self._table = {}
+                return
 
     def of(self, graph: Graph, name: str) -> float:
         """Return the seconds of a node, measuring it if it is new."""
@@ -77,7 +78,7 @@ class Costs:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(self.folder)
         part = path.with_suffix(f".{time.monotonic_ns()}.part")
-        part.write_text(json.dumps(self._table, indent=1, sort_keys=True))
+        part.write_text(json.dumps(self.table, indent=1, sort_keys=True))
         part.replace(path)
 
     def _path(self, folder: Path) -> Path:
@@ -89,10 +90,10 @@ class Costs:
         what = f"{type(layer).__name__}({layer.extra_repr()})" if layer is not None else written(node.attributes)
         mode = "step" if self.training else "forward"
         key = f"{mode} {node.operator} {what} {_metas(inputs)}"
-        if key not in self._table:
+        if key not in self.table:
             self.measured += 1
-            self._table[key] = self._seconds(node, inputs, copy.deepcopy(layer))
-        return self._table[key]
+            self.table[key] = self._seconds(node, inputs, copy.deepcopy(layer))
+        return self.table[key]
 
     def _seconds(self, node: Node, inputs: tuple[Meta, ...], layer: nn.Module | None) -> float:
         device = device_of(self.module)

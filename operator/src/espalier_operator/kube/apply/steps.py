@@ -16,9 +16,9 @@ from espalier_operator.facts import Placement, Role
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
-from espalier_operator.kube.objects.manifests import worker_pod
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import Manifest
+from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import JobPods
@@ -107,7 +107,8 @@ def _steps(
         yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type, node))
     leader = pods.leader
     document = allocation_document(job.job, status)
-    if leader is not None and not leader.ended and leader.announced != (document.allocation.generation, document.stop):
+    told = document.allocation.generation, document.stop, document.time_budget.budget_seconds
+    if leader is not None and not leader.ended and leader.announced != told:
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
 
 

@@ -24,6 +24,7 @@ from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
 from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
@@ -99,7 +100,7 @@ class Writer:
         answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
         if answer is None:
             return False
-        self._metrics.add(measurements(job.written, status, job.owner))
+        self._metrics.add(measurements(job.written, status, owner(job)))
         self._metrics.signals.written(uid, status.allocation.generation, self._clock.now())
         job.wrote(status, answer.get("status"), now)
         self._store.jobs.put(answer)
@@ -108,7 +109,7 @@ class Writer:
     def _failed(self, job: ManagedJob, error: BackendError, what: str) -> None:
         self._metrics.failed("status")
         now = self._clock.now()
-        if isinstance(error, ApiRefusalError) and error.status.code in _TOO_MUCH and job.mute():
+        if isinstance(error, ApiRefusalError) and error.status.code in _TOO_MUCH and job.report.mute():
             logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
         else:
             job.writing.failed(now)
@@ -131,7 +132,7 @@ class Writer:
         if problems is not None:
             how = "keeps its base workers, and replaces none" if job.is_remnant else "continues with the one it had"
             await self._warn_once(job, Reason.INVALID_SPEC, f"its specification is invalid; it {how}: {problems}")
-        if job.report_problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
+        if job.report.problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
             await self._warn_once(job, Reason.NO_REPORT, TOO_LARGE)
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str) -> None:

@@ -1,49 +1,11 @@
-"""Builds the objects of a job: a typed job in, plain dicts out. No client, no clock, no environment."""
+"""Builds the objects of a job except its pods: a typed job in, plain dicts out. No client, no clock, no environment."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, Final
-
-from espalier_api import environment
-from espalier_api.documents import dumps
-from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL, AdaptationMode
-from espalier_api.pod_template import PodMetadata
-from espalier_api.proof import TOKEN_SECONDS, JobIdentity
-from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
-from espalier_api.status import JobStatus
-from espalier_operator.facts import Role, host_of
-from espalier_operator.kube.objects import gpus, names
-from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
-from espalier_operator.kube.objects.template import (
-    Manifest,
-    absolute,
-    mount,
-    require_label_absent,
-    require_node,
-    set_variables,
-    without_nulls,
-)
-from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
-
-CONTRACT_FOLDER: Final = "/etc/espalier"
-"""Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
-JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
-ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
-TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
-"""Where the leader finds the token that proves its job to the agent."""
-TRAINER_UID: Final = 65532
-METRICS: Final = "metrics"
-"""Name of the port on which the leader is scraped."""
-METRICS_PORT: Final = 9464
-"""Its number, unless the template has one for something else: that which OpenTelemetry's exporter took first."""
-RENDEZVOUS_PORT: Final = 29400
-"""Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
-_CONTRACT_VOLUME: Final = "espalier-contract"
-_TOKEN_VOLUME: Final = "espalier-agent-token"
-_TOKEN: Final = "token"
-_CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
-_SCRATCH_VOLUME: Final = "espalier-tmp"
+from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL
+from espalier_operator.kube.objects import names
+from espalier_operator.kube.objects.jobs import KubeJob
+from espalier_operator.kube.objects.template import Manifest, without_nulls
 
 
 def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
@@ -61,7 +23,7 @@ def service(job: KubeJob) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, job.name),
+        "metadata": metadata(job, job.name),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -72,7 +34,7 @@ def service(job: KubeJob) -> Manifest:
 
 def service_account(job: KubeJob) -> Manifest:
     """Return the account that the job's pods run under unless its template names another."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(job, names.account_name(job.name))}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(job, names.account_name(job.name))}
 
 
 def role(job: KubeJob) -> Manifest:
@@ -80,7 +42,7 @@ def role(job: KubeJob) -> Manifest:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": _metadata(job, names.account_name(job.name)),
+        "metadata": metadata(job, names.account_name(job.name)),
         "rules": [
             {
                 "apiGroups": [GROUP],
@@ -103,81 +65,17 @@ def role_binding(job: KubeJob) -> Manifest:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": _metadata(job, names.account_name(job.name)),
+        "metadata": metadata(job, names.account_name(job.name)),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.account_name(job.name)},
-        "subjects": [{"kind": "ServiceAccount", "name": _account(job, _pod_spec(job)), "namespace": job.namespace}],
+        "subjects": [{"kind": "ServiceAccount", "name": account(job, pod_spec(job)), "namespace": job.namespace}],
     }
 
 
 def report_config_map(job: KubeJob) -> Manifest:
     """Return the ConfigMap that the leader patches its report into."""
-    metadata = _metadata(job, names.report_name(job.name))
-    metadata["labels"][names.REPORT_LABEL] = "true"
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-
-
-def worker_pod(
-    job: KubeJob,
-    status: JobStatus,
-    worker: Role,
-    index: int,
-    attempt: int,
-    settings: KubeSettings,
-    gpu_type: str | None = None,
-    node: str | None = None,
-) -> Manifest:
-    """Return the pod of a worker: the job's template, and what makes it a worker of this job.
-
-    What the template has stays; the first container is the one that trains. Reserved are the fields that a worker
-    cannot do without: restart policy, host name, the contract's folder and variables, our labels and annotations. The
-    ready trainer image (a template without image) also gets the settings of restricted pod security. `gpu_type` keeps
-    the pod on nodes of that type, '' on those that have none; None: on any. `node` is the only one that it may be
-    bound to.
-    """
-    spec = _pod_spec(job)
-    if not spec["containers"][0].get("image"):
-        _make_ready_trainer(spec, settings, job.terms.gpu_resource)
-    container = spec["containers"][0]
-    container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
-    if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
-        spec.setdefault("automountServiceAccountToken", False)
-    spec["serviceAccountName"] = _account(job, spec)
-    spec.pop("serviceAccount", None)  # the old name of the same field
-    spec["restartPolicy"] = "Never"
-    spec["hostname"] = names.host_name(job.name, worker, index)
-    spec["subdomain"] = job.name
-    spec.setdefault("enableServiceLinks", False)
-    _set_class(spec, job, worker, settings)
-    label = None if gpu_type is None else gpus.label_of(gpu_type)
-    if label:
-        spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
-    elif label is not None:
-        require_label_absent(spec, settings.gpu_type_label)
-    if node is not None:
-        require_node(spec, host_of(node))
-    tolerations = spec.setdefault("tolerations", [])
-    ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
-    tolerations += [toleration for toleration in ours if toleration not in tolerations]
-    folder = absolute(job.job.spec.checkpoint.path)
-    _set_environment(container, job, worker, index, attempt, settings, folder)
-    if gpu_type:
-        set_variables(container, {environment.GPU_TYPE: gpu_type}, {})
-    if worker is Role.BASE and index == 0 and not job.terms.program:
-        _name_metrics_port(spec, container)
-    mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
-    if _reports_outcome(job, worker, index, settings):
-        mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(job), reserved=True)
-    mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
-    template = job.job.spec.template
-    given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
-    metadata = _metadata(job, names.pod_name(job.name, worker, index, attempt))
-    metadata["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
-    metadata["annotations"] = {
-        **(given.annotations or {}),
-        JOB_ANNOTATION: json.dumps(trainer_document(job.job)),
-        ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    named = metadata(job, names.report_name(job.name))
+    named["labels"][names.REPORT_LABEL] = "true"
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": named}
 
 
 def owner_reference(job: KubeJob) -> Manifest:
@@ -192,7 +90,8 @@ def owner_reference(job: KubeJob) -> Manifest:
     }
 
 
-def _metadata(job: KubeJob, name: str) -> Manifest:
+def metadata(job: KubeJob, name: str) -> Manifest:
+    """Return the metadata of an object of `job`."""
     return {
         "name": name,
         "namespace": job.namespace,
@@ -201,7 +100,7 @@ def _metadata(job: KubeJob, name: str) -> Manifest:
     }
 
 
-def _pod_spec(job: KubeJob) -> Manifest:
+def pod_spec(job: KubeJob) -> Manifest:
     """Return the template's pod spec, a copy; with one container where there is no template."""
     template = job.job.spec.template
     if template is None:
@@ -212,113 +111,6 @@ def _pod_spec(job: KubeJob) -> Manifest:
     return spec
 
 
-def _account(job: KubeJob, spec: Manifest) -> str:
+def account(job: KubeJob, spec: Manifest) -> str:
+    """Return the name of the ServiceAccount of pods with this spec."""
     return spec.get("serviceAccountName") or spec.get("serviceAccount") or names.account_name(job.name)
-
-
-def _make_ready_trainer(spec: Manifest, settings: KubeSettings, gpu_resource: str) -> None:
-    container = spec["containers"][0]
-    container["image"] = settings.trainer_image
-    if settings.image_pull_policy is not None:
-        container.setdefault("imagePullPolicy", settings.image_pull_policy)
-    given = spec.get("imagePullSecrets") or []
-    secrets = given + [{"name": name} for name in settings.image_pull_secrets if {"name": name} not in given]
-    if secrets:
-        spec["imagePullSecrets"] = secrets
-    limited = (resource in _limits(other) for other in spec["containers"] for resource in settings.gpu_resources)
-    if not any(limited) and not gpu_resource.startswith(DEVICE_CLASS):  # those may be claimed
-        container.setdefault("resources", {}).setdefault("limits", {})[settings.gpu_resource] = 1
-    security = spec.setdefault("securityContext", {})
-    security.setdefault("runAsNonRoot", True)
-    security.setdefault("runAsUser", TRAINER_UID)
-    security.setdefault("fsGroup", TRAINER_UID)
-    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    own = container.setdefault("securityContext", {})
-    own.setdefault("allowPrivilegeEscalation", False)
-    own.setdefault("readOnlyRootFilesystem", True)
-    own.setdefault("capabilities", {"drop": ["ALL"]})
-    mount(spec, container, _SCRATCH_VOLUME, "/tmp", {"emptyDir": {}})
-
-
-def _limits(container: Manifest) -> Manifest:
-    limits: Manifest = (container.get("resources") or {}).get("limits") or {}
-    return limits
-
-
-def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSettings) -> None:
-    name = job.job.spec.priority_class_name
-    if worker is Role.EXTRA and settings.extra_priority_class is not None and not job.has_lower_class:
-        name = settings.extra_priority_class
-        spec.pop("preemptionPolicy", None)  # the class has its own
-    if name is not None:
-        spec["priorityClassName"] = name
-        spec.pop("priority", None)  # admission derives it from the class, and refuses another
-
-
-def _set_environment(
-    container: Manifest, job: KubeJob, worker: Role, index: int, attempt: int, settings: KubeSettings, folder: str
-) -> None:
-    contract: dict[str, Any] = {
-        environment.JOB_FILE: JOB_FILE,
-        environment.ALLOCATION_FILE: ALLOCATION_FILE,
-        environment.JOB_NAME: job.name,
-        environment.JOB_NAMESPACE: job.namespace,
-        environment.REPORT_CONFIG_MAP: names.report_name(job.name),
-        environment.WORKER_ROLE: str(worker),
-        environment.WORKER_INDEX: str(index),
-        environment.JOB_UID: job.uid,
-        environment.ATTEMPT: str(attempt),
-        environment.INCARNATION: {"fieldRef": {"fieldPath": "metadata.uid"}},
-        environment.NODE: {"fieldRef": {"fieldPath": "spec.nodeName"}},
-    }
-    if job.terms.program:
-        contract[environment.WORKERS] = str(job.terms.min_replicas)
-        contract[environment.LEADER] = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
-        contract[environment.CHECKPOINT_DIR] = folder
-    if _reports_outcome(job, worker, index, settings):
-        contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"
-    if job.job.spec.training.elastic_batch is not None:
-        leader = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
-        contract[environment.RENDEZVOUS] = f"{leader}:{RENDEZVOUS_PORT}"
-    if folder != job.job.spec.checkpoint.path:
-        contract[environment.CHECKPOINT_DIR] = folder
-    defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}
-    if settings.traces_endpoint is not None and not job.terms.program:
-        defaults[environment.TRACES_ENDPOINT] = settings.traces_endpoint
-    set_variables(container, contract, defaults)
-
-
-def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
-    """Name the port of the leader's metrics, unless the template has that name or number, or the host's ports."""
-    ports = container.get("ports", [])
-    if spec.get("hostNetwork") or not isinstance(ports, list):
-        return
-    if any(not isinstance(port, dict) or METRICS in port.values() or METRICS_PORT in port.values() for port in ports):
-        return
-    container["ports"] = [*ports, {"name": METRICS, "containerPort": METRICS_PORT}]
-    if all(given.get("name") != environment.METRICS_PORT for given in container["env"]):
-        container["env"].append({"name": environment.METRICS_PORT, "value": str(METRICS_PORT)})
-
-
-def _reports_outcome(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> bool:
-    """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
-    adaptation = job.job.spec.adaptation
-    if (worker, index) != (Role.BASE, 0) or job.terms.program:
-        return False
-    return adaptation.mode is not AdaptationMode.OFF and bool(adaptation.agent or settings.agent_url)
-
-
-def _token_volume(job: KubeJob) -> Manifest:
-    """Return a token for the agent alone: no other service accepts its audience."""
-    audience = JobIdentity(job.namespace, job.name, job.uid).audience
-    token = {"path": _TOKEN, "audience": audience, "expirationSeconds": TOKEN_SECONDS}
-    return {"projected": {"sources": [{"serviceAccountToken": token}]}}
-
-
-def _contract_volume() -> Manifest:
-    files = {"job.json": JOB_ANNOTATION, "allocation.json": ALLOCATION_ANNOTATION}
-    items = [
-        {"path": path, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
-        for path, annotation in files.items()
-    ]
-    return {"downwardAPI": {"items": items}}

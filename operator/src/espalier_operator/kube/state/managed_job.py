@@ -1,4 +1,4 @@
-"""The operator's view of one job: its state, its pods, and when its status or objects must be written.
+"""The operator's view of one job: its state, its pods, its leader's report, and the status that follows from them.
 
 The state is read from the job's status when the job is first seen. From then on the state in memory is authoritative,
 and the status is written from it. No I/O.
@@ -6,19 +6,13 @@ and the status is written from it. No I/O.
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from espalier_api.measurements import Measurements, merged
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Report
 from espalier_api.status import JobStatus
 from espalier_api.tracing import SignalTrace
 from espalier_operator.actions import Action, Requeue
-from espalier_operator.clock import Backoff
 from espalier_operator.facts import NOWHERE, Ended, JobFacts, Placement, Promise, Worker
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
@@ -27,48 +21,33 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, promise_of
-from espalier_operator.kube.metrics.measurements import Owner
-from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
-from espalier_operator.kube.reports import news_of
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid, together
+from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid
+from espalier_operator.kube.state.last_report import LastReport
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of
-from espalier_operator.kube.state.urgency import Picture, essence
-from espalier_operator.kube.state.workers import (
-    JobPods,
-    last_report,
-    observation_of,
-    sort_pods,
-    trouble_of,
-    workers_of,
-)
+from espalier_operator.kube.state.urgency import Picture
+from espalier_operator.kube.state.work_item import WorkItem
+from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of, workers_of
 from espalier_operator.kube.watch.job_objects import JobObject
 from espalier_operator.kube.watch.store import Store
 
-logger = logging.getLogger(__name__)
 
-
-class ManagedJob:
+class ManagedJob(WorkItem):
     """One job. Times are epoch seconds."""
 
     def __init__(
         self, seen: JobObject, store: Store, settings: KubeSettings, now: float, pace: FigurePace | None = None
     ) -> None:
         """Take up what the job's status says. `ValueError` where it cannot be read."""
+        super().__init__(
+            parse_status({"status": seen.status}), seen.status, now, pace or FigurePace(settings.persist_seconds)
+        )
         self.ref, self.key, self.uid = seen.ref, seen.key, seen.uid
         """What its objects name as their owner, `namespace/name`, and `metadata.uid`."""
         self._store, self._settings, self._timing = store, settings, settings.timing
-        self._pace = pace or FigurePace(settings.persist_seconds)
-        self.written: JobStatus | None = parse_status({"status": seen.status})
-        """The status as it was last written, or found."""
-        self.sent = self.written
-        """The status as it was last sent. It may be written though no answer came, so its times are kept."""
-        self.written_at = now
-        self.answered = seen.status
-        """The same as the API server sent it back."""
         self.state: JobState = state_of(self.written, seen.created_at)
         self.job: KubeJob | None = None
         """None as long as its specification cannot be run."""
@@ -77,20 +56,15 @@ class ManagedJob:
         self._given_up_at: float | None = None
         """When the next of its pods is given up with its node."""
         self.seen = Observation()
-        self._report: Report | None = None
-        self._reported_at = 0.0
-        self._muted: Report | None = None
+        self.report = LastReport(seen.key, self.written)
         self.program = ProgramProgress(self.written)
         """What was read of it, if it is a program."""
-        self._measured = Measurements() if self.written is None else self.written.measurements
         self.refusal: Reason | None = None
         """Why the last plan granted it no (more) GPUs."""
         self.rejected: Trouble | None = None
         """The API server's last answer about its base workers' pods."""
         self.complaints: dict[Reason, str] = {}
         """By reason: the last message for people that is in no condition."""
-        self.report_problem = ""
-        """Why the last report is not read."""
         self.equipped = False
         """This operator has made sure that its objects other than pods exist."""
         self.facts: JobFacts | None = None
@@ -100,13 +74,6 @@ class ManagedJob:
         self.placement = NOWHERE
         """What the last plan chose for workers that are still to be made."""
         self.looked_at = now
-        self.news = News.PODS | News.REPORT | News.FACTS
-        self.due = Due.CHANGES
-        self._due_later: dict[Due, float] = {}
-        """When it is due next without any event."""
-        self._next_due = math.inf
-        """The first of these times."""
-        self.writing, self.doing = Backoff(longest=10.0), Backoff()
         self.update(seen)
 
     def update(self, seen: JobObject) -> None:
@@ -129,24 +96,9 @@ class ManagedJob:
                 self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
 
     @property
-    def due_at(self) -> float | None:
-        """When it must be observed or flushed without any event."""
-        return None if self._next_due == math.inf else self._next_due
-
-    @property
     def is_remnant(self) -> bool:
         """Whether it is known from its status alone."""
         return self.job is not None and self.job.is_remnant
-
-    def mark_dirty(self, news: News, due: Due = Due.NOTHING) -> None:
-        """Record which facts have changed, and how urgently the job must be flushed."""
-        self.news |= news
-        self.due = max(self.due, due)
-
-    def take_due(self) -> Due:
-        """Return how urgently it is to be flushed, which is being done now."""
-        due, self.due = self.due, Due.NOTHING
-        return due
 
     def validate(self) -> None:
         """Raise `ValueError` if its fields contradict each other. Expensive: for tests."""
@@ -163,34 +115,11 @@ class ManagedJob:
             if (now.allocation, solid(now).scheduling) != (written.allocation, solid(written).scheduling):
                 raise ValueError(f"{self.key}: {now} is not due, and {written} is written")
 
-    # ---- for metrics
-
-    def live(self) -> LiveJob:
-        """Return it as metrics show it: by its status, or the last one."""
-        status = self.written or JobStatus()
-        return LiveJob(owner=self.owner, name=self.key.partition("/")[2], status=status, facts=self.facts)
-
-    @property
-    def owner(self) -> Owner:
-        """Whose it is, for metrics."""
-        namespace, terms = self.key.partition("/")[0], None if self.job is None else self.job.terms
-        return Owner(
-            namespace=namespace,
-            queue="" if terms is None else terms.queue,
-            base_gpus=0 if terms is None else terms.min_replicas * terms.gpus_per_worker,
-            gpus_per_worker=0 if terms is None else terms.gpus_per_worker,
-            created_at=self.object.created_at,
-        )
-
     # ---- looking
 
     def look(self, now: float) -> None:
         """Update state and facts to `now`. If there is no news, only time has passed: the facts stay as they are."""
-        if now >= self._next_due:
-            for due in [due for due, time in self._due_later.items() if now >= time]:
-                del self._due_later[due]
-                self.mark_dirty(News.FACTS, due)
-            self._next_due = min(self._due_later.values(), default=math.inf)
+        self.come_due(now)
         if self.job is None:
             return
         if self._given_up_at is not None and now >= self._given_up_at:
@@ -215,14 +144,10 @@ class ManagedJob:
         self.workers = tuple(workers_of(self.key, self.pods))
         self.promise = promise_of(self.key, self.state)
         self.news = News.NONE
-        if trained != self.facts.training or essence(before) != essence(self.state):
+        if trained != self.facts.training or before.essence != self.state.essence:
             self.mark_dirty(News.NONE, Due.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
             self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway
-
-    def wants_look(self, now: float) -> bool:
-        """Return whether it has news, or something is due."""
-        return self.news is not News.NONE or now >= self._next_due
 
     def picture(self) -> Picture:
         """Return what plans are made by."""
@@ -236,12 +161,9 @@ class ManagedJob:
             self.news |= News.PODS
         if self.news is News.NONE:
             return
-        if News.REPORT in self.news:
-            before, self._report = self._report, self._read_report()
-            if self._report is not None and self._report is not before:
-                self._measured = merged(self._measured, self._report.measurements)
-            if news_of(before) != news_of(self._report):
-                self.mark_dirty(News.NONE, Due.CHANGES)
+        reports = News.REPORT in self.news and not self.job.terms.program
+        if reports and self.report.read(self._store.reports.of(self.ref), self.state):
+            self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
             pods = self._store.pods_of(self.ref)
             reach = self._store.reach_of(pods, now)
@@ -251,7 +173,7 @@ class ManagedJob:
             program = self.job.terms.program
             unread = program and self.program.is_unread(self.source())
             seen = observation_of(
-                self.pods, self._report, self._reported_at, self.rejected, program=program, unread=unread
+                self.pods, self.report.last, self.report.changed_at, self.rejected, program=program, unread=unread
             ).after(self.seen)
             if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
                 self._count_up()  # until now those that were bound before are charged
@@ -302,8 +224,8 @@ class ManagedJob:
         self.observe(now)
         observed = Observed(
             generation=self.job.generation,
-            report=None if self._report is self._muted else self._report,
-            measured=self._measured,
+            report=self.report.shown,
+            measured=self.report.measured,
             refusal=self.refusal,
             reading=self.program.reading,
             read_at=self.program.read_at,
@@ -324,29 +246,12 @@ class ManagedJob:
         allocation = status.allocation.model_copy(update={"traceparent": traceparent})
         return status.model_copy(update={"allocation": allocation})
 
-    def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
-        """Return whether `status` must be written now; a change of figures alone can wait."""
-        if self.written is None or due is Due.REWRITE or solid(status) != solid(self.written):
-            return True
-        return now >= self.written_at + self._pace.seconds and status != self.written
-
-    def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
-        """Record the status that was written, and the API server's answer."""
-        self.written = self.sent = status
-        self.written_at, self.answered = now, answered
-
     def plan_ahead(self, status: JobStatus, now: float) -> None:
         """Set when it must be observed or flushed next without any event; `status` is the current one."""
-        times = [self.writing.until, self.doing.until, self._given_up_at or 0.0]
+        times = [self._given_up_at or 0.0, *progress.turning_points(self.state, self.seen, self._timing)]
         if self.job is not None:
             times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
-        times += progress.turning_points(self.state, self.seen, self._timing)
-        later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
-        if status != self.written or self.state.active:
-            since = now if status == self.written else self.written_at
-            later[Due.FIGURES] = together(since, self._pace.seconds)
-        self._due_later = {due: time for due, time in later.items() if time is not None}
-        self._next_due = min(self._due_later.values(), default=math.inf)
+        self.plan_due(status, now, times, changes=self.state.active)
 
     def source(self) -> ProgressSource | None:
         """Return where its progress is to be read now, if it is a program."""
@@ -358,11 +263,6 @@ class ManagedJob:
         """Take in what was read at `source`. Once that was the last of a program that has ended, its end is judged."""
         self.program.take(source, values, now)
         self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if source.ended else Due.NOTHING)
-
-    def mute(self) -> bool:
-        """Leave the report out of the status until the next one; return whether there was a report."""
-        had, self._muted = self._muted is not self._report, self._report
-        return had
 
     # ---- within
 
@@ -398,22 +298,4 @@ class ManagedJob:
         trouble = self.rejected or trouble_of(self.pods)
         terms, now, timing = self.job.terms, self.looked_at, self._timing
         done = self.program.done if terms.program else None
-        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self._measured, done)
-
-    def _read_report(self) -> Report | None:
-        """Return the leader's report; one that cannot be read leaves the last good one."""
-        if self.job is not None and self.job.terms.program:
-            return None
-        found = self._store.reports.of(self.ref)
-        problem = "" if found is None else found.problem
-        if problem != self.report_problem:
-            self.report_problem = problem
-            if problem:
-                logger.warning("%s: its last good report is kept: %s", self.key, problem)
-                self.mark_dirty(News.NONE, Due.CHANGES)
-        if found is None or found.report is None:
-            return self._report
-        report = last_report(self.state, self._report, found.report)
-        if report is found.report:
-            self._reported_at = found.changed_at
-        return report
+        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self.report.measured, done)

@@ -39,19 +39,14 @@ def urgency_of(before: Picture, after: Picture) -> float:
         return SOON  # the workers may go
     if not _only_come(before.workers, after.workers):
         return SOON
-    same = before.workers == after.workers and essence(before.state) == essence(after.state)
+    same = before.workers == after.workers and before.state.essence == after.state.essence
     return NEVER if same and _measured(before.facts) == _measured(after.facts) else LATER
-
-
-def essence(state: JobState) -> JobState:
-    """Return `state` without the figures that time alone changes."""
-    return replace(state, used_seconds=0.0, gpu_seconds_used=0.0, counted_until=None)
 
 
 def _of_state(state: JobState) -> JobState:
     """Return `state` without what changes while workers come up: they are seen, kept promises, and told of."""
     return replace(
-        essence(state), grant=Grant(), incarnations=(), promised_until=None, unplaced=0, hold_until=None, unpinned=False
+        state.essence, grant=Grant(), incarnations=(), promised_until=None, unplaced=0, hold_until=None, unpinned=False
     )
 
 

@@ -90,23 +90,6 @@ def observation_of(
     )
 
 
-def last_report(state: JobState, known: Report | None, found: Report) -> Report | None:
-    """Return which report counts: `found`, or the `known` one where `found` is not of the leader that was seen last.
-
-    A leader on a lost node may continue for a while. Its reports count until its successor is seen: up to then, a
-    successor would resume from its checkpoints.
-    """
-    leader, attempt = next(zip(state.incarnations, state.attempts, strict=True), ("", 0))
-    if found.incarnation == leader:
-        return found
-    if known is not None and known.incarnation == leader:
-        return known
-    seen = attempt if leader else 0
-    if known is not None and known.attempt is not None:
-        seen = max(seen, known.attempt)
-    return known if found.attempt is not None and found.attempt < seen else found
-
-
 def trouble_of(pods: JobPods) -> Trouble | None:
     """Return what prevents a base worker from starting, preferably the leader, or hides whether the leader runs."""
     if pods.leader is not None and pods.leader.uid in pods.silent:

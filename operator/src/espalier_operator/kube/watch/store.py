@@ -7,12 +7,11 @@ state of the cluster is unknown (`Store.unknown`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
-from espalier_operator.facts import NamespaceLimit, Node, Worker
+from espalier_operator.facts import NamespaceLimit, Node
 from espalier_operator.kube.objects.loads import Load, parse_load
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
@@ -21,9 +20,9 @@ from espalier_operator.kube.objects.queues import QueueObject, parse_queue_objec
 from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import Reach
-from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
 from espalier_operator.kube.watch.devices import Devices
+from espalier_operator.kube.watch.filed_pods import FiledPods
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.job_inputs import JobInputs
 from espalier_operator.kube.watch.job_objects import JobObject
@@ -31,6 +30,7 @@ from espalier_operator.kube.watch.last_reports import LastReports
 from espalier_operator.kube.watch.node_reach import NodeReach
 from espalier_operator.kube.watch.node_usage import NodeUsage
 
+Limits = tuple[NamespaceLimit, ...]
 CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES, *resources.DEVICE_KINDS)
 """Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
 refuse what does not fit."""
@@ -64,10 +64,10 @@ class Store:
         """What pods take of their nodes, whether they hold GPUs or not."""
         self.reports = LastReports(time, self._is_known, lambda job: self._mark(self._reported, job), changed)
         self.queue_objects: Indexer[QueueObject] = Indexer(lambda raw, _: parse_queue_object(raw), self._queue_changed)
-        self.quotas: Indexer[tuple[NamespaceLimit, ...]] = Indexer(
-            lambda raw, _: parse_quota(raw) or None, self._quota_changed
+        self.quotas: Indexer[Limits] = Indexer(lambda raw, _: parse_quota(raw) or None, self._quota_changed)
+        self.devices = Devices(
+            settings, self._devices_changed, self._see_claims, lambda template: self.inputs.template_changed(template)
         )
-        self.devices = Devices(settings, self._devices_changed, self._see_claims, self._template_changed)
         """Those of dynamic resource allocation."""
         self.inputs = JobInputs(settings, self.devices.templates.get, self._job_changed)
         self.jobs = self.inputs.jobs
@@ -86,18 +86,14 @@ class Store:
         self._reach = NodeReach()
         self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce)
         self.planned_nodes = self._usage.planned_nodes
-        """By name: the nodes as the planner sees them, with what is used of them."""
-        self.pods_by_job: dict[JobRef, dict[str, Pod]] = {}
-        """By the job that they claim as theirs, which need not exist: pods, by key."""
-        self.foreign_workers: dict[str, Worker] = {}
-        """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
+        self._filed = FiledPods()
+        self.pods_by_job, self.foreign_workers = self._filed.by_job, self._filed.foreign_workers
         self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.loads, self.foreign_workers)
         self.doubtful: dict[str, tuple[Pod, int]] = {}
         """Pods of ours that are not watched as of a version: ended or gone, to be read again."""
         self.overwritten: set[str] = set()
         """UIDs of jobs whose status changed, whoever wrote it."""
-        self._changed: set[str] = set()
-        self._reported: set[str] = set()
+        self._changed, self._reported = set[str](), set[str]()
         self._by_uid: dict[str, JobObject] = {}
 
     # ---- filling
@@ -230,46 +226,20 @@ class Store:
         self._news(after.ref)
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
-        self._file_pod(key, before, after)
+        touched = self._filed.file(key, before, after)
+        if touched is not None:
+            for job in touched:
+                self._news(job)
+            if all(pod is None or (pod.owner is not None and self._is_known(pod.owner)) for pod in (before, after)):
+                self._tell()
+            else:
+                self._announce()
         self._see_claims(self.devices.claims_of_pod.get(key, ()))
-
-    def _file_pod(self, key: str, before: Pod | None, after: Pod | None) -> None:
-        if (
-            before is not None
-            and after is not None
-            and before == replace(after, resource_version=before.resource_version)
-        ):
-            self._file(key, after)
-            return
-        if before is not None and before.owner is not None and (after is None or after.owner != before.owner):
-            pods = self.pods_by_job[before.owner]
-            pods.pop(key, None)
-            if not pods:
-                del self.pods_by_job[before.owner]
-            self._news(before.owner)
-        if after is None or after.owner is not None:
-            self.foreign_workers.pop(key, None)
-        if after is not None:
-            self._file(key, after)
-            if after.owner is not None:
-                self._news(after.owner)
-        if all(pod is None or (pod.owner is not None and self._is_known(pod.owner)) for pod in (before, after)):
-            self._tell()
-        else:
-            self._announce()
 
     def _announce(self) -> None:
         """Report news of more than a job's own pods or report: a plan must take it in."""
         self._others_changed = True
         self._tell()
-
-    def _file(self, key: str, pod: Pod) -> None:
-        if pod.owner is not None:
-            self.pods_by_job.setdefault(pod.owner, {})[key] = pod
-        elif (worker := foreign_worker(pod)) is not None:
-            self.foreign_workers[key] = worker
-        else:
-            self.foreign_workers.pop(key, None)
 
     def _load_changed(self, key: str, before: Load | None, after: Load | None) -> None:
         if before != after:
@@ -299,21 +269,17 @@ class Store:
         self._announce()
 
     def _queue_changed(self, key: str, before: QueueObject | None, after: QueueObject | None) -> None:
-        if _essence(before) != _essence(after):
+        # What decides about jobs, and what the status of a queue says of its specification.
+        if before is None or after is None or (before.queue, before.generation) != (after.queue, after.generation):
             self._announce()
 
-    def _quota_changed(
-        self, key: str, before: tuple[NamespaceLimit, ...] | None, after: tuple[NamespaceLimit, ...] | None
-    ) -> None:
+    def _quota_changed(self, key: str, before: Limits | None, after: Limits | None) -> None:
         if before != after:
             self._announce()
 
     def _devices_changed(self, nodes: Collection[str]) -> None:
         for node in nodes:
             self._usage.see(node)
-
-    def _template_changed(self, template: str) -> None:
-        self.inputs.template_changed(template)
 
     def _see_claims(self, claims: Collection[str]) -> None:
         if claims:
@@ -332,8 +298,3 @@ class Store:
     def _is_known(self, ref: JobRef) -> bool:
         job = self._by_uid.get(ref.uid)
         return job is not None and job.ref == ref
-
-
-def _essence(queue: QueueObject | None) -> object:
-    """Return what decides about jobs, and what the status of a queue says of its specification."""
-    return None if queue is None else (queue.queue, queue.generation)

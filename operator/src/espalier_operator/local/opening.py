@@ -1,0 +1,104 @@
+"""The folder of a local run is opened: checked, and resumed from what an earlier run left there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from espalier_api.events import AnyEvent
+from espalier_api.job import AdaptiveTrainingJob
+from espalier_operator.facts import Terms, grace_of
+from espalier_operator.local.gpus import Gpus, Timeline
+from espalier_operator.local.job import LocalJob
+from espalier_operator.local.layout import command_of
+from espalier_operator.local.leader import Starter
+from espalier_operator.local.ownership import mark, require_own
+from espalier_operator.local.settings import LocalRunError, LocalSettings
+from espalier_operator.local.state import begins_again, load_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """Where a run begins."""
+
+    jobs: Mapping[str, LocalJob]
+    """By key."""
+    gpus: Gpus
+    timeline: Timeline
+    clock_seconds: float
+    policy_memory: str | None
+    """What the policy remembers of an earlier run; None where there was none."""
+
+
+def opened(
+    jobs: Sequence[AdaptiveTrainingJob],
+    settings: LocalSettings,
+    on_event: Callable[[str, AnyEvent], None],
+    time_of_day: Callable[[float], datetime],
+    start: Starter,
+) -> Opened:
+    """Check the folder, and take up what is in it; nothing is started.
+
+    `on_event(job name, event)` gets what is said of jobs, `time_of_day` converts times of the run's clock. Raises
+    `LocalRunError`.
+    """
+    by_name = {job.metadata.name: job for job in jobs}
+    if len(by_name) < len(jobs) or not jobs:
+        raise LocalRunError("a run needs at least one job, and jobs of different names")
+    folders = {name: settings.directory if len(jobs) == 1 else settings.directory / name for name in by_name}
+    try:
+        settings.directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
+    require_own(settings.directory, {settings.directory, *folders.values()})
+    state = load_state(settings.directory, list(jobs))
+    again = state is not None and all(
+        begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
+    )
+    seconds, done = (0.0, 0) if state is None or again else (state.timeline_seconds, state.changes_done)
+    timeline, gpus = Timeline(settings.changes, seconds, done), Gpus(settings.gpus, settings.devices)
+    for change in timeline.made:
+        gpus.change(change.change)
+    before = {} if state is None else {entry.job: entry for entry in state.jobs}
+    found: dict[str, LocalJob] = {}
+    for name, job in by_name.items():
+        if job.spec.program is not None and not command_of(job):
+            raise LocalRunError(
+                f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
+                "give the command that the image would run"
+            )
+        folder, terms = folders[name], terms_of(job, settings)
+        try:
+            local = LocalJob(
+                job, folder, terms, settings.timing, time_of_day, on_event, settings.stop_wall_seconds, start
+            )
+            for marked in (settings.directory, folder):
+                mark(marked, sorted(by_name))
+            local.open(settings.sources.get(name), before.get(job.key))
+        except OSError as error:
+            raise LocalRunError(f"{folder}: cannot be written to: {error.strerror}") from error
+        found[job.key] = local
+    # A killed scheduler kept its clock a moment before its leaders reported last.
+    reported = [
+        (job.state.submitted_at or 0.0) + report.used_seconds
+        for job in found.values()
+        if (report := job.dialogue.report) is not None
+    ]
+    return Opened(
+        jobs=found,
+        gpus=gpus,
+        timeline=timeline,
+        clock_seconds=max([0.0 if state is None else state.clock_seconds, *reported]),
+        policy_memory=None if state is None else state.policy_memory,
+    )
+
+
+def terms_of(job: AdaptiveTrainingJob, settings: LocalSettings) -> Terms:
+    """Return the terms of a job in a run."""
+    grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale, settings.time_scale)
+    terms = Terms.of(job, grace_seconds=grace)
+    if (wall := terms.pre_running_deadline_seconds) is not None:
+        # Importing torch takes as long at any time scale.
+        terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)
+    return terms

@@ -1,0 +1,54 @@
+"""Whether GPUs come back that others need: what is lent, what is borrowed, and what is about to go. Clause 5."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from operator_world.history.demands import demand
+from operator_world.history.room import Room
+from operator_world.history.seen import Seen, claimant, identity
+from operator_world.history.world import SharedCluster
+from operator_world.kube_api import is_over, node_of
+
+NOTICES_IN_TURN = 2
+"""A job with a pending notice gets no second one: what else it must give back, it is asked for after that."""
+
+
+class Returns:
+    """What the jobs of one world must give back."""
+
+    def __init__(self, world: SharedCluster, room: Room, patience: float) -> None:
+        """Nobody must give back anything yet."""
+        self._world, self._room, self._patience = world, room, NOTICES_IN_TURN * patience
+        self._since: dict[str, float] = {}
+        """By what must be given back: since when."""
+        self._now_due: set[str] = set()
+
+    def begin(self) -> None:
+        """Begin to judge a moment."""
+        self._now_due.clear()
+
+    def expect(self, what: str, checked: Counter[str], kind: str) -> None:
+        """Demand that `what` does not stay so for longer than the notices take."""
+        checked[kind] += 1
+        self._now_due.add(what)
+        waited = self._world.now - self._since.setdefault(what, self._world.now)
+        demand(waited <= self._patience, 5, f"{what} for {waited:g} s")
+
+    def judge(self, jobs: list[Seen], checked: Counter[str]) -> None:
+        """Nothing that may move stays on a node that is about to go; then forget what is no longer so."""
+        for job, pod, node in self._on_departing_nodes(jobs):
+            is_extra = "-extra-" in pod
+            if is_extra or job.spec["preemption"]["base"] == "Checkpoint":
+                self.expect(f"{pod} stays on {node}, which is about to go,", checked, "leaves a node")
+        self._since = {what: since for what, since in self._since.items() if what in self._now_due}
+
+    def _on_departing_nodes(self, jobs: list[Seen]) -> Iterator[tuple[Seen, str, str]]:
+        """Yield the workers of jobs that go on, with their node, if that reports and is about to go."""
+        owners = {identity(job.raw): job for job in jobs if job.holds and job.status.scheduling.stopping is None}
+        for key, pod in self._world.pods.items():
+            node, owner = node_of(pod), owners.get(claimant(pod))
+            stays = owner is not None and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+            if owner is not None and stays and node is not None and self._world.is_departing(node):
+                yield owner, f"{key} ({pod['metadata']['uid']})", node

@@ -40,7 +40,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Rules
+from espalier_operator.facts import Rules, Snapshot
 from operator_world.history.demands import demand
 from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
@@ -85,10 +85,10 @@ class Clauses:
         """The operator sees all, and is about to work."""
         self.is_fresh, self._plans_by_that = True, False
 
-    def planned(self, plan: Plan) -> None:
-        """Take note of a plan."""
+    def planned(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Take note of a plan, and of the snapshot that it was made of."""
         self.plan, self._plans_by_that = plan, self.is_fresh
-        self._ends.planned(plan, self.checked)
+        self._ends.planned(snapshot, plan, self.checked)
         if self.is_fresh:
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 

@@ -8,6 +8,7 @@ from typing import Final
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Finish, Plan
+from espalier_operator.facts import Snapshot
 from operator_world.history.demands import demand
 from operator_world.history.seen import claimant, identity
 from operator_world.history.world import SharedCluster
@@ -24,20 +25,21 @@ class Ends:
         """Nobody has ended yet."""
         self._world = world
 
-    def planned(self, plan: Plan, checked: Counter[str]) -> None:
-        """A leader that evaluates in time is not ended because its time budget is used up."""
+    def planned(self, snapshot: Snapshot, plan: Plan, checked: Counter[str]) -> None:
+        """A leader that evaluates in time, or will, is not ended because its time budget is used up."""
         for action in plan.actions:
             job = self._world.jobs.get(action.job)
             if not isinstance(action, Finish) or action.reason is not Reason.BUDGET_ENFORCED or job is None:
                 continue
-            counted = job["status"]["timeBudget"]["usedSeconds"]
+            (counted,) = (each.used_at(self._world.now) for each in snapshot.jobs if each.key == action.job)
             for leader in self._world.live_leaders(job["metadata"]["uid"]):
-                since, reports = leader.evaluating_since, self._world.is_ready(leader.node)
                 # An operator that was away while a leader started counts its start-up as well.
                 agrees = counted - leader.used < COUNTS_DIFFER_SECONDS
-                if leader.phase is TrainerPhase.EVALUATING and since is not None and reports and agrees:
+                trains = leader.phase in (TrainerPhase.TRAINING, TrainerPhase.EVALUATING)
+                if trains and agrees and self._world.is_ready(leader.node):
                     checked["ended by force"] += 1
-                    took = self._world.now - since
+                    since = leader.evaluating_since
+                    took = 0.0 if since is None else self._world.now - since
                     demand(took > leader.temper.evaluation, 6, f"{action.job} is ended {took:g} s into its evaluation")
 
     def judge(self, checked: Counter[str]) -> None:

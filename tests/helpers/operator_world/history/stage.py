@@ -106,7 +106,7 @@ class Stage:
     def _planned(self, snapshot: Snapshot, plan: Plan) -> None:
         for action in plan.actions:
             self._say(f"  {action}")
-        self.clauses.planned(plan)
+        self.clauses.planned(snapshot, plan)
         if self._judges_plans:
             types = {share.job: share.gpu_type for share in plan.shares}
             preempts = not isinstance(self.policy, FairPolicy)

@@ -252,11 +252,15 @@ class Ledger:
         return self._held_by_cohort[share.place] + self._promised[share.place] + claim.gpus - self._totals[share.place]
 
     def borrowed(self, claim: Claim, gpu_type: str, lender: Claim) -> int:
-        """Return how many GPUs the queue of `claim` has borrowed that may be `lender`'s, less what it gives back."""
+        """Return how many GPUs the queue of `claim` has borrowed that may be `lender`'s, less what it gives back.
+
+        By the jobs that ran when the plan began: what is kept for one that waits was not borrowed by those that run.
+        """
         share, owner = self._share(claim, gpu_type), self._share(lender, gpu_type)
         if share is None or owner is None or share.place != owner.place:
             return 0
-        return max(0, self._used[share.kind] - self._leaving[share.kind] - share.quota.nominal)
+        held = min(self._began[share.kind], self._used[share.kind])
+        return max(0, held - self._leaving[share.kind] - share.quota.nominal)
 
     def give_back(self, claim: Claim, gpu_type: str) -> None:
         """Count what a job holds as being given back."""

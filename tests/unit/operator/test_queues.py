@@ -9,7 +9,7 @@ from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue, Stop
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.queues import Queue, Quota
+from espalier_operator.queues import Ledger, Queue, Quota
 
 NOW = 1000.0
 
@@ -193,6 +193,16 @@ def test_nothing_is_taken_that_was_not_borrowed_or_would_not_be_enough() -> None
     assert refused(planned)["b0"] is Reason.MIN_RUNTIME, "who borrowed has just started"
     firm = replace(young, terms=replace(young.terms, base_preemptible=False))
     assert refused(decide(COHORT, firm, job("b0", "b")))["b0"] is Reason.QUOTA_EXCEEDED
+
+
+def test_who_runs_has_not_borrowed_what_is_kept_for_a_job_that_waits() -> None:
+    """Another job of its queue waits for GPUs and is to borrow: the one that runs is within the nominal quota."""
+    own, waits, other = job("own", gpus=2).claim, job("waits").claim, job("b0", "b").claim
+    ledger = Ledger(COHORT, [(own, "fast")])
+    ledger.hold(waits, "fast")
+    assert ledger.borrowed(own, "fast", lender=other) == 0
+    ledger = Ledger(COHORT, [(own, "fast"), (waits, "fast")])
+    assert ledger.borrowed(own, "fast", lender=other) == 1
 
 
 def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_queue_may_borrow() -> None:

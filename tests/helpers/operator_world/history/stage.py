@@ -95,12 +95,16 @@ class Stage:
 
     def _tick(self) -> bool:
         """Let the operator work once; return whether it lives."""
+        knows_queues = self.operator.view["queues"] == self.world.queues
         try:
             self.operator.tick()
         except KilledError:
             self._say("the operator is killed")
             self.operator = self._operator()
             return False
+        finally:
+            if not knows_queues:
+                self.clauses.count_again()  # what it has granted is right by the quotas that it saw
         return True
 
     def _planned(self, snapshot: Snapshot, plan: Plan) -> None:

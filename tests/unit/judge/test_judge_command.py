@@ -69,6 +69,15 @@ CASE = "{'name': 'one', 'family': 'f', 'module': make, 'train': data, 'validatio
         ("{'module': lambda seed: None}", "module(0) returned NoneType; return a torch.nn.Module"),
         ("{'module': lambda seed: 1 / 0}", "module(0) failed (ZeroDivisionError: division by zero)"),
         ("{'module': lambda seed: torch.nn.Linear(9, 2)}", "case 'one': the model cannot be trained on its data"),
+        (
+            "{'test': (torch.zeros(3, 4), torch.arange(3))}",
+            "case 'one': 'test' has the class 2, and the model 2 outputs",
+        ),
+        (
+            "{'module': lambda seed: torch.nn.Sequential(torch.nn.Unflatten(0, (2, -1)), torch.nn.Flatten(0, 1), "
+            "make(0)), 'test': (torch.zeros(3, 4), torch.zeros(3).long())}",
+            "case 'one': the model fails on 3 of its examples (RuntimeError: ",
+        ),
         ("{'family': ''}", "case 'one': 'name' and 'family' are texts that are not empty"),
     ],
 )

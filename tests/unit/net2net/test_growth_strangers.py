@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,7 @@ from espalier_trainer.net2net import (
     block_points,
     deepen,
     growth_points,
+    rebuild,
     refused_blocks,
     refused_deepenings,
     refused_widenings,
@@ -30,6 +33,7 @@ from espalier_trainer.net2net import (
     widening_groups,
 )
 from espalier_trainer.net2net.modules import as_arguments, tensors_in
+from espalier_trainer.randomness import seed_everything
 
 
 class Unit(nn.Module):
@@ -261,6 +265,53 @@ def test_a_compiled_model_is_refused_with_what_to_grow() -> None:
     model = torch.compile(Net(_units(), _in_turn), backend="eager")
     with pytest.raises(GrowthError, match="grow its `._orig_mod` and wrap the result again"):
         growth_points(model, ROWS)
+
+
+class Skipping(nn.Module):
+    """Leaves blocks out by chance (stochastic depth), as Python decides."""
+
+    def __init__(self, draw: Callable[[], float | Tensor]) -> None:
+        super().__init__()
+        self.blocks, self.draw = _units(), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        for block in self.blocks:
+            if not self.training or self.draw() > 0.3:
+                x = block(x)
+        return x
+
+
+DRAWS: dict[str, Callable[[], float | Tensor]] = {
+    "python": random.random,
+    "torch": lambda: torch.rand(()),
+    "numpy": lambda: float(np.random.rand()),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_model_that_skips_blocks_by_chance_is_always_described_alike(draw: Callable[[], float | Tensor]) -> None:
+    """Otherwise a run that resumes, or a worker that joins, could not rebuild what has grown."""
+    torch.manual_seed(0)
+    model, example = Skipping(draw), torch.randn(2, 5, 8)
+    described = describe(model, example)
+    wanted = ["blocks.0.up", "blocks.1.up"]
+    for seed in range(6):
+        seed_everything(seed)
+        before = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()
+        assert describe(model, example) == described
+        assert [point.id for point in growth_points(model, example)] == wanted
+        assert random.getstate() == before[0]
+        assert torch.equal(torch.get_rng_state(), before[1])
+        assert np.random.get_state()[1].tolist() == before[2]
+    grown = deepen(deepen(model, wanted[0], example), wanted[1], example)
+    for training in (False, True):
+        seed_everything(3)
+        expected = _outputs(model, example, training=training)
+        seed_everything(3)
+        torch.testing.assert_close(_outputs(grown, example, training=training), expected)
+    again = rebuild(model, describe(grown, example, before=described), example)
+    assert describe(again, example) == describe(grown, example)
 
 
 def test_frozen_projections_are_named() -> None:

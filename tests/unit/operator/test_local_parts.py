@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import resource
 import signal
 import stat
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.events import Warned
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.result import read_history
@@ -24,10 +27,30 @@ from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail
 from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.history import History
+from espalier_operator.local.layout import program_variables
 
 
 def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:
     return Report(job="j", incarnation="x", phase=phase, reason=reason, message=message, updated_time=datetime.now(UTC))
+
+
+@pytest.mark.parametrize("program", [{}, {"program": {}}])
+def test_a_command_of_a_template_gets_its_variables_and_finds_this_python(program):
+    """As on a cluster, where the template's image has the Python that Espalier is installed in."""
+    container = {
+        "name": "trainer",
+        "command": ["python", "train.py"],
+        "env": [{"name": "RATE", "value": "0.1"}, {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    spec = {"timeBudgetSeconds": 5, "template": {"spec": {"containers": [container]}}, **program}
+    kind = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob"}
+    job = AdaptiveTrainingJob.model_validate({**kind, "metadata": {"name": "own"}, "spec": spec})
+    found = program_variables(job)
+    assert found["RATE"] == "0.1"
+    assert "NODE" not in found
+    assert found["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+    assert ("ESPALIER_WORKERS" in found) == bool(program)
 
 
 @pytest.mark.parametrize(

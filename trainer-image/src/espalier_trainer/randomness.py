@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,3 +40,21 @@ def restore(values: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
     torch.set_rng_state(tensors["random.cpu"].clone())
     if device.type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"].clone(), device)
+
+
+@contextmanager
+def kept(device: torch.device, seed: int | None = None) -> Iterator[Callable[[], bool]]:
+    """Restore all generators afterwards, seeded with `seed` meanwhile; yields what tells whether one was drawn from."""
+    before = capture(device)
+    if seed is not None:
+        seed_everything(seed)
+    values, tensors = before if seed is None else capture(device)
+
+    def drawn() -> bool:
+        now, of_torch = capture(device)
+        return now != values or any(not torch.equal(of_torch[name], state) for name, state in tensors.items())
+
+    try:
+        yield drawn
+    finally:
+        restore(*before, device)

@@ -29,6 +29,8 @@ from espalier_trainer.schedules import BudgetLinear, Moment
 _EVALUATED: Final = 1024
 """Examples at once."""
 _ROUNDING: Final = 1e-9
+_IGNORED: Final = -100
+"""The target that torch's cross entropy leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,11 @@ class Course:
         random = torch.get_rng_state()
         try:
             with torch.no_grad(), mode(module, training=False):
-                loss_of(module(*_arguments(case.example)), case.train.targets[:2])
+                output = module(*_arguments(case.example))
+                _check_classes(case, output)
+                loss_of(output, case.train.targets[:2])
+        except CaseError:
+            raise
         # Whatever a module of somebody else's raises.
         except Exception as error:
             raise CaseError(
@@ -148,7 +154,7 @@ class Course:
             inputs, targets = case.train.batch(order[first : first + case.batch_size])
             set_learning_rate(optimizer, rate())
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(module(*_arguments(inputs)), targets)
+            loss = loss_of(self._outputs(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             self.steps += 1
@@ -157,6 +163,18 @@ class Course:
             self.recent = 0.9 * self.recent + 0.1 * now if math.isfinite(self.recent) else now
             self.diverged = not math.isfinite(now)
         self.random = torch.get_rng_state()
+
+    def _outputs(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+        given = _arguments(inputs)
+        # Whatever a module of somebody else's raises.
+        try:
+            outputs: Tensor = self.network.module(*given)
+        except Exception as error:
+            raise CaseError(
+                f"case {self.case.name!r}: the model fails on {len(given[0])} of its examples ({type(error).__name__}: "
+                f"{error}); it must take any number of them"
+            ) from error
+        return outputs
 
     def finish(self) -> Score:
         """Train to the end of the budget, and return the score on the test split."""
@@ -167,7 +185,7 @@ class Course:
         """Evaluate on a split; a model whose numbers are not finite has an infinite loss."""
         parts = torch.split(torch.arange(len(split)), _EVALUATED)
         with torch.no_grad(), mode(self.network.module, training=False):
-            output = torch.cat([self.network.module(*_arguments(split.batch(rows)[0])) for rows in parts])
+            output = torch.cat([self._outputs(split.batch(rows)[0]) for rows in parts])
         loss = float(loss_of(output, split.targets))
         accuracy = _accuracy(output, split.targets)
         return Score(accuracy if math.isfinite(accuracy) else 0.0, loss if math.isfinite(loss) else math.inf)
@@ -196,11 +214,27 @@ def _classes_last(output: Tensor, targets: Tensor) -> Tensor:
     return output
 
 
+def _check_classes(case: Case, output: Tensor) -> None:
+    """Raise `CaseError` where a split has a class for which the model has no output."""
+    for name, split in (("train", case.train), ("validation", case.validation), ("test", case.test)):
+        if split.targets.is_floating_point() or not isinstance(output, Tensor) or output.ndim < 2:
+            continue  # it has no classes, or the loss says what is wrong
+        classes = _classes_last(output, case.train.targets[:2]).shape[-1]
+        counted = split.targets[split.targets != _IGNORED]
+        wrong = counted[(counted < 0) | (counted >= classes)]
+        if len(wrong):
+            raise CaseError(
+                f"case {case.name!r}: {name!r} has the class {int(wrong[0])}, and the model {classes} outputs; classes "
+                f"are numbers from 0 to {classes - 1}, and {_IGNORED} for what does not count"
+            )
+
+
 def _accuracy(output: Tensor, targets: Tensor) -> float:
     if targets.is_floating_point():
         spread = float((targets - targets.mean()).square().mean())
         return max(0.0, 1.0 - float(loss_of(output, targets)) / spread) if spread > 0 else 0.0
-    return float((_classes_last(output, targets).argmax(-1) == targets).double().mean())
+    counted = targets != _IGNORED
+    return float((_classes_last(output, targets).argmax(-1) == targets)[counted].double().mean())
 
 
 def _arguments(inputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

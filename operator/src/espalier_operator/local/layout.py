@@ -51,22 +51,20 @@ def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
 
 
 def program_variables(job: AdaptiveTrainingJob) -> dict[str, str]:
-    """Return the environment variables that the workers of a program get in addition; none for other jobs.
+    """Return the environment variables that the command of the job's template gets in addition; none without one.
 
-    They include those of the template that have a value there. Programs of the environment that Espalier is installed
-    in are found first: `python` is its Python.
+    They are those of the template that have a value there. Programs of the environment that Espalier is installed in
+    are found first: `python` is its Python. The workers of a program without the library learn of each other.
     """
-    if job.spec.program is None:
+    if job.spec.template is None:
         return {}
-    given = () if job.spec.template is None else job.spec.template.spec.containers[0].env or ()
+    given = job.spec.template.spec.containers[0].env or ()
     literal = {str(each.get("name")): str(each["value"]) for each in given if "value" in each}
     folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
-    return {
-        "PATH": os.pathsep.join(folders),
-        **literal,
-        environment.WORKERS: str(job.spec.min_replicas),
-        environment.LEADER: "127.0.0.1",
-    }
+    found = {"PATH": os.pathsep.join(folders), **literal}
+    if job.spec.program is not None:
+        found |= {environment.WORKERS: str(job.spec.min_replicas), environment.LEADER: "127.0.0.1"}
+    return found
 
 
 def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer import randomness
 
 T = TypeVar("T")
 
@@ -85,9 +86,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Compute without gradients, and restore the random generators of the CPU and of the model's devices afterwards."""
+    """Compute without gradients, and restore all random generators, also of the model's devices, afterwards."""
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices), enabled=True):
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), randomness.kept(torch.device("cpu")):
         yield
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from espalier_trainer import randomness
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode, tensors_in
 
 _DROPOUTS = frozenset(
@@ -179,7 +180,7 @@ def samples(
         sources.append(random_like(given, dtype).requires_grad_())
         return sources[-1].clone()
 
-    torch.manual_seed(2)
+    randomness.seed_everything(2)
     with torch.enable_grad(), mode(model, training=training), torch.backends.cudnn.flags(enabled=False):
         args, kwargs = tree_map_only(Tensor, sourced, (args, kwargs))
         with _Watching(sources, indices):

@@ -123,20 +123,16 @@ def _traced(model: nn.Module, given: dict[str, Any]) -> fx.Graph:
 
     A draw that needs no input is made while the forward is traced, and an attribute has the value of that moment.
     """
-    device, held = device_of(model), _attributes(model)
-    values, tensors = randomness.capture(device)
-    try:
+    held = _attributes(model)
+    with randomness.kept(device_of(model)) as drawn:
         with _Parameters():
             traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
-        values_now, tensors_now = randomness.capture(device)
-        if values_now != values or any(not torch.equal(tensors_now[name], each) for name, each in tensors.items()):
+        if drawn():
             raise RewritesRefusedError(
                 "the forward draws random numbers without an input (torch.rand(1), random.random()), so a rewritten "
                 "computation would repeat one draw; draw them on an input (torch.rand(1, device=x.device)), and decide "
                 "by torch.where"
             )
-    finally:
-        randomness.restore(values, tensors, device)
     now = _attributes(model)
     for name in now.keys() | held.keys():
         if not _same(now.get(name), held.get(name)) and not name.startswith("_tensor_constant"):  # torch.fx's own

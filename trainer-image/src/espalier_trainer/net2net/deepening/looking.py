@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.job import Insertion
+from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
 from espalier_trainer.net2net.deepening.insertion import build
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
@@ -84,7 +85,7 @@ def _problems(
     # Whatever the user's forward raises on random values, or in float64: then there is nothing to compare.
     try:
         with undisturbed(model):
-            torch.manual_seed(0)
+            randomness.seed_everything(0)
             base = perturbed(start(model))
             before = _dependences(base, modes, example_input)
     except Exception:
@@ -96,7 +97,7 @@ def _problems(
         if complete:
             return None  # every entry depends on everything already
         with undisturbed(model):
-            torch.manual_seed(1)
+            randomness.seed_everything(1)
             trial = copied(base)
             for place in places:
                 _insert_random(trial, place)

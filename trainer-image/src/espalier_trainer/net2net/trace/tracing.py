@@ -8,7 +8,8 @@ no second pass for shapes, and does not patch the classes of `torch`. Neither ca
 
 The forward runs in train mode, whatever the model's own mode is, because it then takes every branch that training needs
 (auxiliary heads). If that fails (batch norm on one value), it runs in eval mode. A model may do something else in eval
-mode (return features, fuse layers), so growth compares this trace with that of eval mode.
+mode (return features, fuse layers), so growth compares this trace with that of eval mode. A model that draws which of
+its layers it skips (stochastic depth) runs with several seeds, always the same; the run that executes most is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import plainly
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, held, mode, undisturbed
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of, held, mode
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
+
+_SEEDS: Final = 8
+"""Runs of a model that skips layers by chance: with twelve layers and a tenth skipped, one skips none in 93 %."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
         if in_training and not training:
             continue
         try:
-            return _record(model, args, kwargs, training=in_training, device=device)
+            return _fullest(model, args, kwargs, training=in_training, device=device)
         # Whatever the user's forward raises on tensors without data: the next way of running it decides.
         except Exception as error:
             failure = error
@@ -71,6 +76,19 @@ def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
         f"{type(model).__name__} fails on the example input ({type(failure).__name__}: {failure}); "
         "give one batch of the shape and device that its forward takes"
     ) from failure
+
+
+def _fullest(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, device: str | None
+) -> Graph:
+    """Return the trace that executes most of what the model executes by chance; on meta tensors, masks draw nothing."""
+    found: list[Graph] = []
+    for seed in range(_SEEDS):
+        with randomness.kept(device_of(model), seed) as drawn:
+            found.append(_record(model, args, kwargs, training=training, device=device))
+            if device is None or not drawn():
+                break
+    return found[0] if len(found) == 1 else max(found, key=lambda graph: len(graph.ungrown().operations))
 
 
 def _record(
@@ -99,7 +117,7 @@ def _record(
     if device is not None:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     recorder = Recorder(model, weights, sizes)
-    with undisturbed(model), mode(model, training=training), plainly(), recorder:
+    with torch.no_grad(), mode(model, training=training), plainly(), recorder:
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
     return recorder.graph(real=device is None)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from espalier_api.architecture import GrowthError
+from espalier_trainer import randomness
 from espalier_trainer.net2net.modules import (
     ExampleInput,
     as_arguments,
@@ -157,7 +158,7 @@ class PerturbedModel:
             trial = copied(model).to(dtype)
             args, kwargs = as_arguments(example_input)
             with undisturbed(model):
-                torch.manual_seed(0)
+                randomness.seed_everything(0)
                 _disturb(trial)
                 args, kwargs = tree_map_only(Tensor, partial(random_like, dtype=dtype), (args, kwargs))
             # Whatever the user's forward raises in float64 (a constant of another type): float32 decides.
@@ -206,7 +207,7 @@ def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     model = copied(model)
     for training in (False, True, False):
         with undisturbed(model), mode(model, training=training), WithoutDropout():
-            torch.manual_seed(2)
+            randomness.seed_everything(2)
             try:
                 result = model(*args, **kwargs)
             except ValueError:

@@ -81,7 +81,7 @@ class TimedTeam(Team):
     """
 
     def __init__(self, clock: ElasticClock, costs: Costs, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, listen_seconds=0.0, **options)
         self._virtual, self._costs = clock, costs
         self.growths = 0
         clock.team = self
@@ -89,7 +89,6 @@ class TimedTeam(Team):
     def update_members(self, replicas: int, *arguments: Any) -> None:
         """Take in or let go as `Team` does, at once."""
         before = self.world
-        self._listened = 0.0  # it would look for arrivals every 50 ms, whatever came meanwhile
         super().update_members(replicas, *arguments)
         if self.world > before:
             self._virtual.pause(self._costs.join_s)

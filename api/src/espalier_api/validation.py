@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
+from espalier_api.problems import Problem, problem_at, problems_of
 from espalier_api.queue import QUEUE_KIND, Queue
-from espalier_api.wording import kind_of, message_of
+from espalier_api.wording import kind_of
 
 MAX_NODES = 100_000
 """A job file with more values than this (YAML aliases multiply) is rejected unread."""
 
-_Loc = tuple[str | int, ...]
 _Model = TypeVar("_Model", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a job file."""
-
-    file: str
-    line: int
-    """From 1; 0 if the problem has no line."""
-    field: str
-    """Dotted path, empty for the file as a whole."""
-    message: str
-    """What is wrong, and what is allowed."""
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
 class JobFileError(ValueError):
@@ -178,7 +159,7 @@ def _check(
     try:
         job = _read(AdaptiveTrainingJob, plain)
     except ValidationError as error:
-        found = _problems(error, document, source)
+        found = problems_of(error, document, source)
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
     found = _template_problems(job.spec.template, document, source, resource)
     return found, None if found else job
@@ -188,7 +169,7 @@ def _check_queue(document: CommentedMap, source: str) -> tuple[list[Problem], Qu
     try:
         return [], _read(Queue, _plain(document))
     except ValidationError as error:
-        return _problems(error, document, source), None
+        return problems_of(error, document, source), None
     except ValueError as error:
         return [Problem(source, 0, "", str(error))], None
 
@@ -200,10 +181,6 @@ def _read(model: type[_Model], plain: Any) -> _Model:
     tuples and strings for enums. Fields have their camelCase names only, as in Kubernetes.
     """
     return model.model_validate_json(json.dumps(plain), strict=True, by_alias=True, by_name=False)
-
-
-def _problems(error: ValidationError, document: CommentedMap, source: str) -> list[Problem]:
-    return [_problem(details, document, source) for details in _most_specific(error.errors())]
 
 
 def _template_of(plain: Any) -> PodTemplate | None:
@@ -220,7 +197,7 @@ def _template_problems(
     """Return problems that the types cannot express: a worker needs a whole number of GPUs, and at least one."""
     if template is None or resource is None:
         return []
-    place: _Loc = ("spec", "template", "spec", "containers")
+    place = ("spec", "template", "spec", "containers")
     try:
         message = (
             f"no container has a limit of {resource}; the GPUs of a worker are read there, and it needs one"
@@ -229,7 +206,7 @@ def _template_problems(
         )
     except ValueError as error:
         message = str(error)
-    return [Problem(source, _line(document, place), _dotted(place), message)] if message else []
+    return [problem_at(place, document, source, message)] if message else []
 
 
 def _plain(document: Any) -> Any:
@@ -256,52 +233,3 @@ def _plain(document: Any) -> Any:
         return str(value)  # dates and binaries: Kubernetes reads them as text
 
     return walk(document, "")
-
-
-def _most_specific(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """Drop the errors of a union's other branches: the first error at a position is enough.
-
-    pydantic counts only the valid items of a list; a list that is too short only because of that is long enough.
-    """
-    seen: set[_Loc] = set()
-    for details in errors:
-        place = _place(details["loc"])
-        miscounted = details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
-        if place not in seen and not miscounted:
-            seen.add(place)
-            yield details
-
-
-def _place(loc: _Loc) -> _Loc:
-    """Return `loc` without the name of a union's branch, which pydantic adds."""
-    branches = {"int", "float", "str", "bool"}
-    return loc[:-1] if loc and loc[-1] in branches else loc
-
-
-def _problem(details: ErrorDetails, document: CommentedMap, source: str) -> Problem:
-    place = _place(details["loc"])
-    return Problem(source, _line(document, place), _dotted(place), message_of(details, place))
-
-
-def _dotted(place: _Loc) -> str:
-    text = ""
-    for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.lstrip(".")
-
-
-def _line(document: CommentedMap, place: _Loc) -> int:
-    """Return the line (from 1) of the deepest part of `place` that exists in the file."""
-    node: Any = document
-    line = int(node.lc.line)
-    for part in place:
-        try:
-            if isinstance(node, CommentedMap):
-                line, node = int(node.lc.key(part)[0]), node[part]
-            elif isinstance(node, CommentedSeq) and isinstance(part, int):
-                line, node = int(node.lc.item(part)[0]), node[part]
-            else:
-                break
-        except (KeyError, IndexError, TypeError):
-            break
-    return line + 1

@@ -71,14 +71,18 @@ class Bucket:
 
         `room` must only depend on what changed while the node was not in the bucket.
         """
-        for place in range(self._starts.get((requests, least), 0), len(self._nodes)):
-            node = self._nodes[place]
+        key, nodes = (requests, least), self._nodes
+        start = self._starts.get(key, 0)
+        for place in range(start, len(nodes)):
+            node = nodes[place]
             if self._places.get(node) == place:
                 count = room(node, requests)
                 if count >= least:
-                    self._starts[requests, least] = place
+                    if place > start:
+                        self._starts[key] = place
                     return node, count
-        self._starts[requests, least] = len(self._nodes)
+        if start < len(nodes):
+            self._starts[key] = len(nodes)
         return None
 
 

@@ -230,6 +230,8 @@ class Capacity(Stock):
 
     def _fullest(self, nodes: Iterable[str], site: Site, gpus: int) -> str | None:
         """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
-        known = ((min(self._now[node], self._later[node]), node) for node in nodes if node in self._now)
-        fitting = (node for free, node in sorted(known) if free >= gpus and self.is_in(site, node))
-        return next((node for node in fitting if self._room_now(node, site.requests)), None)
+        now, later, group, members = self._now, self._later, self._group, site.members
+        # Most of them are full, or not of the site.
+        known = [node for node in nodes if group.get(node) in members and now[node] >= gpus and later[node] >= gpus]
+        fitting = sorted((min(now[node], later[node]), node) for node in known)
+        return next((node for _, node in fitting if self._room_now(node, site.requests)), None)

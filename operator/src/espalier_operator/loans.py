@@ -99,8 +99,8 @@ class Loans:
         return loans
 
     def below(self, key: str, kept: int) -> Loan | None:
-        """Return the next loan of a job to be asked back while it keeps `kept` extra workers; None: there is none."""
-        loans = self.of(key)
+        """Return the next loan of a job whose loans were read, if it keeps `kept` extra workers; None: it has none."""
+        loans = self._by_job[key]
         place = bisect_right(self._falling[key], -kept)
         return loans[place] if place < len(loans) else None
 

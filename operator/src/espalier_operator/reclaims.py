@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import NoticeReclaim
@@ -14,6 +15,7 @@ from espalier_operator.goods import Goods
 from espalier_operator.loans import Line, Loan, Loans
 from espalier_operator.order import Order
 from espalier_operator.sites import Site
+from espalier_operator.turns import MayTake, in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class ReclaimQueue:
         capacity: Capacity,
         site: Site,
         gpus: int,
-        may_take: Callable[[JobFacts, int], bool] | None = None,
+        may_take: MayTake | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
     ) -> Supply:
         """Reclaim as little as frees `gpus` on one node of `site`, and reserve them; nothing if they cannot be had.
@@ -149,20 +151,21 @@ class ReclaimQueue:
         site: Site,
         gpus: int,
         workers: int,
-        may_take: Callable[[JobFacts, int], bool] | None,
+        may_take: MayTake | None,
         spared: Callable[[JobFacts], bool] | None,
     ) -> tuple[Supply, int]:
         line, supply = self._lines.get(site.gpu_type), Supply.NOW
         if line is None:
             return Supply.NEVER, 0
-        search, tried, found, begin = self._in_turn(line, may_take), list[Loan](), dict[str, Goods](), line.first
+        turns = partial(in_turn, line, self._loans, self._asks.made, may_take)
+        search, tried, found, begin = turns(), list[Loan](), dict[str, Goods](), line.first
         """By node: what those tried hold of it."""
         takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(site, gpus)
         while served < workers:
             if takes_all and not tried:
                 swapped = self._swap(swap, line, gpus, workers - served)
                 if swapped:
-                    search, begin, supply = self._in_turn(line, may_take), line.first, Supply.LATER
+                    search, begin, supply = turns(), line.first, Supply.LATER
                     served += swapped
                     continue
             for loan in search:
@@ -186,7 +189,7 @@ class ReclaimQueue:
                 line.pass_over(self._asks.is_out)
                 supply = Supply.LATER
                 if line.first != begin:
-                    search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
+                    search, tried, found, begin = turns(), [], {}, line.first
                 continue
             asked, all_known = self._ask_for([loan] if alone else tried, node)
             is_even = _is_even(capacity, asked, site, gpus)
@@ -200,7 +203,7 @@ class ReclaimQueue:
                 return min(supply, capacity.hold_at(site, node, gpus)), served
             supply = min(supply, capacity.exchange(site, node, gpus, loan.goods.requests))
             if line.first != begin:  # others are next in the order of reclaim
-                search, tried, found, begin = self._in_turn(line, may_take), [], {}, line.first
+                search, tried, found, begin = turns(), [], {}, line.first
             else:  # the search would fail for the same loans as before up to this one: no node has more than it had
                 tried.pop()
                 del found[node]
@@ -246,43 +249,6 @@ class ReclaimQueue:
     def notices(self) -> list[NoticeReclaim]:
         """Return the notice for each job that must give back workers."""
         return self._asks.notices()
-
-    def _in_turn(self, line: Line, may_take: Callable[[JobFacts, int], bool] | None) -> Iterator[Loan]:
-        """Yield candidates for reclaim.
-
-        Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as
-        few jobs as possible. What the job is asked for already is left out.
-        """
-        seen, taken, at = set[str](), self._asks.made, line.first
-        run = at  # where the loans begin, up to `at`, whose holders are asked for all: no search need read them again
-        while True:
-            beyond = line.beyond.get(at)
-            if beyond is not None:
-                at = line.beyond[run] = beyond
-                continue
-            first = line.at(at)
-            if first is None:
-                return
-            at += 1
-            key = first.job.key
-            if may_take is not None and not may_take(first.job, first.worker.index):
-                return
-            if key in seen:
-                run = at
-                continue
-            loans, asked = self._loans.of(key), taken.get(key)
-            if asked is not None and loans[-1].worker.index >= asked.extra:
-                line.beyond[run] = at
-                continue
-            seen.add(key)
-            run = at
-            for place in range(first.place, len(loans)):
-                loan = loans[place]
-                if may_take is not None and place > first.place and not may_take(loan.job, loan.worker.index):
-                    break
-                asked = taken.get(key)
-                if asked is None or loan.worker.index < asked.extra:
-                    yield loan
 
     def _above(self, loan: Loan) -> list[Loan]:
         above = (other for other in self._loans.of(loan.job.key) if other.worker.index >= loan.worker.index)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from espalier_operator.buckets import Key, Room, Shelf
@@ -87,8 +88,9 @@ class Racks:
         view = self._views.get(site.groups)
         if view is None:
             view = Counter[Rack]()
-            for group in site.groups:
-                view.update(self._free[group])
+            for group in site.groups:  # there may be a thousand, of a few racks each: `update` of a Counter is slow
+                for rack, gpus in self._free[group].items():
+                    view[rack] += gpus
             if len(self._views) < _MOST_VIEWS:
                 self._views[site.groups] = view
                 for group in site.groups:
@@ -129,15 +131,14 @@ class Split:
 
     def several(self, workers: int) -> list[tuple[Rack, int]]:
         """Return the racks for `workers`, and how many go into each; not all do where `site` has no room for all."""
-        candidates = {rack for rack, free in self._free.items() if free >= self._gpus}
+        totals = {rack: self._room_of(rack).workers for rack, free in self._free.items() if free >= self._gpus}
         chosen: list[tuple[Rack, int]] = []
-        while workers > 0 and candidates:
-            rack = self._one_of(candidates, workers)
+        while workers > 0 and totals:
+            rack = self._one_of([rack for rack, total in totals.items() if total >= workers], workers)
             if rack is None:
-                candidates = self._zone_for_all(candidates, workers) or candidates
-                rack = self._largest_of(candidates, {zone for (zone, _), _ in chosen})
-            candidates.discard(rack)
-            chosen.append((rack, min(workers, self._room_of(rack).workers)))
+                totals = _zone_for_all(totals, self._free, workers) or totals
+                rack = _largest_of(totals, {zone for (zone, _), _ in chosen})
+            chosen.append((rack, min(workers, totals.pop(rack))))
             workers -= chosen[-1][1]
         return chosen
 
@@ -152,33 +153,6 @@ class Split:
                 if nodes <= fewest_possible:
                     break
         return best
-
-    def _zone_for_all(self, candidates: Iterable[Rack], workers: int) -> set[Rack]:
-        """Return the racks of the zone that has room for all `workers` in the fewest racks, of these the fullest."""
-        zones: dict[str, list[Rack]] = defaultdict(list)
-        for rack in candidates:
-            zones[rack[0]].append(rack)
-        found = []
-        for zone, racks in zones.items():
-            left, used = workers, 0
-            totals = [self._room_of(rack).workers for rack in racks]
-            if sum(totals) < workers:
-                continue
-            for most in sorted(totals, reverse=True):
-                left, used = left - most, used + 1
-                if left <= 0:
-                    found.append((used, sum(self._free[rack] for rack in racks), zone))
-                    break
-        return set(zones[min(found)[2]]) if found else set()
-
-    def _largest_of(self, candidates: Iterable[Rack], used: Collection[str]) -> Rack:
-        """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
-        totals = {rack: self._room_of(rack).workers for rack in candidates}
-        zones: dict[str, int] = defaultdict(int)
-        for (zone, _), total in totals.items():
-            zones[zone] += total
-        best = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
-        return max((total, rack) for rack, total in totals.items() if rack[0] == best)[1]
 
     def _nodes(self, rack: Rack, workers: int) -> int:
         """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
@@ -224,3 +198,32 @@ class Split:
             elif most:
                 rooms = (min(most, self._room(node, requests)) for node in bucket)
                 yield from ((fits, 1) for fits in rooms if fits)
+
+
+def _zone_for_all(totals: Mapping[Rack, int], free: Mapping[Rack, int], workers: int) -> dict[Rack, int]:
+    """Return those of `totals` (by rack, for how many workers there is room) of the zone that has room for all
+    `workers` in the fewest racks, of these the fullest; nothing if no zone has.
+    """
+    zones: dict[str, list[Rack]] = defaultdict(list)
+    for rack in totals:
+        zones[rack[0]].append(rack)
+    found = []
+    for zone, racks in zones.items():
+        used = next((used for used, room in _sums(totals[rack] for rack in racks) if room >= workers), None)
+        if used is not None:
+            found.append((used, sum(free[rack] for rack in racks), zone))
+    return {rack: totals[rack] for rack in zones[min(found)[2]]} if found else {}
+
+
+def _sums(totals: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield how many racks are used, and for how many workers these have room; those with the most room first."""
+    return enumerate(accumulate(sorted(totals, reverse=True)), 1)
+
+
+def _largest_of(totals: Mapping[Rack, int], used: Collection[str]) -> Rack:
+    """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
+    zones: dict[str, int] = defaultdict(int)
+    for (zone, _), total in totals.items():
+        zones[zone] += total
+    best = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
+    return max((total, rack) for rack, total in totals.items() if rack[0] == best)[1]

@@ -19,7 +19,7 @@ from espalier_operator.policies import POLICIES
 from espalier_operator.policies.settings import configured
 
 OWN = "youngest-first"
-KNOWN = f"fair, fifo, las, tiresias, gittins, gavel, gandiva, goodput, growth, learned, optimus, soonest, {OWN}"
+KNOWN = ", ".join(dict.fromkeys((*POLICIES.names(), OWN)))
 
 
 def job(name: str, submitted_at: float) -> JobFacts:

@@ -290,7 +290,7 @@ sys.path[:0] = {path!r}
 import torch
 torch.set_num_threads(1)
 import espalier_trainer.report
-from espalier_trainer.elastic import group, member, team
+from espalier_trainer.elastic import generations, group, member
 # Tests wait for reports, and all processes of a job compute meanwhile.
 espalier_trainer.report.INTERVAL_WALL_SECONDS = 0.1
 # What is waited for takes some steps; at full speed, all processes would compute until the test has noticed.
@@ -298,7 +298,7 @@ if {pace}:
     from torch.optim.optimizer import register_optimizer_step_post_hook
     register_optimizer_step_post_hook(lambda *_: time.sleep({pace}))
 # However late one comes on a busy machine: that a generation breaks is only what a test brings about.
-group.FORM_SECONDS = member.FORM_SECONDS = team.FORM_SECONDS = 30.0
+group.FORM_SECONDS = member.FORM_SECONDS = generations.FORM_SECONDS = 30.0
 {prelude}
 {run}
 """

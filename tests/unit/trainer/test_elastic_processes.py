@@ -122,7 +122,7 @@ def test_a_newcomer_that_dies_while_it_joins_is_done_without(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
     # However long a leader waits for members that hold a state, it does not wait for one that never had any.
-    patient = "import espalier_trainer.elastic.team as t; t.FORM_SECONDS = t.GRACE_SECONDS = 120"
+    patient = "import espalier_trainer.elastic.generations as t; t.FORM_SECONDS = t.GRACE_SECONDS = 120"
     place = workplace(elastic(), prelude=patient)
     place.allocate(2)
     leader = place.start()
@@ -296,7 +296,7 @@ def test_a_newcomer_that_died_while_it_waited_costs_nobody_anything(
 def test_a_leader_whose_first_generation_breaks_still_takes_the_newest_state(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    brief = "group.FORM_SECONDS = member.FORM_SECONDS = team.FORM_SECONDS = 5.0"
+    brief = "group.FORM_SECONDS = member.FORM_SECONDS = generations.FORM_SECONDS = 5.0"
     place = workplace(elastic(checkpoint={"intervalSeconds": 3600}), prelude=brief)
     place.allocate(3)
     leader = place.start()

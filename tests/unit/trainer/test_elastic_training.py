@@ -17,7 +17,7 @@ from espalier_trainer.core import optimising
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
-from espalier_trainer.elastic import Team, group, member, team
+from espalier_trainer.elastic import Team, generations, group, member
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.journal import Journal
 from espalier_trainer.method import Method
@@ -72,7 +72,7 @@ class Workers:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no generation break because a busy machine holds up one of these threads while it forms."""
-    for module in (group, member, team):
+    for module in (group, member, generations):
         monkeypatch.setattr(module, "FORM_SECONDS", 30.0)
 
 

@@ -218,7 +218,7 @@ def test_a_member_that_is_gone_while_a_step_is_taken_back_breaks_the_generation(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair.step(0)
-    sum_nothing = "espalier_trainer.elastic.team.take_back"
+    sum_nothing = "espalier_trainer.elastic.generations.take_back"
 
     def gone(group: Group) -> None:
         raise GroupBrokenError("connection closed by peer")

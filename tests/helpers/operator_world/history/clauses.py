@@ -15,8 +15,8 @@ A history checks these whenever the operator has come to rest, that is: has seen
 5.  *What others need comes back*, within two notices and cooldowns: GPUs that are lent, where a job waits that would
     fit without them; a quota that others have borrowed, where jobs that hold it allow to be stopped (`waiting`); lent
     GPUs, and jobs that allow it, on a node that is about to go (`returns`).
-6.  *Ends are in order.* No leader is ended in its last evaluation before that is over because the time budget is used
-    up, and a job that is deleted has no workers, though a finalizer holds it (`ends`).
+6.  *Ends are in order.* No leader whose count of its time budget is about the operator's is ended because that is used
+    up before its last evaluation is over; a job that is deleted has no workers, though a finalizer holds it (`ends`).
 
 With another policy than `fair`, who waits or is lent nothing may do so because the policy wants it. Then reasons are
 judged, and what a job waits for is not.

@@ -23,6 +23,15 @@ OTHER_POLICIES: Final = ("growth", "soonest", "las", "gandiva")
 BUDGETS: Final = (15, 30, 60, 120)
 
 
+def borrowing_spec_of(chance: Random) -> dict[str, Any]:
+    """Return what a job asks for that fits on any node, and may be stopped where its queue has borrowed."""
+    found = spec_of(chance)
+    smallest = chance.choice((1, 2, 3))
+    preemption = {**found["preemption"], "base": "Checkpoint"}
+    plain = {"minReplicas": smallest, "maxReplicas": smallest + chance.choice((0, 1)), "preemption": preemption}
+    return {**found, **plain, "priority": 0, "template": template({"resources": {"limits": {GPU: 1}}})}
+
+
 def spec_of(chance: Random) -> dict[str, Any]:
     """Return what a job asks for."""
     smallest, gpus = chance.choice((1, 1, 2, 2, 3, 5)), chance.choice((1, 1, 1, 1, 2, 4))
@@ -66,11 +75,16 @@ def temper_of(chance: Random) -> Temper:
     )
 
 
+def lending_queue_of(chance: Random) -> dict[str, Any]:
+    """Return the specification of a queue whose cohort is small, and whose quota others may borrow."""
+    return {"cohort": "all", "quotas": [{"nominal": chance.choice((2, 3, 4))}]}
+
+
 def queue_of(chance: Random, name: str, cohort: Mapping[str, str]) -> dict[str, Any]:
     """Return the specification of a queue; `cohort` is its entry, if it has one."""
     quotas: list[Raw] = []
     if chance.random() < 0.9:
-        quotas.append({"nominal": chance.randint(1, 10)})
+        quotas.append({"nominal": chance.choice((1, 2, 3, 4, 6, 10))})
         if chance.random() < 0.3:
             quotas.append({"gpuType": "a100", "nominal": chance.randint(0, 6)})
         for quota in quotas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
 
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
@@ -11,6 +12,9 @@ from operator_world.history.demands import demand
 from operator_world.history.seen import claimant, identity
 from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
+
+COUNTS_DIFFER_SECONDS: Final = 5.0
+"""An operator that counts so much more than a leader may end it in its evaluation."""
 
 
 class Ends:
@@ -26,9 +30,12 @@ class Ends:
             job = self._world.jobs.get(action.job)
             if not isinstance(action, Finish) or action.reason is not Reason.BUDGET_ENFORCED or job is None:
                 continue
+            counted = job["status"]["timeBudget"]["usedSeconds"]
             for leader in self._world.live_leaders(job["metadata"]["uid"]):
-                since = leader.evaluating_since
-                if leader.phase is TrainerPhase.EVALUATING and since is not None and self._world.is_ready(leader.node):
+                since, reports = leader.evaluating_since, self._world.is_ready(leader.node)
+                # An operator that was away while a leader started counts its start-up as well.
+                agrees = counted - leader.used < COUNTS_DIFFER_SECONDS
+                if leader.phase is TrainerPhase.EVALUATING and since is not None and reports and agrees:
                     checked["ended by force"] += 1
                     took = self._world.now - since
                     demand(took > leader.temper.evaluation, 6, f"{action.job} is ended {took:g} s into its evaluation")

@@ -14,6 +14,9 @@ from operator_world.kube_api import is_over, node_of
 NOTICES_IN_TURN = 2
 """A job with a pending notice gets no second one: what else it must give back, it is asked for after that."""
 
+PLANS_SECONDS = 10.0
+"""Within so long an operator plans more than once: what others are busy with in one plan, it does in the next."""
+
 
 class Returns:
     """What the jobs of one world must give back."""
@@ -29,19 +32,20 @@ class Returns:
         """Begin to judge a moment."""
         self._now_due.clear()
 
-    def expect(self, what: str, checked: Counter[str], kind: str) -> None:
-        """Demand that `what` does not stay so for longer than the notices take."""
+    def expect(self, what: str, checked: Counter[str], kind: str, *, needs_notice: bool = True) -> None:
+        """Demand that `what` does not stay so for longer than the notices take, or a few plans."""
         checked[kind] += 1
         self._now_due.add(what)
         waited = self._world.now - self._since.setdefault(what, self._world.now)
-        demand(waited <= self._patience, 5, f"{what} for {waited:g} s")
+        demand(waited <= (self._patience if needs_notice else PLANS_SECONDS), 5, f"{what} for {waited:g} s")
 
     def judge(self, jobs: list[Seen], checked: Counter[str]) -> None:
         """Nothing that may move stays on a node that is about to go; then forget what is no longer so."""
         for job, pod, node in self._on_departing_nodes(jobs):
             is_extra = "-extra-" in pod
             if is_extra or job.spec["preemption"]["base"] == "Checkpoint":
-                self.expect(f"{pod} stays on {node}, which is about to go,", checked, "leaves a node")
+                what = f"{pod} stays on {node}, which is about to go,"
+                self.expect(what, checked, "leaves a node", needs_notice=is_extra)
         self._since = {what: since for what, since in self._since.items() if what in self._now_due}
 
     def _on_departing_nodes(self, jobs: list[Seen]) -> Iterator[tuple[Seen, str, str]]:

@@ -6,7 +6,16 @@ from typing import Final
 
 from espalier_api.job import API_VERSION, KIND
 from espalier_operator.topology import ZONE_LABEL
-from operator_world.history.draws import BUDGETS, QUEUE_NAMES, TOLERATES, queue_of, spec_of, temper_of
+from operator_world.history.draws import (
+    BUDGETS,
+    QUEUE_NAMES,
+    TOLERATES,
+    borrowing_spec_of,
+    lending_queue_of,
+    queue_of,
+    spec_of,
+    temper_of,
+)
 from operator_world.history.stage import Stage
 from operator_world.history.world import KINDS, NAMESPACES
 from operator_world.kube_api import is_over, node_of
@@ -39,11 +48,18 @@ class Story(Stage):
 
     # ---- the beginning
 
+    _is_about_quotas = False
+    """Jobs are small, and may be stopped; their queues borrow from each other."""
+
     def _make_cluster(self) -> None:
         chance = self.random
+        self._is_about_quotas = chance.random() < 0.25
         for _ in range(chance.randint(3, 5)):
             self._node_comes()
-        if chance.random() < 0.7:
+        if self._is_about_quotas:
+            for name in QUEUE_NAMES:
+                self.world.set_queue(name, lending_queue_of(chance))
+        elif chance.random() < 0.7:
             cohort = {"cohort": "all"} if chance.random() < 0.7 else {}
             for name in QUEUE_NAMES:
                 self.world.set_queue(name, queue_of(self.random, name, cohort))
@@ -88,7 +104,7 @@ class Story(Stage):
             self._say(f"delete {key}")
             world.delete_job(key)
         name, namespace = self._name("job"), chance.choice(NAMESPACES)
-        spec = spec_of(chance)
+        spec = borrowing_spec_of(chance) if self._is_about_quotas else spec_of(chance)
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
         finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
         world.submit(namespace, name, spec, finalizers)
@@ -232,7 +248,8 @@ class Story(Stage):
         if self.world.queues:
             name = self.random.choice(sorted(self.world.queues))
             cohort = self.world.queues[name]["spec"].get("cohort")
-            spec = queue_of(self.random, name, {"cohort": cohort} if cohort else {})
+            tight = lending_queue_of(self.random) if self._is_about_quotas else None
+            spec = tight or queue_of(self.random, name, {"cohort": cohort} if cohort else {})
             self._say(f"queue {name}: {spec}")
             self.world.set_queue(name, spec)
             self.clauses.count_again()

@@ -94,9 +94,11 @@ class Waiting:
             demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
         if reason in _QUOTA:
             demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
-            if not alike and any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False)):
+            order = {share.job: place for place, share in enumerate(plan.shares)}
+            is_first = all(order.get(job.key, 0) < order.get(each.key, 0) for each in alike)
+            if is_first and any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False)):
                 what = f"{job.key} waits for its own quota, which others have borrowed,"
-                self._returns.expect(what, checked, "is owed a quota")
+                self._returns.expect(what, checked, "is owed a quota", needs_notice=False)
             return False
         demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
         near = [each for each in others if each.namespace == job.namespace]

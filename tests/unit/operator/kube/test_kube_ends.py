@@ -70,7 +70,7 @@ def seen(*pods: dict[str, Any], said=None, state: JobState = STATE, now: float =
     after = look(
         JOB, state, observed(JOB, state, [parse_pod(pod, SETTINGS) for pod in pods], said, ready), now, SETTINGS
     )
-    figures = ("used_seconds", "gpu_seconds_used", "counted_until")
+    figures = ("used_seconds", "gpu_seconds_used", "counted_until", "budget_end_seconds")
     return replace(after, **{name: getattr(state, name) for name in figures})
 
 

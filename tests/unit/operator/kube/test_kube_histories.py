@@ -86,14 +86,14 @@ def test_one_gpu_too_many_on_each_node_breaks_clause_1(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("whole", "name", "words"),
-    [(Ledger, "allows", "holds"), (NamespaceLedger, "fits", "a ResourceQuota refuses")],
+    ("whole", "name", "words", "first"),
+    [(Ledger, "allows", "holds", 0), (NamespaceLedger, "fits", "a ResourceQuota refuses", 1)],
 )
 def test_a_quota_that_is_not_looked_at_breaks_clause_2(
-    whole: type, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+    whole: type, name: str, words: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(whole, name, lambda *_, **__: True)
-    assert words in breaks(2, first=5)
+    assert words in breaks(2, first)
 
 
 def _starts_no_gang(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +110,7 @@ def test_a_gang_that_is_not_started_breaks_clause_3(monkeypatch: pytest.MonkeyPa
 
 def test_gpus_that_nobody_is_lent_break_clause_3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lending, "lend", lambda self: None)
-    assert "is lent nothing" in breaks(3, first=6)
+    assert "is lent nothing" in breaks(3, first=9)
 
 
 def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
         return None if found is None else replace(found, constraints=ANYWHERE, gpu_type=None)
 
     monkeypatch.setattr(filed_pods, "foreign_worker", wrong)
-    breaks(3, first=9)
+    breaks(3, first=10)
 
 
 @pytest.mark.parametrize("reason", [Reason.NO_FREE_GPU, Reason.QUOTA_EXCEEDED, Reason.TOO_LARGE])

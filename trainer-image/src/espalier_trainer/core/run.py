@@ -10,18 +10,16 @@ the final checkpoint and the loop's last evaluation, which are announced (phase 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.task import score_in
-from espalier_trainer.adapting import Adapter, undone
+from espalier_trainer.adapting import Adapter
 from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import CheckpointIdentity
 from espalier_trainer.core import boundary
@@ -36,7 +34,7 @@ from espalier_trainer.core.steps import Due, next_step
 from espalier_trainer.elastic.batches import Portion
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.errors import LossNotFiniteError, SupersededError
+from espalier_trainer.errors import SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.progress import Ending, StepGaps
@@ -171,41 +169,6 @@ class Run(LiveRun):
             return compute()
         with self.team.stepping():
             return compute()
-
-    def usable(self, loss: float) -> bool:
-        """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
-        if math.isfinite(loss):
-            return True
-        if self.computed_plainly(f"the loss is {loss}"):
-            return False
-        change = self.hooks.failed(f"the smaller model's loss is {loss}")
-        if change is None:
-            raise LossNotFiniteError(
-                f"the loss of step {self.progress.step + 1} (epoch {self.progress.epoch}) is {loss}",
-                self.state.network.optimizer.param_groups[0]["lr"],
-            )
-        self.change(change)
-        return False
-
-    def recover(self, error: torch.OutOfMemoryError) -> None:
-        """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
-        message = f"out of memory: {str(error).splitlines()[0]}"
-        world = 1 if self.team is None else self.team.world
-        if self.computed_plainly(message):
-            return
-        if smaller := self.batching.out_of_memory(world):
-            self.resized(smaller, message)
-        elif self.grown_from is not None:
-            before, self.grown_from = self.grown_from, None
-            self.use(before)
-            self.hooks.growth_undone()
-            undo = undone(self.progress.adaptations[-1], before, message)
-            self.progress.adaptations[-1] = undo
-            self.journal.adapted(undo, None)
-        elif change := self.hooks.failed(message):
-            self.change(change)
-        else:
-            raise error
 
     def stepped(self, loss: float, portion: Portion) -> None:
         """Count a step that took `portion` of the epoch; `loss` was computed before the step."""

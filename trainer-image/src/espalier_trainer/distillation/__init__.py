@@ -7,7 +7,8 @@
     teacher = Teacher(larger, len(train), device)            # knowledge distillation
     loss = teacher.criterion(indices, inputs)(smaller(inputs), labels) / len(labels)
 
-Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, `trial` holds its state.
+Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, `trial` holds its state, and
+`asked` says whether a job wants it.
 """
 
 from espalier_trainer.core.hooks import Criterion

@@ -47,6 +47,15 @@ class Facts:
     comparing: float = 0.0
     """Seconds that comparing the two on the validation split takes."""
 
+    def __str__(self) -> str:
+        """Return the measurements as text."""
+        before = "not measured" if self.before is None else f"{self.before:.3g} s"
+        sizes = ", ".join("not measured" if each is None else f"{each:.3g} s" for each in self.sizes) or "none"
+        return (
+            f"a step takes {self.large:.3g} s, before the reclaim {before}, of smaller models {sizes}; "
+            f"{self.time_left:.3g} s are left"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -6,18 +6,15 @@ loses neither model.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
 
-from espalier_api.job import AdaptiveTrainingJob, OnReclaim, OptimizerSpec
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_api.job import OptimizerSpec
+from espalier_api.reasons import Reason
+from espalier_api.report import Adaptation, AdaptationResult
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Boundary, Change, Criterion, Hooks
 from espalier_trainer.data.batches import epoch_order
@@ -36,10 +33,10 @@ from espalier_trainer.distillation.trial import (
     kept_network,
     kept_tensors,
     lesson_tensors,
+    recorded,
     size_of,
     smaller_network,
     structure,
-    untried,
 )
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.evaluation import Evaluation, evaluate
@@ -228,8 +225,8 @@ class Shrinker(Hooks):
             measured=verdict.size is not None and sizes[verdict.size] is not None,
         )
         if place is None:
-            told = _figures(facts)
-            return Change(network, self._record(trial, AdaptationResult.KEPT, verdict.reason, told, network, network))
+            kept = self._record(trial, AdaptationResult.KEPT, verdict.reason, str(facts), network, network)
+            return Change(network, kept)
         try:
             smaller = self._smaller(network, self._sizes[place], boundary.epoch)
         except (ShrinkError, CheckpointMismatchError) as error:
@@ -291,62 +288,4 @@ class Shrinker(Hooks):
     def _record(
         self, trial: Trial, result: AdaptationResult, reason: Reason, message: str, before: Network, after: Network
     ) -> Adaptation:
-        return Adaptation(
-            decision_id=f"reclaim-{uuid.uuid4().hex}",
-            time=datetime.now(UTC),
-            used_seconds=self._used(),
-            trigger=trial.trigger,
-            generation=trial.generation,
-            action="Distill",
-            source=AdaptationSource.RECLAIM,
-            policy="onReclaim",
-            result=result,
-            reason=reason,
-            message=message or SENTENCES[reason],
-            depth_before=before.depth,
-            depth_after=after.depth,
-            parameters_before=before.parameters,
-            parameters_after=after.parameters,
-            seconds=self._spent,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Keeper(Hooks):
-    """Continues with the larger network of a trial if the job no longer allows a smaller one."""
-
-    job: AdaptiveTrainingJob
-    start: Network
-    example: Tensor
-
-    def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
-        """Return the larger network, if a smaller one is tried."""
-        return untried(checkpoint, network, self.start, self.job.spec.training.optimizer, self.example)
-
-
-def on_reclaim(
-    job: AdaptiveTrainingJob,
-    data: Data,
-    start: Network,
-    seed: int,
-    device: torch.device,
-    used_seconds: Callable[[], float] = lambda: 0.0,
-    manner: Manner | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Hooks:
-    """Return the hooks for the job's `onReclaim`; a `Shrinker` for `Distill`."""
-    training = job.spec.training
-    if job.spec.adaptation.on_reclaim is not OnReclaim.DISTILL:
-        return _Keeper(job, start, data.example_input())
-    size = training.batch_size
-    return Shrinker(data, start, training.optimizer, size, seed, device, used_seconds, manner, clock)
-
-
-def _figures(facts: Facts) -> str:
-    """Describe the measurements."""
-    before = "not measured" if facts.before is None else f"{facts.before:.3g} s"
-    sizes = ", ".join("not measured" if each is None else f"{each:.3g} s" for each in facts.sizes) or "none"
-    return (
-        f"a step takes {facts.large:.3g} s, before the reclaim {before}, of smaller models {sizes}; "
-        f"{facts.time_left:.3g} s are left"
-    )
+        return recorded(trial, result, reason, message, before, after, used_seconds=self._used(), seconds=self._spent)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from pydantic import Field
 from torch import Tensor
 
 from espalier_api.base import Record
 from espalier_api.job import OptimizerSpec
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.distillation.filling import surviving
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
@@ -149,6 +153,38 @@ def untried(
         return network
     trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial
     return network if trial is None else kept_network(trial, checkpoint, start, spec, example_input)
+
+
+def recorded(
+    trial: Trial,
+    result: AdaptationResult,
+    reason: Reason,
+    message: str,
+    before: Network,
+    after: Network,
+    *,
+    used_seconds: float,
+    seconds: float,
+) -> Adaptation:
+    """Return what is reported of a trial, or of the decision against one, which took `seconds` of wall time."""
+    return Adaptation(
+        decision_id=f"reclaim-{uuid.uuid4().hex}",
+        time=datetime.now(UTC),
+        used_seconds=used_seconds,
+        trigger=trial.trigger,
+        generation=trial.generation,
+        action="Distill",
+        source=AdaptationSource.RECLAIM,
+        policy="onReclaim",
+        result=result,
+        reason=reason,
+        message=message or SENTENCES[reason],
+        depth_before=before.depth,
+        depth_after=after.depth,
+        parameters_before=before.parameters,
+        parameters_after=after.parameters,
+        seconds=seconds,
+    )
 
 
 def _names(group: Mapping[str, object]) -> tuple[str, ...]:

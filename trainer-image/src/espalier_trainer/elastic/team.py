@@ -1,123 +1,29 @@
-"""The leader's side: admits and releases workers at step boundaries, and takes steps together with them."""
+"""The leader's side: takes steps together with its members, and tells them what is new."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Final
 
-import torch
-
-from espalier_api.job import Stragglers
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.elastic.arrivals import Arrivals
 from espalier_trainer.elastic.batches import ONE, Portion
-from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import NEWCOMER, Arrival, planned
-from espalier_trainer.elastic.states import (
-    Code,
-    Command,
-    align,
-    broadcast_note,
-    broadcast_orders,
-    broadcast_state,
-    digest,
-)
-from espalier_trainer.elastic.step import Joint, take_back
-from espalier_trainer.elastic.stragglers import Speeds, described, observed
-from espalier_trainer.network import Network
+from espalier_trainer.elastic.generations import Capture, Generations, StepPlace
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.states import Code, Command, broadcast_note, broadcast_orders, broadcast_state
+from espalier_trainer.elastic.step import Joint
 from espalier_trainer.schedules import UNKNOWN, Moment
 
 logger = logging.getLogger(__name__)
 
-LISTEN_SECONDS: Final = 0.05
-"""Minimum interval of reading arrivals: a read is a message within the process, some 50 µs."""
-GRACE_SECONDS: Final = 1.0
-"""After a group broke, live members arrive again within some ms; this is how long to wait for dead ones."""
-REUNION_SECONDS: Final = 5.0
-"""How long a restarted leader waits for workers that may hold a newer state than its checkpoint."""
 WAIT_SECONDS: Final = 1.0
 """Interval of the leader's keep-alive messages while it is busy: a leader that is silent for long counts as dead."""
-_LEADER: Final = "leader"
-_MAX_BROKEN: Final = 5
-"""After this number of consecutive generations that broke before a step, the leader trains alone for a while."""
-_ALONE_SECONDS: Final = 30.0
-
-Capture = Callable[[], Checkpoint]
-_Place = tuple[int, int, Portion]
-"""A step's epoch, cursor and portion."""
-Restore = Callable[[Checkpoint], Network]
-"""Takes over a newer state; returns the network that came of it."""
 
 
-class Team:
-    """The members that train together; the leader alone at first. Not thread-safe: the training loop's own."""
+class Team(Generations):
+    """The members that train together. Not thread-safe: the training loop's own."""
 
-    def __init__(
-        self,
-        place: str,
-        device: torch.device,
-        warn: Callable[[str, str], None],
-        on_change: Callable[[int, float], None],
-        *,
-        node: str = "",
-        stragglers: Stragglers = Stragglers.REPORT,
-        hashed: Callable[[Network], int] = digest,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Open the rendezvous at `place`; raises `RendezvousError`.
-
-        `warn` gets problems that do not stop training, `on_change` the new number of members after a change, and
-        the seconds for which training paused. `hashed` is what must be equal in all members, `node` where the
-        leader runs.
-        """
-        self._arrivals = Arrivals(place, clock)
-        self._device, self._warn, self._clock = device, warn, clock
-        self._node = node
-        self._on_change = on_change
-        self._stragglers, self._hashed = stragglers, hashed
-        self._members: tuple[Arrival, ...] = ()
-        """Without the leader."""
-        self._group: Group | None = None
-        self._generation = 0
-        self._stale = self._noted = False
-        self._patience = GRACE_SECONDS
-        self._reported_world = 1
-        self._broken = 0
-        self._broken_once = self._reuniting = False
-        self._alone_until = 0.0
-        self._spoke = 0.0
-        self._speeds = Speeds()
-        self._next: _Place | None = None
-        """The step after the current one, if all members learn in the current one that it follows."""
-        self._foretold: _Place | None = None
-        """The step that all members take next, without a command."""
-        self._winner: str | None = None
-        """The worker whose state all members of the next generation take."""
-
-    @property
-    def world(self) -> int:
-        """Number of members, the leader included."""
-        return 1 if self._group is None else self._group.world
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes that the members are on."""
-        return 1 if self._group is None else len({self._node, *(member.node for member in self._members)})
-
-    @property
-    def waiting(self) -> int:
-        """Number of workers known to wait for a place."""
-        self._arrivals.listen()
-        return len(self._arrivals.waiting)
-
-    @property
-    def broken(self) -> bool:
-        """Whether the generation broke and `update_members` has not mended it yet."""
-        return self._broken_once
+    _next: StepPlace | None = None
+    """The step after the current one, if all members learn in the current one that it follows."""
 
     @property
     def foretold(self) -> bool:
@@ -128,36 +34,6 @@ class Team:
     def foretells(self) -> bool:
         """Whether the members learn in the step that has begun that another one follows."""
         return self._next is not None
-
-    def wait_for_members(self, step: int) -> bool:
-        """Wait for workers that may hold a state newer than `step`; returns whether one does.
-
-        They arrive soon after the store opens; a job that has just begun has none.
-        """
-        deadline = self._clock() + REUNION_SECONDS
-        while self._clock() < deadline:
-            self._arrivals.listen()
-            if any(arrival.step > step for arrival in self._arrivals.waiting.values()):
-                time.sleep(GRACE_SECONDS)  # the others will arrive soon, too
-                self._arrivals.listen()
-                self._reuniting = True
-                return True
-            time.sleep(LISTEN_SECONDS)
-        return False
-
-    def update_members(self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore) -> None:
-        """Admit workers that wait, up to `replicas`, and release those that leave. Called at each step boundary."""
-        now = self._clock()
-        urgent = self._broken_once or self._reuniting or self.world > replicas
-        if not urgent and now - self._arrivals.listened < LISTEN_SECONDS:
-            return
-        self._arrivals.listen()
-        if now < self._alone_until:
-            return
-        wanted = self._wanted([*self._members, *self._arrivals.waiting.values()], replicas)
-        if not self._broken_once and wanted == self._members:
-            return
-        self._form(replicas, network, step, capture, restore, now)
 
     @property
     def extra_members(self) -> tuple[str, ...]:
@@ -234,18 +110,6 @@ class Team:
         self._spoke = self._clock()
         return group
 
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """Leave the group if the block fails: then the step was not taken, or the change not announced."""
-        try:
-            yield
-        except GroupBrokenError as error:
-            self._break(str(error))
-            raise
-        except BaseException:
-            self._break("the leader failed")
-            raise
-
     def stepped(self, joint: Joint) -> None:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
@@ -303,100 +167,3 @@ class Team:
             Command(code, epoch).send(self._group)
         except GroupBrokenError as error:
             self._break(str(error))
-
-    def _take_back(self) -> None:
-        """Take back the step that was foretold: something else comes before it. Raises `GroupBrokenError`."""
-        foretold, self._foretold = self._foretold, None
-        if foretold is not None and self._group is not None:
-            take_back(self._group)
-
-    def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
-        return self._arrivals.chosen(candidates, replicas, self._speeds.out(self._clock()))
-
-    def _form(
-        self, replicas: int, network: Network, step: int, capture: Capture, restore: Restore, began: float
-    ) -> None:
-        before = {arrival.worker for arrival in self._members}
-        # Do not wait for a newcomer that may be dead: nobody needs its state.
-        holders = {arrival.worker for arrival in self._members if arrival.step != NEWCOMER}
-        if self._group is not None:
-            try:
-                self._take_back()
-                Command(Code.FORM).send(self._group)
-            except GroupBrokenError as error:
-                self._break(str(error))
-        self._drop()
-        self._arrivals.gather(holders, self._patience)
-        self._patience = GRACE_SECONDS
-        self._broken_once = False
-        wanted = self._wanted(list(self._arrivals.waiting.values()), replicas)
-        self._generation += 1
-        own = Arrival(worker=_LEADER, base=True, index=0, step=step)
-        plan = planned(self._generation, own, wanted, newest=self._reuniting, winner=self._winner)
-        self._winner = None
-        self._arrivals.answer(plan, before)
-        self._members = wanted
-        if wanted:
-            try:
-                host = self._arrivals.rendezvous
-                self._group = Group(
-                    host.store, plan.generation, 0, len(plan.members), self._device, host.address, host.port
-                )
-                if not align(self._group, plan.source, network, capture, restore, self._hashed):
-                    warning = f"members of generation {plan.generation} differ after the state was sent"
-                    self._warn("MembersDiffer", warning)
-                    raise GroupBrokenError("members differ")
-                # A newcomer receives everything with the state. A member that held one may have missed a note, or a
-                # change outside the parameters, such as the end of a trial.
-                self._stale = self._stale and any(each.step != NEWCOMER for each in wanted)
-                self._noted = True
-            except GroupBrokenError as error:
-                self._break(str(error))
-                # The others may notice only when their time to form is over.
-                self._patience = FORM_SECONDS + GRACE_SECONDS
-                return
-        # From now on they hold the state, and are expected to return.
-        self._members = tuple(replace(each, step=step) for each in wanted)
-        # Only now: until a generation has formed, a member may still hold state that the checkpoint lacks.
-        self._reuniting = False
-        self._spoke = self._clock()
-        self._speeds = self._speeds.changed()
-        paused = self._clock() - began
-        if self.world != self._reported_world:
-            self._reported_world = self.world
-            self._on_change(self.world, paused)
-        logger.info("generation %d: %d members, after a pause of %.3f s", plan.generation, self.world, paused)
-
-    def _break(self, message: str) -> None:
-        logger.info("generation %d broke: %s", self._generation, message)
-        self._drop()
-        self._broken_once = True
-        self._broken += 1
-        if self._broken >= _MAX_BROKEN:
-            self._warn(
-                "WorkersUnreachable",
-                f"{self._broken} generations in a row broke ({message}); training continues alone for "
-                f"{_ALONE_SECONDS:.0f} s",
-            )
-            # The state trained alone from here on is newer than that of any other worker.
-            self._broken, self._broken_once, self._reuniting = 0, False, False
-            self._members = ()
-            self._alone_until = self._clock() + _ALONE_SECONDS
-
-    def _drop(self) -> None:
-        if self._group is not None:
-            self._group.close()
-        self._group = self._foretold = None
-
-    def _look_for_straggler(self, seconds: Sequence[float]) -> None:
-        workers = [_LEADER, *(member.worker for member in self._members)]
-        self._speeds, slow = observed(self._speeds, workers, seconds)
-        if slow is None:
-            return
-        rank = workers.index(slow)
-        name, pause = self._members[rank - 1].name if rank else "the leader", 0.0
-        if rank and self._stragglers is Stragglers.DROP:
-            now = self._clock()
-            self._speeds = self._speeds.dropping(slow, now)
-            pause = self._speeds.dropped[slow].until - now
-        self._warn("StragglerDetected", described(name, rank, seconds, pause, self._speeds.drops(slow)))

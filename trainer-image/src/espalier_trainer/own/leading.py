@@ -16,6 +16,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.task import score_in
 from espalier_trainer.causes import exit_code_of
+from espalier_trainer.core import faults
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.steps import Due
 from espalier_trainer.elastic.group import GroupBrokenError
@@ -150,7 +151,7 @@ class Leading:
             if not step.last:
                 return self._run.apart(due, lambda: step.backward(loss))
             value = self._run.together(due, lambda: _joint(step, loss)).loss
-            self._run.usable(value)
+            faults.usable(self._run, value)
         except GroupBrokenError:
             step.drop()
             return float(loss.detach())

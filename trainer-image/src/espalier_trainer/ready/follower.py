@@ -11,7 +11,7 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
-from espalier_trainer.distillation.shrinking import on_reclaim
+from espalier_trainer.distillation.asked import on_reclaim
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn

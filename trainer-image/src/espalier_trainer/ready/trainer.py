@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
+from espalier_trainer.core import faults
 from espalier_trainer.core.attempts import refusal
 from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.growth import Study
@@ -20,7 +21,8 @@ from espalier_trainer.core.services import Services
 from espalier_trainer.core.steps import Due
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
-from espalier_trainer.distillation.shrinking import Manner, on_reclaim
+from espalier_trainer.distillation.asked import on_reclaim
+from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
@@ -155,11 +157,11 @@ class Trainer:
             except GroupBrokenError:
                 continue  # the step was not taken; at its boundary the members are gathered again
             except torch.OutOfMemoryError as error:
-                run.recover(error)
+                faults.recover(run, error)
                 continue
             if joint.out_of_memory:
-                run.recover(torch.OutOfMemoryError("a worker is out of memory"))
-            elif run.usable(joint.loss):
+                faults.recover(run, torch.OutOfMemoryError("a worker is out of memory"))
+            elif faults.usable(run, joint.loss):
                 run.stepped(joint.loss, due.portion)
         if run.ending is None:
             self._validate(epoch + 1, len(order))

@@ -42,9 +42,8 @@ class ManagedJob(WorkItem):
         self, seen: JobObject, store: Store, settings: KubeSettings, now: float, pace: FigurePace | None = None
     ) -> None:
         """Take up what the job's status says. `ValueError` where it cannot be read."""
-        super().__init__(
-            parse_status({"status": seen.status}), seen.status, now, pace or FigurePace(settings.persist_seconds)
-        )
+        found, pace = parse_status({"status": seen.status}), pace or FigurePace(settings.persist_seconds)
+        super().__init__(found, seen.status, now, pace)
         self.ref, self.key, self.uid = seen.ref, seen.key, seen.uid
         """What its objects name as their owner, `namespace/name`, and `metadata.uid`."""
         self._store, self._settings, self._timing = store, settings, settings.timing

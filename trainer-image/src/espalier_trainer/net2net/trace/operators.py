@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.utils._pytree import tree_map_only
 
@@ -87,6 +88,24 @@ _NOT_ATTRIBUTES = frozenset({"inplace", "return_indices", "training", "output_pa
 """Constants of modules that are not settings, or do not change the result."""
 
 
+DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
+"""Tensor methods that hand values to Python, where they can decide what is executed next."""
+
+PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
+"""Leaf modules that may return their input tensor itself."""
+
+NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
+"""Tensor methods that return their tensor itself where there is nothing to do."""
+
+SHAPE_KEEPING = frozenset(
+    {
+        *(functional.batch_norm, functional.layer_norm, functional.group_norm),
+        *(functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu),
+    }
+)
+"""Functions that keep the shape of their input. Their meta versions would take most of a trace's time."""
+
+
 def is_leaf(module: nn.Module) -> bool:
     """Return whether a module is one operation of the description: a layer of torch, not a container."""
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
@@ -152,6 +171,14 @@ def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[st
 def written_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """Return the arguments of a function as text, tensors left out."""
     return repr(tree_map_only(torch.Tensor, lambda _: ..., (args, dict(kwargs))))
+
+
+def shape_only(values: torch.Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> torch.Tensor:
+    """Stand for a function of `SHAPE_KEEPING` on a meta tensor."""
+    # Only batch norm has another flag than `inplace`, and it comes after its four tensors.
+    if inplace or any(flag is True for flag in args[:3]):
+        return values
+    return torch.empty_like(values)
 
 
 def snake_case(operator: str) -> str:

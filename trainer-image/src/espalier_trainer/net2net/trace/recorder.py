@@ -9,40 +9,26 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from espalier_trainer.net2net.blocks import STACK, GrownStack, added
 from espalier_trainer.net2net.modules import tensors_in
 from espalier_trainer.net2net.trace.graph import Graph, Operation, Span, Stack
 from espalier_trainer.net2net.trace.operators import (
+    DECISIONS,
+    NO_CHANGE,
+    PASSING_ON,
+    SHAPE_KEEPING,
     function_attributes,
     function_operator,
     is_leaf,
     module_attributes,
     module_operator,
+    shape_only,
     snake_case,
     written_arguments,
 )
-
-_DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
-"""Tensor methods that hand values to Python, where they can decide what is executed next."""
-
-_PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
-"""Leaf modules that may return their input tensor itself."""
-
-_NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
-"""Tensor methods that return their tensor itself where there is nothing to do."""
-
-_SHAPE_KEEPING = frozenset(
-    {
-        *(functional.batch_norm, functional.layer_norm, functional.group_norm),
-        *(functional.relu6, functional.hardtanh, functional.hardswish, functional.silu, functional.gelu),
-    }
-)
-"""Functions that keep the shape of their input. Their meta versions would take most of a trace's time."""
 
 
 class Recorder(TorchFunctionMode):
@@ -88,13 +74,8 @@ class Recorder(TorchFunctionMode):
             self._hooks = hooks.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        super().__exit__(kind, error, at)  # type: ignore[no-untyped-call]
         self._hooks.close()
 
     def inputs(self, named: Mapping[str, Any]) -> None:
@@ -128,16 +109,16 @@ class Recorder(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        run = _shape_only if func in _SHAPE_KEEPING and args and args[0].is_meta else func
+        run = shape_only if func in SHAPE_KEEPING and args and args[0].is_meta else func
         if self._own or self._leaf is not None or not self._scopes:
             return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
-        if name in _DECISIONS and self._growing.intersection(self._read(args)):
+        if name in DECISIONS and self._growing.intersection(self._read(args)):
             self._decision = self._decision or name
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
         result = run(*args, **given)
-        if name in _NO_CHANGE and args and result is args[0]:
+        if name in NO_CHANGE and args and result is args[0]:
             result = self._separate(result)
         written = args[0] if name == "__setitem__" else result
         if tensors_in(written):
@@ -175,7 +156,7 @@ class Recorder(TorchFunctionMode):
             return None
         replaced = None
         if self._leaf is not None:
-            passed_on = self._leaf[2] and module_operator(module) in _PASSING_ON
+            passed_on = self._leaf[2] and module_operator(module) in PASSING_ON
             if passed_on and isinstance(result, Tensor) and any(result is given for given in args):
                 replaced = result = self._separate(result)
             self._finish_leaf(result)
@@ -305,13 +286,6 @@ class Recorder(TorchFunctionMode):
             again += 1
             name = f"{stem}:{again}" if module else f"{stem}_{again}"
         return name
-
-
-def _shape_only(values: Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> Tensor:
-    # Only batch norm has another flag than `inplace`, and it comes after its four tensors.
-    if inplace or any(flag is True for flag in args[:3]):
-        return values
-    return torch.empty_like(values)
 
 
 def _caller() -> str:

@@ -112,12 +112,12 @@ def choose(
     That is the fullest node that has room for all of them, else the one that takes the most: so the fewest nodes are
     used, where nothing but GPUs is scarce.
     """
-    by_key: dict[Key, list[Bucket]] = {}
-    for shelf in shelves:
-        for key, bucket in shelf.items():
-            if key[0] >= gpus:
-                by_key.setdefault(key, []).append(bucket)
-    return _chosen(sorted(by_key), by_key.__getitem__, gpus, requests, room, workers)
+
+    def buckets(key: Key) -> list[Bucket]:
+        return [shelf[key] for shelf in shelves if key in shelf]
+
+    keys = {key for shelf in shelves for key in shelf if key[0] >= gpus}
+    return _chosen(sorted(keys), buckets, gpus, requests, room, workers)
 
 
 def _chosen(

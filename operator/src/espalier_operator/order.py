@@ -11,7 +11,7 @@ among equals a holder keeps what it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 from espalier_operator.facts import JobFacts
@@ -134,17 +134,23 @@ class Order:
         """Return `jobs` in the reverse of their order at one level; those without a share come as they are given."""
         return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)
 
-    def may_take(self, taker: JobFacts, has: int, holder: JobFacts, keeps: int) -> bool:
-        """Return whether `taker`, with `has` extra workers, may be given one that leaves `holder` with `keeps`.
+    def may_take(self, taker: JobFacts, has: int) -> Callable[[JobFacts, int], bool]:
+        """Return what tells of a holder whether `taker`, with `has` extra workers, may be given one that leaves the
+        holder with so many.
 
         It is monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take, no
         wish may that comes later by `lending_rank`. It is not true both ways.
         """
-        wants, gives = self._standings[taker.key], self._standings[holder.key]
-        spare, left = has - wants.target, keeps - gives.target
-        if left < 0:
-            return False
-        return spare < 0 or wants.weighing.level(spare) < gives.weighing.level(left)
+        standings, wants = self._standings, self._standings[taker.key]
+        spare = has - wants.target
+        level = wants.weighing.level(spare) if spare >= 0 else None
+
+        def may(holder: JobFacts, keeps: int) -> bool:
+            gives = standings[holder.key]
+            left = keeps - gives.target
+            return left >= 0 and (level is None or level < gives.weighing.level(left))
+
+        return may
 
 
 def _standing(job: JobFacts, place: int, share: Share) -> _Standing:

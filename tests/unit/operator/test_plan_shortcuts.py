@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from espalier_operator.constraints import Amounts, Constraints
 from espalier_operator.facts import Node
 from espalier_operator.fleet import Fleet
 from espalier_operator.goods import Goods
-from espalier_operator.loans import Loans
+from espalier_operator.loans import Line, Loan, Loans
 from espalier_operator.matching import Mentioned
+from espalier_operator.order import Order, Rank
 from espalier_operator.plan import plan
 from espalier_operator.plan.vain import Vain
 from espalier_operator.policies import Policy
@@ -43,6 +46,15 @@ def plain(patch: pytest.MonkeyPatch) -> None:
         self._lent, self._counted = {}, {}
         return by_node(self, keeps)
 
+    def by_rank(self: Any, order: Order) -> dict[str, Line]:
+        ranked: dict[str, list[tuple[Rank, Loan]]] = {}
+        for job in self._holders.values():
+            loans = [(order.lending_rank(job, loan.worker.index), loan) for loan in self.of(job.key)]
+            ranked.setdefault(job.gpu_type or "", []).extend(loans)
+        for pairs in ranked.values():
+            pairs.sort(key=itemgetter(0), reverse=True)
+        return {name: Line(partial(list, [loan for _, loan in pairs])) for name, pairs in ranked.items()}
+
     def each_group(
         self: Shelves, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1
     ) -> tuple[str, int] | None:
@@ -59,6 +71,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(topology, "_MOST_VIEWS", 0)
     patch.setattr(topology.Split, "_room_of", counted_again)
     patch.setattr(Loans, "by_node", summed_again)
+    patch.setattr(Loans, "lines", by_rank)
 
 
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES))

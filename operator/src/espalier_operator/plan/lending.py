@@ -86,12 +86,10 @@ class Lending:
         if job.key in granted and job.terms.cooldown_seconds > 0:
             return Supply.NOW if self._tick.pool.take(site, gpus, near) else Supply.NEVER
 
-        def may_take(holder: JobFacts, keeps: int) -> bool:
-            return self._tick.order.may_take(job, extra, holder, keeps)
-
         def spared(holder: JobFacts) -> bool:
             # A job that must give back in this tick is interrupted anyway: asking it for less would save nothing.
             quiet = self._tick.settling.is_quiet(holder, falls=self._tick.reclaims.is_asked(holder.key))
             return quiet or holder.key in granted or holder.key == job.key
 
+        may_take = self._tick.order.may_take(job, extra)
         return self._tick.pool.await_one(site, gpus, may_take=may_take, spared=spared, near=near)

@@ -151,9 +151,6 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         if kind is Leader.TRAINING and unwatched and (seen.fresh or not silent) and not seen.program:
             # Nobody watched: it ran while it reported so, and may have ended since, unseen by its node as well.
             until = max(read_at, min(seen.reported_at, now))
-        elif kind is Leader.TRAINING and not silent and now - read_at > timing.gap and _began_unseen(state, seen):
-            # It may have taken the allowance to start up; its own count holds where it is more.
-            until = max(read_at, until - _allowance(state, timing))
         if _overstays(state, seen, now, timing):
             kind = Leader.TRAINING
         if silent:
@@ -166,12 +163,6 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         counted_until=counted_until,
         trained=state.trained or _has_trained(state, seen, now, timing),
     )
-
-
-def _began_unseen(state: JobState, seen: Observation) -> bool:
-    """Return whether the leader, which reports, started after the last observation."""
-    began = None if seen.leader is None or seen.program or not seen.fresh else seen.leader.started_at
-    return began is not None and state.counted_until is not None and began >= state.counted_until
 
 
 def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float) -> JobState:

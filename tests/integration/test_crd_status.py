@@ -146,6 +146,7 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             promised_until=moment,
             stopping=StandingStop(reason=Reason.SUSPENDED, deadline=moment),
             counted_until=moment,
+            budget_end_seconds=12.5,
             trained=True,
             failures=1,
             last_failure="exit code 1",

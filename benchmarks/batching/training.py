@@ -109,7 +109,7 @@ def led(stack: ExitStack, job: AdaptiveTrainingJob, scheduler: VirtualScheduler,
         # It looks for its members at each step boundary: steps take no real time here.
         found = Team(place, torch.device("cpu"), journal.warn, journal.workers_changed, listen_seconds=0.0)
         teams.append(found)
-        return teams[0]
+        return found
 
     reporter = MemoryReporter()
     services = Services(scheduler, reporter, team=team if workers > 1 else None)

@@ -133,26 +133,23 @@ class Space:
         """Return whether a condition of a job is True."""
         return self.condition(name, kind).get("status") == "True"
 
-    def wait_condition(self, name: str, kind: str, seconds: float = PATIENCE) -> dict[str, Any]:
+    def wait_condition(self, name: str, kind: str) -> dict[str, Any]:
         """Wait until a condition is True and return it."""
 
         def look() -> dict[str, Any] | None:
             found = self.condition(name, kind)
             return found if found.get("status") == "True" else None
 
-        try:
-            return wait_for(f"{name} {kind}", look, seconds)
-        except ClusterError as error:
-            raise ClusterError(f"{error}; its status: {json.dumps(self.status(name), indent=1)}") from None
+        return self._wait(name, kind, look)
 
-    def wait_extra(self, name: str, extra: int, seconds: float = PATIENCE) -> None:
+    def wait_extra(self, name: str, extra: int) -> None:
         """Wait until a job is lent `extra` extra workers."""
+        has_extra = f"has {extra} extra workers"
+        self._wait(name, has_extra, lambda: self.status(name).get("scheduling", {}).get("extra") == extra)
+
+    def _wait(self, name: str, what: str, look: Callable[[], Found | None]) -> Found:
         try:
-            wait_for(
-                f"{name} has {extra} extra workers",
-                lambda: self.status(name).get("scheduling", {}).get("extra") == extra,
-                seconds,
-            )
+            return wait_for(f"{name} {what}", look)
         except ClusterError as error:
             raise ClusterError(f"{error}; its status: {json.dumps(self.status(name), indent=1)}") from None
 

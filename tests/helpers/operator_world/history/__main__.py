@@ -38,7 +38,8 @@ def main() -> int:
             _tell(story, error, asked.steps)
             if not asked.keep_going:
                 return 1
-        checked += story.clauses.checked
+        for each in story.operators:
+            checked += each.clauses.checked
         if time.monotonic() - said > 30 or number + 1 == asked.histories:
             said = time.monotonic()
             print(f"{number + 1} histories, {len(broken)} broken, {time.process_time():.0f} CPU s", flush=True)
@@ -48,8 +49,9 @@ def main() -> int:
 
 def _tell(story: Story, error: Exception, steps: int) -> None:
     print("\n".join(story.lines))
-    for refusal in story.clauses.plan.refusals.values():
-        print(f"refused: {refusal}")
+    for each in story.operators:
+        for refusal in each.clauses.plan.refusals.values():
+            print(f"refused: {refusal}")
     for name, queue in story.world.queues.items():
         print(f"queue {name}: {queue['spec']}")
     for key, node in story.world.nodes.items():

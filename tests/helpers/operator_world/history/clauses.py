@@ -18,6 +18,9 @@ A history checks these whenever the operator has come to rest, that is: has seen
 6.  *Ends are in order.* No leader whose count of its time budget is about the operator's is ended because that is used
     up before its last evaluation is over; a job that is deleted has no workers, though a finalizer holds it (`ends`).
 
+Of several operators each is judged by its own jobs (`controllerName`): queues, and what is lent, are its own. Nodes and
+ResourceQuotas are shared, so 1 holds for all of them together.
+
 With another policy than `fair`, who waits or is lent nothing may do so because the policy wants it. Then reasons are
 judged, and what a job waits for is not.
 """
@@ -56,14 +59,16 @@ _GIVE_BACK = (NoticeReclaim, ReleaseExtra, Stop, Requeue, Finish, Fail)
 
 
 class Clauses:
-    """Watches over one world."""
+    """Watches over one operator of a world."""
 
-    def __init__(self, world: SharedCluster, rules: Rules, patience: float, *, is_fair: bool = True) -> None:
+    def __init__(
+        self, world: SharedCluster, rules: Rules, patience: float, *, controller: str, is_fair: bool = True
+    ) -> None:
         """Nothing has happened yet. `patience`: a notice and a cooldown, of those that jobs ask for the longest.
 
-        `is_fair`: the policy lets nobody wait who fits.
+        `controller`: the operator's name. `is_fair`: its policy lets nobody wait who fits.
         """
-        self._world, self._room, self._is_fair = world, Room(world), is_fair
+        self._world, self._room, self._is_fair = world, Room(world, controller), is_fair
         self._quotas = Quotas(world, self._room)
         self._returns, self._ends = Returns(world, self._room, patience), Ends(world)
         self._waiting = Waiting(world, self._room, self._quotas, self._returns, rules, patience, is_fair=is_fair)
@@ -141,4 +146,4 @@ class Clauses:
         refused = {re.sub(r"-(base|extra)-\d+(-\d+)?$", "", key) for key in self._world.over_quota}
         demand(not refused & self._granted, 2, f"a ResourceQuota refuses pods of {refused & self._granted}")
         self.checked["granted"] += len(self._granted)
-        self._world.over_quota, self._granted = [], set()
+        self._granted = set()

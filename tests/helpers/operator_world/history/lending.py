@@ -25,7 +25,7 @@ class Lent:
     def judge(self, jobs: list[Seen], owed: list[Counter[str]], checked: Counter[str]) -> None:
         """A running job that may have an extra worker gets a free GPU, within a notice and a cooldown."""
         idle: dict[str, float] = {}
-        given = any(self._room.leaving().values())
+        given = self._room.is_given_back()
         for job in jobs:
             if given or not self._may_be_lent(job) or not self._quotas.namespace_fits(job, 1, jobs):
                 continue

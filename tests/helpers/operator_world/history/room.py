@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.status import JobStatus
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
@@ -17,15 +18,21 @@ from operator_world.kubernetes import TYPE_LABEL
 
 
 class Room:
-    """The jobs, pods and nodes of one world."""
+    """The nodes and pods of one world, and the jobs of one of its operators."""
 
-    def __init__(self, world: SharedCluster) -> None:
-        """Read nothing yet."""
-        self._world = world
+    def __init__(self, world: SharedCluster, controller: str = DEFAULT_CONTROLLER) -> None:
+        """Read nothing yet. `controller` is the name of the operator."""
+        self._world, self._controller = world, controller
         self._parsed: dict[str, tuple[Raw, JobStatus]] = {}
 
     def jobs(self) -> Iterator[Seen]:
-        """Yield the jobs, but for those that are deleted and still there."""
+        """Yield the jobs of the operator, but for those that are deleted and still there."""
+        yield from (job for job in self._all_jobs() if self._is_own(job.raw))
+
+    def _is_own(self, job: Raw) -> bool:
+        return bool(job["spec"].get("controllerName", DEFAULT_CONTROLLER) == self._controller)
+
+    def _all_jobs(self) -> Iterator[Seen]:
         for key, raw in self._world.jobs.items():
             if "deletionTimestamp" in raw["metadata"]:
                 continue
@@ -45,9 +52,16 @@ class Room:
         return found
 
     def leaving(self) -> Counter[str]:
-        """Return by node the GPUs that are being given back."""
+        """Return by node the GPUs that are being given back, whose job that may be."""
+        return self._given_back_by(self._all_jobs())
+
+    def is_given_back(self) -> bool:
+        """Return whether GPUs are being given back that the operator knows of: by its jobs, or by pods that end."""
+        return any(self._given_back_by(self.jobs()).values())
+
+    def _given_back_by(self, givers: Iterable[Seen]) -> Counter[str]:
         found: Counter[str] = Counter()
-        jobs = {identity(job.raw): job for job in self.jobs()}
+        jobs = {identity(job.raw): job for job in givers}
         for pod in self._world.pods.values():
             node, owner = node_of(pod), jobs.get(claimant(pod))
             if node is None or is_over(pod):
@@ -129,9 +143,9 @@ class Room:
         return room - sum(max(-(-each[name] // wants[name]) for name in wants) for each in owed)
 
     def _lent(self) -> dict[str, Counter[str]]:
-        """Return by node what extra workers hold that are not being ended."""
+        """Return by node what extra workers of the operator's jobs hold that are not being ended."""
         found: dict[str, Counter[str]] = defaultdict(Counter)
-        owners = set(map(identity, self._world.jobs.values()))
+        owners = set(map(identity, filter(self._is_own, self._world.jobs.values())))
         for pod in self._world.pods.values():
             node, name = node_of(pod), pod["metadata"]["name"]
             stays = not is_over(pod) and "deletionTimestamp" not in pod["metadata"]

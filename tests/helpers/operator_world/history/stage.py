@@ -1,24 +1,21 @@
-"""An operator at work in a shared cluster, and what judges both whenever it comes to rest."""
+"""Operators at work in a shared cluster, and what judges them whenever they come to rest."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-from espalier_operator.actions import Plan
-from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.facts import Rules
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies import Policy
-from espalier_operator.policies.fair import FairPolicy
-from operator_world.history.clauses import Clauses
 from operator_world.history.demands import ClauseError
-from operator_world.history.draws import COOLDOWNS, NOTICES, policy_of
-from operator_world.history.world import KINDS, SharedCluster
-from operator_world.invariants import check
+from operator_world.history.draws import policy_of
+from operator_world.history.kinds import PLAIN, Kind
+from operator_world.history.watched import Watched
+from operator_world.history.world import SharedCluster
 from operator_world.kube_objects import EPOCH
-from operator_world.kube_operator import KilledError, LiveOperator
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.kubernetes import TYPE_LABEL
 
@@ -35,15 +32,17 @@ ROUNDS_TO_REST: Final = 100
 
 
 class Stage:
-    """A cluster and an operator in it. `random` decides all that happens to both."""
+    """A cluster and its operators. `random` decides all that happens to both."""
 
-    def __init__(self, seed: int, *, judges_plans: bool = True, policy: Policy | None = None) -> None:
+    def __init__(
+        self, seed: int, *, judges_plans: bool = True, policy: Policy | None = None, kind: Kind = PLAIN
+    ) -> None:
         """Begin the history of this seed.
 
         `judges_plans`: each plan is judged as well, by the invariants of the planner (`operator_world.invariants`).
-        `policy`: that of the operator; None: it is drawn.
+        `policy`: that of the first operator; None: it is drawn.
         """
-        self.seed, self.random, self._judges_plans = seed, Random(seed), judges_plans
+        self.seed, self.random, self.kind = seed, Random(seed), kind
         self.lines: list[str] = []
         """What has happened, for people."""
         scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
@@ -56,69 +55,40 @@ class Stage:
             aging_seconds=self.random.choice((0.0, 60.0)),
             fair_share_half_life_seconds=self.random.choice((0.0, 120.0)),
         )
-        self.policy = policy or policy_of(self.random)
-        is_fair = isinstance(self.policy, FairPolicy)
-        self.clauses = Clauses(self.world, self.rules, max(NOTICES) + max(COOLDOWNS), is_fair=is_fair)
-        self.runner = asyncio.Runner()
+        self._runner, self._judges_plans = asyncio.Runner(), judges_plans
         self.serial = 0
-        self.operator = self._operator()
+        self.operators = [self._watched(policy or policy_of(self.random))]
+        for controller in kind.controllers[1:]:
+            self.operators.append(self._watched(policy_of(self.random), controller))
 
     def close(self) -> None:
-        """End the operator."""
-        self.operator.close()
-        self.runner.close()
+        """End the operators."""
+        for each in self.operators:
+            each.operator.close()
+        self._runner.close()
 
     def rest(self) -> None:
-        """Let operator and cluster do all that is to be done now, and judge."""
+        """Let operators and cluster do all that is to be done now, and judge."""
         for _ in range(ROUNDS_TO_REST):
             self._cluster_moves()
-            changed, calls = self.operator.see(*KINDS), self.operator.client.calls
-            dues = (self.operator.due, self.clauses.plan.wake_at)
-            due = any(at is not None and at <= self.world.now for at in dues)
-            self.clauses.saw_all()
-            if self._is_quiet and not (changed or due or self.operator.woken):
-                self.clauses.at_rest()
+            if len(self.operators) > 1:
+                self.random.shuffle(self.operators)
+            # The next one sees what the one before has done, and kube-scheduler has not seen yet.
+            if not any([each.work() for each in self.operators]):
+                for each in self.operators:
+                    each.clauses.at_rest()
+                self.world.over_quota.clear()
                 return
-            self._is_quiet = self._tick() and self.operator.client.calls == calls
-        raise ClauseError("clause 4: the operator comes to no rest")
+        raise ClauseError("clause 4: the operators come to no rest")
 
-    _is_quiet = False
+    def _watched(self, policy: Policy, controller: str = SETTINGS.controller_name) -> Watched:
+        settings = replace(SETTINGS, controller_name=controller)
+        judges_plans = self._judges_plans
+        return Watched(self.world, policy, settings, self.rules, self._runner, self._say, judges_plans=judges_plans)
 
-    # ---- the operator
-
-    def _operator(self) -> LiveOperator:
-        operator = LiveOperator(self.world, self.policy, SETTINGS, self.rules, self.runner, KINDS)
-        operator.on_plan, operator.client.on_create = self._planned, self._creating
-        operator.validates_every = 10
-        self._is_quiet = False
-        return operator
-
-    def _tick(self) -> bool:
-        """Let the operator work once; return whether it lives."""
-        knows_queues = self.operator.view["queues"] == self.world.queues
-        try:
-            self.operator.tick()
-        except KilledError:
-            self._say("the operator is killed")
-            self.operator = self._operator()
-            return False
-        finally:
-            if not knows_queues:
-                self.clauses.count_again()  # what it has granted is right by the quotas that it saw
-        return True
-
-    def _planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        for action in plan.actions:
-            self._say(f"  {action}")
-        self.clauses.planned(snapshot, plan)
-        if self._judges_plans:
-            types = {share.job: share.gpu_type for share in plan.shares}
-            preempts = not isinstance(self.policy, FairPolicy)
-            check(snapshot, plan, self.world.now, preempts=preempts, types=types)
-
-    def _creating(self, manifest: Mapping[str, Any]) -> None:
-        if manifest["kind"] == "Pod":
-            self.clauses.creating(manifest)
+    def _one(self) -> Watched:
+        """Return the operator to which something happens: any, they come in a random order."""
+        return self.operators[0]
 
     def _cluster_moves(self) -> None:
         self.world.controllers()

@@ -16,6 +16,7 @@ from operator_world.history.draws import (
     spec_of,
     temper_of,
 )
+from operator_world.history.kinds import kind_of
 from operator_world.history.stage import Stage
 from operator_world.history.world import KINDS, NAMESPACES
 from operator_world.kube_api import is_over, node_of
@@ -29,11 +30,11 @@ MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
 
 
 class Story(Stage):
-    """A cluster, an operator in it, and what happens to both."""
+    """A cluster, operators in it, and what happens to both."""
 
     def __init__(self, seed: int, *, judges_plans: bool = True) -> None:
         """Begin the history of this seed; `judges_plans` as for `Stage`."""
-        super().__init__(seed, judges_plans=judges_plans)
+        super().__init__(seed, judges_plans=judges_plans, kind=kind_of(seed))
         self._make_cluster()
 
     def run(self, steps: int) -> None:
@@ -105,6 +106,8 @@ class Story(Stage):
             world.delete_job(key)
         name, namespace = self._name("job"), chance.choice(NAMESPACES)
         spec = borrowing_spec_of(chance) if self._is_about_quotas else spec_of(chance)
+        if len(self.kind.controllers) > 1:
+            spec["controllerName"] = chance.choice(self.kind.controllers)
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
         finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
         world.submit(namespace, name, spec, finalizers)
@@ -137,34 +140,35 @@ class Story(Stage):
 
     def _operator_dies(self) -> None:
         """Before one of its next calls, or when it has none left to do; or it is away for a while."""
-        self.operator.client.calls_left = self.random.choice((0, 1, 2, 3, 5, 8, 13))
+        one = self._one()
+        one.operator.client.calls_left = self.random.choice((0, 1, 2, 3, 5, 8, 13))
         if self.random.random() < 0.5:
-            self.operator.see(*KINDS)
-        self.clauses.is_fresh = False
-        if self._tick():
+            one.operator.see(*KINDS)
+        one.clauses.is_fresh = False
+        if one.tick():
             self._say("the operator is ended")
-            self.operator.close()
-            self.operator = self._operator()
+            one.restart()
         if self.random.random() < 0.3:
             self._cluster_moves()
             self.world.pass_time(self.random.choice((5.0, 40.0)))
-            self.operator.close()
-            self.operator = self._operator()
+            one.restart()
 
     def _operator_is_late(self) -> None:
         """It works on by what it saw, which is no longer so, or sees a part of what has changed."""
-        self.clauses.is_fresh = False
+        one = self._one()
+        one.clauses.is_fresh = False
         self._cluster_moves()
         self.world.pass_time(self.random.choice((1.0, 8.0)))
         if self.random.random() < 0.5:
-            self.operator.see(*(kind for kind in KINDS if self.random.random() < 0.5))
-        self._tick()
+            one.operator.see(*(kind for kind in KINDS if self.random.random() < 0.5))
+        one.tick()
 
     def _calls_fail(self) -> None:
-        client = self.operator.client
+        one = self._one()
+        client = one.operator.client
         client.failing, client.unanswered = self.random.randint(0, 4), self.random.randint(0, 2)
-        self.clauses.is_fresh = False
-        self._tick()
+        one.clauses.is_fresh = False
+        one.tick()
         client.failing = client.unanswered = 0
 
     def _node_comes(self) -> None:
@@ -252,7 +256,8 @@ class Story(Stage):
             spec = tight or queue_of(self.random, name, {"cohort": cohort} if cohort else {})
             self._say(f"queue {name}: {spec}")
             self.world.set_queue(name, spec)
-            self.clauses.count_again()
+            for each in self.operators:
+                each.clauses.count_again()
 
 
 def _goes_on(job: Raw) -> bool:

@@ -42,7 +42,7 @@ class Waiting:
 
     def judge(self, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, checked: Counter[str]) -> None:
         """Judge all of `jobs` that wait; `owed` is what is owed to others, `plan` the last one."""
-        given, fitting = any(self._room.leaving().values()), set[str]()
+        given, fitting = self._room.is_given_back(), set[str]()
         for job in jobs:
             if job.waits:
                 checked[f"waits: {job.reason}"] += 1

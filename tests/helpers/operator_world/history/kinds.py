@@ -1,0 +1,29 @@
+"""What some histories have that others have not. It is drawn by itself, so that all else of a seed stays what it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from espalier_api.job import DEFAULT_CONTROLLER
+
+SECOND_CONTROLLER: Final = "example.com/second"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a history has."""
+
+    controllers: tuple[str, ...] = (DEFAULT_CONTROLLER,)
+    """The names of its operators: each runs the jobs that name it, on the same nodes."""
+
+
+PLAIN: Final = Kind()
+
+
+def kind_of(seed: int) -> Kind:
+    """Return what the history of a seed has."""
+    chance = Random(f"{seed} kind")
+    both = (DEFAULT_CONTROLLER, SECOND_CONTROLLER)
+    return Kind(controllers=both if chance.random() < 0.2 else both[:1])

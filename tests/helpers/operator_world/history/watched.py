@@ -1,0 +1,91 @@
+"""One operator of a shared cluster, its later lives, and what judges it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from espalier_operator.actions import Plan
+from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.policies import Policy
+from espalier_operator.policies.fair import FairPolicy
+from operator_world.history.clauses import Clauses
+from operator_world.history.draws import COOLDOWNS, NOTICES
+from operator_world.history.world import KINDS, SharedCluster
+from operator_world.invariants import check
+from operator_world.kube_operator import KilledError, LiveOperator
+
+
+class Watched:
+    """An operator that is started again whenever it has ended."""
+
+    def __init__(
+        self,
+        world: SharedCluster,
+        policy: Policy,
+        settings: KubeSettings,
+        rules: Rules,
+        runner: asyncio.Runner,
+        say: Callable[[str], None],
+        *,
+        judges_plans: bool,
+    ) -> None:
+        """Start it. `say` is told what it does, `judges_plans` as for `Stage`."""
+        self._world, self._runner, self._say, self._judges_plans = world, runner, say, judges_plans
+        self._settings, self._rules, self.policy = settings, rules, policy
+        self._is_fair = isinstance(policy, FairPolicy)
+        patience = max(NOTICES) + max(COOLDOWNS)
+        self.clauses = Clauses(world, rules, patience, controller=settings.controller_name, is_fair=self._is_fair)
+        self._is_quiet = False
+        self.operator = self._next_life()
+
+    def work(self) -> bool:
+        """See all, and work if there is anything to do; return whether there was."""
+        changed, calls = self.operator.see(*KINDS), self.operator.client.calls
+        dues = (self.operator.due, self.clauses.plan.wake_at)
+        due = any(at is not None and at <= self._world.now for at in dues)
+        self.clauses.saw_all()
+        if self._is_quiet and not (changed or due or self.operator.woken):
+            return False
+        self._is_quiet = self.tick() and self.operator.client.calls == calls
+        return True
+
+    def tick(self) -> bool:
+        """Let it work once by what it sees; return whether it lives."""
+        knows_queues = self.operator.view["queues"] == self._world.queues
+        try:
+            self.operator.tick()
+        except KilledError:
+            self._say(f"{self._settings.controller_name} is killed")
+            self.operator = self._next_life()
+            return False
+        finally:
+            if not knows_queues:
+                self.clauses.count_again()  # what it has granted is right by the quotas that it saw
+        return True
+
+    def restart(self) -> None:
+        """End it at once, and start it again."""
+        self.operator.close()
+        self.operator = self._next_life()
+
+    def _next_life(self) -> LiveOperator:
+        operator = LiveOperator(self._world, self.policy, self._settings, self._rules, self._runner, KINDS)
+        operator.on_plan, operator.client.on_create = self._planned, self._creating
+        operator.validates_every = 10
+        self._is_quiet = False
+        return operator
+
+    def _planned(self, snapshot: Snapshot, plan: Plan) -> None:
+        for action in plan.actions:
+            self._say(f"  {action}")
+        self.clauses.planned(snapshot, plan)
+        if self._judges_plans:
+            types = {share.job: share.gpu_type for share in plan.shares}
+            check(snapshot, plan, self._world.now, preempts=not self._is_fair, types=types)
+
+    def _creating(self, manifest: Mapping[str, Any]) -> None:
+        if manifest["kind"] == "Pod":
+            self.clauses.creating(manifest)

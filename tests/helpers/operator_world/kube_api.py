@@ -151,7 +151,7 @@ def is_over(pod: Raw) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
-def gpus_of(pod: Raw) -> int:
-    """Return the GPUs that a pod wants or holds."""
+def gpus_of(pod: Raw, resource: str = GPU) -> int:
+    """Return the GPUs of a resource that a pod wants or holds."""
     containers = pod["spec"]["containers"]
-    return sum(int(entry.get("resources", {}).get("limits", {}).get(GPU, 0)) for entry in containers)
+    return sum(int(entry.get("resources", {}).get("limits", {}).get(resource, 0)) for entry in containers)

@@ -19,6 +19,9 @@ Raw = dict[str, Any]
 EPOCH = 1_800_000_000.0
 """When the clusters of tests begin, in epoch seconds."""
 GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-1g.5gb"
+"""A slice of a GPU: a resource that is counted apart."""
+GPU_RESOURCES = (GPU, MIG)
 
 
 def time_at(seconds: float) -> str:

@@ -168,10 +168,10 @@ class Kubernetes(ApiObjects):
         well = found is not None and found["status"]["conditions"][0]["status"] == "True"
         return well and found is not None and not found["spec"].get("unschedulable")
 
-    def free(self, node: str) -> int:
-        """Return the GPUs of a node that nobody holds."""
-        held = sum(gpus_of(pod) for pod in self.pods.values() if node_of(pod) == node and not is_over(pod))
-        return int(self.nodes[node]["status"]["allocatable"][GPU]) - held
+    def free(self, node: str, resource: str = GPU) -> int:
+        """Return the GPUs of a resource on a node that nobody holds."""
+        held = sum(gpus_of(pod, resource) for pod in self.pods.values() if node_of(pod) == node and not is_over(pod))
+        return int(self.nodes[node]["status"]["allocatable"].get(resource, 0)) - held
 
     def live_leaders(self, job_uid: str) -> list[Process]:
         """Return the leaders of a job that run, but for those whose node was lost or whose pod was taken by force."""

@@ -49,10 +49,10 @@ from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
 from operator_world.history.quotas import Quotas
 from operator_world.history.returns import Returns
-from operator_world.history.room import Room
+from operator_world.history.room import Place, Room
 from operator_world.history.waiting import Waiting
 from operator_world.history.world import SharedCluster
-from operator_world.kube_objects import GPU
+from operator_world.kube_objects import GPU_RESOURCES
 from operator_world.kube_scheduler import pinned_to, requests_of
 
 _GIVE_BACK = (NoticeReclaim, ReleaseExtra, Stop, Requeue, Finish, Fail)
@@ -108,9 +108,12 @@ class Clauses:
             return  # it may get what others are about to give back: `_pins_have_room` judges that at rest
         self.checked["created for a node"] += 1
         demand(self._world.is_open(node), 1, f"{metadata['name']} is created for {node}, which takes no new pods")
-        free = self._world.free(node) if node in self._world.nodes else 0
-        free += self._room.leaving()[node] - self._room.pinned()[node]
-        demand(free >= requests_of(pod)[GPU], 1, f"{metadata['name']} is created for {node}, which has {free} GPUs")
+        leaving, pinned = self._room.leaving(), self._room.pinned()
+        for resource, gpus in requests_of(pod).items():
+            if resource in GPU_RESOURCES:
+                free = self._world.free(node, resource) if node in self._world.nodes else 0
+                free += leaving[node, resource] - pinned[node, resource]
+                demand(free >= gpus, 1, f"{metadata['name']} is created for {node}, which has {free} x {resource}")
 
     def count_again(self) -> None:
         """Take what queues hold as given: what they may has just been changed."""
@@ -136,10 +139,10 @@ class Clauses:
 
     def _pins_have_room(self) -> None:
         pinned = self._room.pinned()
-        leaving = self._room.leaving() if pinned else Counter[str]()
-        for node, gpus in pinned.items():
-            free = max(0, self._world.free(node)) if node in self._world.nodes else 0
-            demand(gpus <= free + leaving[node], 1, f"{gpus} GPUs of {node} are waited for: {free}, {leaving[node]}")
+        leaving = self._room.leaving() if pinned else Counter[Place]()
+        for (node, resource), gpus in pinned.items():
+            free, given = self._world.free(node, resource) if node in self._world.nodes else 0, leaving[node, resource]
+            demand(gpus <= max(0, free) + given, 1, f"{gpus} {resource} of {node} are waited for: {free}, {given}")
 
     def _refused(self) -> None:
         """What was granted is not refused; what is made again may be, by a quota that has other uses by now."""

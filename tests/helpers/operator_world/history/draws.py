@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.settings import configured
 from espalier_operator.topology import ZONE_LABEL
 from operator_world.history.world import NAMESPACES
-from operator_world.kube_objects import GPU, Raw, template
+from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kubernetes import TYPE_LABEL
 from operator_world.leaders import Temper
 from operator_world.whims import WhimsicalPolicy
@@ -61,6 +61,13 @@ def spec_of(chance: Random) -> dict[str, Any]:
     }
 
 
+def of_slices(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the specification of a pod that requests slices in the place of GPUs."""
+    first, *others = asked["containers"]
+    limits = {MIG if name == GPU else name: amount for name, amount in first["resources"]["limits"].items()}
+    return {**asked, "containers": [{**first, "resources": {"limits": limits}}, *others]}
+
+
 def temper_of(chance: Random) -> Temper:
     """Return how the leaders of a job behave."""
     return Temper(
@@ -80,13 +87,12 @@ def lending_queue_of(chance: Random) -> dict[str, Any]:
     return {"cohort": "all", "quotas": [{"nominal": chance.choice((2, 3, 4))}]}
 
 
-def queue_of(chance: Random, name: str, cohort: Mapping[str, str]) -> dict[str, Any]:
-    """Return the specification of a queue; `cohort` is its entry, if it has one."""
+def queue_of(chance: Random, name: str, cohort: Mapping[str, str], types: Sequence[str]) -> dict[str, Any]:
+    """Return the specification of a queue; `cohort` is its entry, if it has one; some of `types` have quotas."""
     quotas: list[Raw] = []
     if chance.random() < 0.9:
         quotas.append({"nominal": chance.choice((1, 2, 3, 4, 6, 10))})
-        if chance.random() < 0.3:
-            quotas.append({"gpuType": "a100", "nominal": chance.randint(0, 6)})
+        quotas += [{"gpuType": each, "nominal": chance.randint(0, 6)} for each in types if chance.random() < 0.3]
         for quota in quotas:
             if chance.random() < 0.5:
                 quota["borrowingLimit"] = chance.randint(0, 4)

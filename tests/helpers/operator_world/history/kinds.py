@@ -17,6 +17,8 @@ class Kind:
 
     controllers: tuple[str, ...] = (DEFAULT_CONTROLLER,)
     """The names of its operators: each runs the jobs that name it, on the same nodes."""
+    has_slices: bool = False
+    """Some nodes have slices of GPUs, a resource that is counted apart."""
 
 
 PLAIN: Final = Kind()
@@ -26,4 +28,7 @@ def kind_of(seed: int) -> Kind:
     """Return what the history of a seed has."""
     chance = Random(f"{seed} kind")
     both = (DEFAULT_CONTROLLER, SECOND_CONTROLLER)
-    return Kind(controllers=both if chance.random() < 0.2 else both[:1])
+    return Kind(
+        controllers=both if chance.random() < 0.2 else both[:1],
+        has_slices=chance.random() < 0.2,
+    )

@@ -9,7 +9,6 @@ from typing import Any
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
 from operator_world.history.world import SharedCluster
-from operator_world.kube_objects import GPU
 
 Holder = tuple[str, str, str | None]
 """`queue` or `cohort`, its name, and for which type of GPU its quota is."""
@@ -108,8 +107,8 @@ class Quotas:
         `later`: once all extra workers in the namespace, and all that is being given back, have gone.
         """
         mine = [other for other in jobs if other.namespace == job.namespace]
-        for resource, each in (("pods", 1), (f"requests.{GPU}", job.wants[GPU])):
-            room = self._world.room_in(job.namespace, resource)
+        for resource in ("pods", f"requests.{job.resource}"):
+            room, each = self._world.room_in(job.namespace, resource), _amount(resource, job.wants)
             if room is None:
                 continue
             room -= sum(count * _amount(resource, wants) for wants, count in self._room.missing(mine))
@@ -161,4 +160,4 @@ class Quotas:
 
 
 def _amount(resource: str, wants: Counter[str]) -> int:
-    return 1 if resource == "pods" else wants[GPU]
+    return wants[resource.removeprefix("requests.")]

@@ -11,10 +11,13 @@ from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
 from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster
-from operator_world.kube_api import is_over, node_of
-from operator_world.kube_objects import GPU, Raw
+from operator_world.kube_api import gpus_of, is_over, node_of
+from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import allocatable_of, obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
+
+Place = tuple[str, str]
+"""A node, and a resource of it that is a kind of GPU."""
 
 
 class Room:
@@ -41,26 +44,26 @@ class Room:
                 known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
             yield Seen(key, raw, known[1])
 
-    def pinned(self) -> Counter[str]:
-        """Return by node the GPUs that workers wait for which are not bound."""
-        found: Counter[str] = Counter()
+    def pinned(self) -> Counter[Place]:
+        """Return the GPUs that workers wait for which are not bound."""
+        found: Counter[Place] = Counter()
         owners = set(map(identity, self._world.jobs.values()))
         for pod in self._world.pods.values():
             waits = not node_of(pod) and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
             if waits and claimant(pod) in owners and (node := pinned_to(pod)) is not None:
-                found[node] += requests_of(pod)[GPU]
+                found.update(_gpus_at(node, pod))
         return found
 
-    def leaving(self) -> Counter[str]:
-        """Return by node the GPUs that are being given back, whose job that may be."""
+    def leaving(self) -> Counter[Place]:
+        """Return the GPUs that are being given back, whose job that may be."""
         return self._given_back_by(self._all_jobs())
 
     def is_given_back(self) -> bool:
         """Return whether GPUs are being given back that the operator knows of: by its jobs, or by pods that end."""
         return any(self._given_back_by(self.jobs()).values())
 
-    def _given_back_by(self, givers: Iterable[Seen]) -> Counter[str]:
-        found: Counter[str] = Counter()
+    def _given_back_by(self, givers: Iterable[Seen]) -> Counter[Place]:
+        found: Counter[Place] = Counter()
         jobs = {identity(job.raw): job for job in givers}
         for pod in self._world.pods.values():
             node, owner = node_of(pod), jobs.get(claimant(pod))
@@ -72,7 +75,8 @@ class Room:
                 worker = worker_of(owner.key.partition("/")[2], pod["metadata"]["name"])
                 is_extra = worker is not None and worker[0] == "extra"
                 goes = not owner.holds or kept.stopping is not None or (is_extra and kept.reclaim is not None)
-            found[node] += requests_of(pod)[GPU] if goes else 0
+            if goes:
+                found.update(_gpus_at(node, pod))
         return found
 
     def owed(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
@@ -80,7 +84,8 @@ class Room:
         for what some node has.
         """
         for pod in self._world.pods.values():
-            if not node_of(pod) and not is_over(pod) and requests_of(pod)[GPU] and self._fits_somewhere(pod):
+            waits = not node_of(pod) and not is_over(pod) and any(gpus_of(pod, each) for each in GPU_RESOURCES)
+            if waits and self._fits_somewhere(pod):
                 yield requests_of(pod)
         for wants, count in self.missing(jobs):
             for _ in range(count):
@@ -117,13 +122,14 @@ class Room:
 
     def types(self) -> set[str]:
         """Return the types of GPU of nodes that take pods."""
-        return {self._world.type_of(name) for name in self._world.nodes if self._world.is_open(name)}
+        nodes = [name for name in self._world.nodes if self._world.is_open(name)]
+        return {self._world.type_of(name, resource) for name in nodes for resource in GPU_RESOURCES}
 
     def size(self, job: Seen, gpu_type: str, *, bare: bool) -> int:
         """Return how many workers of a job the nodes of a type would take if they were empty; `bare`: whatever its
         template asks.
         """
-        wants = {GPU: job.wants[GPU]} if bare else job.wants
+        wants = {job.resource: job.wants[job.resource]} if bare else job.wants
         nodes = self._nodes(job, gpu_type, bare=bare)
         return sum(times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
 
@@ -140,7 +146,7 @@ class Room:
         for name in self._nodes(job, gpu_type):
             whole = allocatable_of(self._world.nodes[name])
             room += times({each: whole[each] - held[name][each] for each in whole}, wants)
-        return room - sum(max(-(-each[name] // wants[name]) for name in wants) for each in owed)
+        return room - sum(max(-(-each[name] // wants[name]) for name in wants if name != "pods") for each in owed)
 
     def _lent(self) -> dict[str, Counter[str]]:
         """Return by node what extra workers of the operator's jobs hold that are not being ended."""
@@ -157,7 +163,8 @@ class Room:
         """Yield the nodes of a type that take the workers of a job."""
         selected = job.spec["template"]["spec"].get("nodeSelector", {}).get(TYPE_LABEL)
         for name, node in self._world.nodes.items():
-            right = self._world.type_of(name) == gpu_type and selected in (None, gpu_type)
+            right = self._world.type_of(name, job.resource) == gpu_type
+            right = right and selected in (None, self._world.type_of(name))
             if right and self._world.is_open(name) and (bare or obstacle(job.spec["template"], node) is None):
                 yield name
 
@@ -167,3 +174,7 @@ class Room:
             obstacle(pod, node) is None and times(allocatable_of(node), requests_of(pod)) > 0
             for node in self._world.nodes.values()
         )
+
+
+def _gpus_at(node: str, pod: Raw) -> dict[Place, int]:
+    return {(node, resource): gpus for resource in GPU_RESOURCES if (gpus := gpus_of(pod, resource))}

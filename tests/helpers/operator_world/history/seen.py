@@ -10,7 +10,7 @@ from typing import Any
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionType, JobStatus
 from operator_world.kube_api import owner_of
-from operator_world.kube_objects import GPU, Raw
+from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import requests_of
 
 
@@ -39,9 +39,14 @@ class Seen:
         return int(self.spec["minReplicas"])
 
     @property
+    def resource(self) -> str:
+        """What its GPUs are."""
+        return next(name for name in GPU_RESOURCES if self.wants[name])
+
+    @property
     def gpus(self) -> int:
         """Of its base workers."""
-        return self.base * self.wants[GPU]
+        return self.base * self.wants[self.resource]
 
     @property
     def namespace(self) -> str:

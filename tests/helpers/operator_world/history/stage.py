@@ -15,7 +15,7 @@ from operator_world.history.draws import policy_of
 from operator_world.history.kinds import PLAIN, Kind
 from operator_world.history.watched import Watched
 from operator_world.history.world import SharedCluster
-from operator_world.kube_objects import EPOCH
+from operator_world.kube_objects import EPOCH, MIG
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.kubernetes import TYPE_LABEL
 
@@ -82,7 +82,8 @@ class Stage:
         raise ClauseError("clause 4: the operators come to no rest")
 
     def _watched(self, policy: Policy, controller: str = SETTINGS.controller_name) -> Watched:
-        settings = replace(SETTINGS, controller_name=controller)
+        others = (MIG,) if self.kind.has_slices else ()
+        settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=others)
         judges_plans = self._judges_plans
         return Watched(self.world, policy, settings, self.rules, self._runner, self._say, judges_plans=judges_plans)
 

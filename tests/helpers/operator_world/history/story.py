@@ -12,6 +12,7 @@ from operator_world.history.draws import (
     TOLERATES,
     borrowing_spec_of,
     lending_queue_of,
+    of_slices,
     queue_of,
     spec_of,
     temper_of,
@@ -20,7 +21,7 @@ from operator_world.history.kinds import kind_of
 from operator_world.history.stage import Stage
 from operator_world.history.world import KINDS, NAMESPACES
 from operator_world.kube_api import is_over, node_of
-from operator_world.kube_objects import GPU, Raw, template
+from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kubernetes import TYPE_LABEL
 
 TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
@@ -63,7 +64,7 @@ class Story(Stage):
         elif chance.random() < 0.7:
             cohort = {"cohort": "all"} if chance.random() < 0.7 else {}
             for name in QUEUE_NAMES:
-                self.world.set_queue(name, queue_of(self.random, name, cohort))
+                self.world.set_queue(name, queue_of(self.random, name, cohort, self._types()))
         for namespace in NAMESPACES:
             if chance.random() < 0.3:
                 self._quota_changes(namespace)
@@ -108,6 +109,8 @@ class Story(Stage):
         spec = borrowing_spec_of(chance) if self._is_about_quotas else spec_of(chance)
         if len(self.kind.controllers) > 1:
             spec["controllerName"] = chance.choice(self.kind.controllers)
+        if self._takes_slices():
+            spec["template"] = {**spec["template"], "spec": of_slices(spec["template"]["spec"])}
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
         finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
         world.submit(namespace, name, spec, finalizers)
@@ -124,6 +127,8 @@ class Story(Stage):
             return
         limits = {GPU: chance.choice((0, 1, 1, 2, 4, 9)), "cpu": chance.choice((1, 4, 10))}
         pod = template({"resources": {"limits": {name: each for name, each in limits.items() if each}}})["spec"]
+        if self._takes_slices():
+            pod = of_slices(pod)
         pod["nodeSelector"] = chance.choice(({}, {}, {TYPE_LABEL: "a100"}, {"disk": "none"}))
         if chance.random() < 0.3:
             pod["tolerations"] = [TOLERATES]
@@ -136,7 +141,8 @@ class Story(Stage):
             owner |= {"name": victim["metadata"]["name"], "uid": victim["metadata"]["uid"]}
         if f"{namespace}/{name}" not in world.pods:
             world.add_stranger(f"{namespace}/{name}", pod, chance.choice((5.0, 20.0, 90.0)), owner)
-            self._say(f"stranger {namespace}/{name}: {limits} {pod['nodeSelector']} {'forged' if owner else ''}")
+            asked = pod["containers"][0]["resources"]["limits"]
+            self._say(f"stranger {namespace}/{name}: {asked} {pod['nodeSelector']} {'forged' if owner else ''}")
 
     def _operator_dies(self) -> None:
         """Before one of its next calls, or when it has none left to do; or it is away for a while."""
@@ -180,8 +186,10 @@ class Story(Stage):
         labels |= {TYPE_LABEL: "a100"} if chance.random() < 0.4 else {}
         taints = [TAINT] if chance.random() < 0.25 else []
         name, gpus, cpus = self._name("node"), chance.choice((1, 2, 4, 8, 8)), chance.choice((4, 16, 64))
-        self.world.add_machine(name, gpus, cpus, labels, taints)
-        self._say(f"node {name}: {gpus} GPUs, {cpus} CPUs, {labels} {'tainted' if taints else ''}")
+        slices = chance.choice((0, 2, 4, 7)) if self.kind.has_slices else 0
+        gpus = chance.choice((0, gpus)) if slices else gpus
+        self.world.add_machine(name, gpus, cpus, labels, taints, slices)
+        self._say(f"node {name}: {gpus} GPUs, {slices} slices, {cpus} CPUs, {labels} {'tainted' if taints else ''}")
 
     def _node_changes(self) -> None:
         chance, world = self.random, self.world
@@ -200,8 +208,9 @@ class Story(Stage):
                 world.set_cordoned(name, fate == "cordoned")
                 world.set_maintained(name, fate == "maintained")
             case "fewer" | "more":
-                gpus = int(world.nodes[name]["status"]["allocatable"][GPU]) + (1 if fate == "more" else -1)
-                world.set_gpus(name, max(0, min(gpus, 8)))
+                resource = self._resource()
+                gpus = int(world.nodes[name]["status"]["allocatable"].get(resource, 0)) + (1 if fate == "more" else -1)
+                world.set_gpus(name, max(0, min(gpus, 8)), resource)
 
     def _pod_ends(self) -> None:
         if not self.world.pods:
@@ -243,17 +252,27 @@ class Story(Stage):
     def _quota_changes(self, namespace: str | None = None) -> None:
         chance = self.random
         namespace = namespace or chance.choice(NAMESPACES)
-        hard = {f"requests.{GPU}": chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
+        hard = {f"requests.{self._resource()}": chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
         hard |= {"pods": chance.choice((2, 6, 12))} if chance.random() < 0.3 else {}
         self._say(f"ResourceQuota of {namespace}: {hard}")
         self.world.set_resource_quota(namespace, hard)
+
+    def _takes_slices(self) -> bool:
+        return self.kind.has_slices and self.random.random() < 0.4
+
+    def _resource(self) -> str:
+        return MIG if self._takes_slices() else GPU
+
+    def _types(self) -> tuple[str, ...]:
+        """Return the types of GPU of which queues may have quotas by name."""
+        return ("a100", MIG, f"{MIG}/a100") if self.kind.has_slices else ("a100",)
 
     def _queue_changes(self) -> None:
         if self.world.queues:
             name = self.random.choice(sorted(self.world.queues))
             cohort = self.world.queues[name]["spec"].get("cohort")
             tight = lending_queue_of(self.random) if self._is_about_quotas else None
-            spec = tight or queue_of(self.random, name, {"cohort": cohort} if cohort else {})
+            spec = tight or queue_of(self.random, name, {"cohort": cohort} if cohort else {}, self._types())
             self._say(f"queue {name}: {spec}")
             self.world.set_queue(name, spec)
             for each in self.operators:

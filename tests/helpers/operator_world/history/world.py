@@ -17,7 +17,7 @@ from espalier_kube.resources import Resource
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.kube_api import Objects, gpus_of, is_over, node_of
-from operator_world.kube_objects import GPU, Raw
+from operator_world.kube_objects import GPU, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
 from operator_world.kube_scheduler import KubeScheduler, requests_of
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes
@@ -50,11 +50,14 @@ class SharedCluster(Kubernetes):
         self.over_quota: list[str] = []
         """Pods that a ResourceQuota has refused, by key."""
 
-    def add_machine(self, name: str, gpus: int, cpus: int, labels: Mapping[str, str], taints: Sequence[Raw]) -> None:
+    def add_machine(
+        self, name: str, gpus: int, cpus: int, labels: Mapping[str, str], taints: Sequence[Raw], slices: int = 0
+    ) -> None:
         """Add a node, ready at once."""
         self.add_node(name, gpus)
         node = self.nodes[name]
         amounts = {"cpu": str(cpus), "memory": "64Gi", "pods": "40", GPU: str(gpus)}
+        amounts |= {MIG: str(slices)} if slices else {}
         self.nodes[name] = {
             **node,
             "metadata": {**node["metadata"], "labels": dict(labels)},
@@ -67,10 +70,10 @@ class SharedCluster(Kubernetes):
         spec = {key: value for key, value in self.nodes[name]["spec"].items() if key != "unschedulable"}
         self.nodes[name] = {**self.nodes[name], "spec": {**spec, "unschedulable": True} if cordoned else spec}
 
-    def set_gpus(self, name: str, gpus: int) -> None:
-        """Let a node have so many healthy GPUs; pods that hold others run on."""
+    def set_gpus(self, name: str, gpus: int, resource: str = GPU) -> None:
+        """Let a node have so many healthy GPUs of a resource; pods that hold others run on."""
         node = self.nodes[name]
-        amounts = {**node["status"]["allocatable"], GPU: str(gpus)}
+        amounts = {**node["status"]["allocatable"], resource: str(gpus)}
         self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
 
     def set_maintained(self, name: str, maintained: bool) -> None:
@@ -176,9 +179,10 @@ class SharedCluster(Kubernetes):
         """Return whether the node takes new pods, and stays."""
         return super().is_open(node) and not self.is_departing(node)
 
-    def type_of(self, node: str) -> str:
-        """Return the type of a node's GPUs."""
-        return str(self.nodes[node]["metadata"]["labels"].get(TYPE_LABEL, ""))
+    def type_of(self, node: str, resource: str = GPU) -> str:
+        """Return the type of a node's GPUs of a resource."""
+        label = str(self.nodes[node]["metadata"]["labels"].get(TYPE_LABEL, ""))
+        return label if resource == GPU else "/".join(filter(None, (resource, label)))
 
     def room_in(self, namespace: str, resource: str) -> int | None:
         """Return what a ResourceQuota leaves of a resource (as it names it); None: it is not limited."""
@@ -207,7 +211,7 @@ class SharedCluster(Kubernetes):
 
     @staticmethod
     def _counted(pod: Raw, resource: str) -> int:
-        return 1 if resource == "pods" else gpus_of(pod)
+        return 1 if resource == "pods" else gpus_of(pod, resource.removeprefix("requests."))
 
     def _count_quotas(self) -> None:
         for key, quota in self.resource_quotas.items():

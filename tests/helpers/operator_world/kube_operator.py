@@ -14,6 +14,7 @@ from typing import Any, Final
 from espalier_kube import resources
 from espalier_kube.resources import Resource, key_of
 from espalier_operator.actions import Plan
+from espalier_operator.asking import Asking
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
@@ -155,8 +156,12 @@ class LiveOperator:
         rules: Rules,
         runner: asyncio.Runner,
         kinds: Mapping[str, Resource] = KINDS,
+        asking: Asking | None = None,
     ) -> None:
-        """Start: list everything, remember what the statuses say. `kinds` are those that the world has."""
+        """Start: list everything, remember what the statuses say. `kinds` are those that the world has.
+
+        `asking`: how the policy is asked, where that is not by itself.
+        """
         self._world, self._runner, self._kinds = world, runner, kinds
         clock, metrics = WorldClock(world), Metrics()
         self.client = Client(world)
@@ -164,7 +169,7 @@ class LiveOperator:
         writer = Writer(self.client, self.store, settings, clock, metrics)
         recent_use = RecentUse(rules.fair_share_half_life_seconds)
         self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake, recent_use)
-        self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self)
+        self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self, asking=asking)
         self.view: dict[str, dict[str, Raw]] = {}
         """What is seen of the world, by kind; old until `see`."""
         self.woken = False

@@ -1,4 +1,4 @@
-"""What jobs, leaders, queues and policies of a history are like."""
+"""What jobs, leaders and queues of a history are like."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from espalier_operator.policies import Policy
-from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.policies.settings import configured
 from espalier_operator.topology import ZONE_LABEL
 from operator_world.history.world import NAMESPACES
 from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kubernetes import TYPE_LABEL
 from operator_world.leaders import Temper
-from operator_world.whims import WhimsicalPolicy
 
 NOTICES, COOLDOWNS = (3, 8), (2, 10)
 TOLERATES: Final = {"key": "team", "operator": "Equal", "value": "vision"}
 QUEUE_NAMES: Final = ("default", "night", "guests")
-OTHER_POLICIES: Final = ("growth", "soonest", "las", "gandiva")
 BUDGETS: Final = (15, 30, 60, 120)
 
 
@@ -100,11 +95,3 @@ def queue_of(chance: Random, name: str, cohort: Mapping[str, str], types: Sequen
     if name == "guests" and chance.random() < 0.5:
         found |= {"maxPriority": 1, "namespaces": [*NAMESPACES[:2]]}
     return found
-
-
-def policy_of(chance: Random) -> Policy:
-    """Return the policy of the operator: mostly the usual one; else one that preempts, or has no sense."""
-    drawn = chance.random()
-    if drawn < 0.7:
-        return FairPolicy()
-    return WhimsicalPolicy(chance.randrange(1000)) if drawn < 0.85 else configured(chance.choice(OTHER_POLICIES))

@@ -19,6 +19,8 @@ class Kind:
     """The names of its operators: each runs the jobs that name it, on the same nodes."""
     has_slices: bool = False
     """Some nodes have slices of GPUs, a resource that is counted apart."""
+    answers: bool | None = None
+    """Whether the policy file by which the first operator decides ever answers; None: it decides by another policy."""
 
 
 PLAIN: Final = Kind()
@@ -31,4 +33,5 @@ def kind_of(seed: int) -> Kind:
     return Kind(
         controllers=both if chance.random() < 0.2 else both[:1],
         has_slices=chance.random() < 0.2,
+        answers=chance.choice((False, True)) if chance.random() < 0.1 else None,
     )

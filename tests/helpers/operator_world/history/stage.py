@@ -10,8 +10,8 @@ from typing import Final
 from espalier_operator.facts import Rules
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies import Policy
+from operator_world.history.deciding import Deciding, by_policy, by_policy_file, drawn
 from operator_world.history.demands import ClauseError
-from operator_world.history.draws import policy_of
 from operator_world.history.kinds import PLAIN, Kind
 from operator_world.history.watched import Watched
 from operator_world.history.world import SharedCluster
@@ -57,9 +57,11 @@ class Stage:
         )
         self._runner, self._judges_plans = asyncio.Runner(), judges_plans
         self.serial = 0
-        self.operators = [self._watched(policy or policy_of(self.random))]
-        for controller in kind.controllers[1:]:
-            self.operators.append(self._watched(policy_of(self.random), controller))
+        first = drawn(self.random) if policy is None else by_policy(policy)
+        if kind.answers is not None:
+            first = by_policy_file(seed, answers=kind.answers)
+        self.operators = [self._watched(first)]
+        self.operators += [self._watched(drawn(self.random), controller) for controller in kind.controllers[1:]]
 
     def close(self) -> None:
         """End the operators."""
@@ -81,11 +83,11 @@ class Stage:
                 return
         raise ClauseError("clause 4: the operators come to no rest")
 
-    def _watched(self, policy: Policy, controller: str = SETTINGS.controller_name) -> Watched:
+    def _watched(self, deciding: Deciding, controller: str = SETTINGS.controller_name) -> Watched:
         others = (MIG,) if self.kind.has_slices else ()
         settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=others)
         judges_plans = self._judges_plans
-        return Watched(self.world, policy, settings, self.rules, self._runner, self._say, judges_plans=judges_plans)
+        return Watched(self.world, deciding, settings, self.rules, self._runner, self._say, judges_plans=judges_plans)
 
     def _one(self) -> Watched:
         """Return the operator to which something happens: any, they come in a random order."""

@@ -9,9 +9,8 @@ from typing import Any
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.policies import Policy
-from espalier_operator.policies.fair import FairPolicy
 from operator_world.history.clauses import Clauses
+from operator_world.history.deciding import Deciding
 from operator_world.history.draws import COOLDOWNS, NOTICES
 from operator_world.history.world import KINDS, SharedCluster
 from operator_world.invariants import check
@@ -24,7 +23,7 @@ class Watched:
     def __init__(
         self,
         world: SharedCluster,
-        policy: Policy,
+        deciding: Deciding,
         settings: KubeSettings,
         rules: Rules,
         runner: asyncio.Runner,
@@ -34,10 +33,9 @@ class Watched:
     ) -> None:
         """Start it. `say` is told what it does, `judges_plans` as for `Stage`."""
         self._world, self._runner, self._say, self._judges_plans = world, runner, say, judges_plans
-        self._settings, self._rules, self.policy = settings, rules, policy
-        self._is_fair = isinstance(policy, FairPolicy)
-        patience = max(NOTICES) + max(COOLDOWNS)
-        self.clauses = Clauses(world, rules, patience, controller=settings.controller_name, is_fair=self._is_fair)
+        self._settings, self._rules, self._deciding = settings, rules, deciding
+        patience, name = max(NOTICES) + max(COOLDOWNS), settings.controller_name
+        self.clauses = Clauses(world, rules, patience, controller=name, is_fair=deciding.is_fair)
         self._is_quiet = False
         self.operator = self._next_life()
 
@@ -72,7 +70,8 @@ class Watched:
         self.operator = self._next_life()
 
     def _next_life(self) -> LiveOperator:
-        operator = LiveOperator(self._world, self.policy, self._settings, self._rules, self._runner, KINDS)
+        policy, asking = self._deciding.policy, self._deciding.asking
+        operator = LiveOperator(self._world, policy, self._settings, self._rules, self._runner, KINDS, asking)
         operator.on_plan, operator.client.on_create = self._planned, self._creating
         operator.validates_every = 10
         self._is_quiet = False
@@ -84,7 +83,7 @@ class Watched:
         self.clauses.planned(snapshot, plan)
         if self._judges_plans:
             types = {share.job: share.gpu_type for share in plan.shares}
-            check(snapshot, plan, self._world.now, preempts=not self._is_fair, types=types)
+            check(snapshot, plan, self._world.now, preempts=not self._deciding.is_fair, types=types)
 
     def _creating(self, manifest: Mapping[str, Any]) -> None:
         if manifest["kind"] == "Pod":

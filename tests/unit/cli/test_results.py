@@ -59,7 +59,6 @@ OUTCOME = LocalOutcome(
     failures=0,
     preemptions=0,
     report=None,
-    allocations=(),
 )
 
 

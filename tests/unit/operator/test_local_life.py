@@ -192,7 +192,7 @@ class LocalLife(RuleBasedStateMachine):
         folders = [process.files[names.JOB_FILE] for process in self.live()]
         assert len(folders) == len(set(folders)), "a job has two leaders"
         view = self.run.view()
-        assert sum(job.base_gpus + job.lent_gpus for job in view.jobs) <= self.gpus
+        assert sum(job.gpus for job in view.jobs) <= self.gpus
         for job in view.jobs:
             assert job.used_seconds >= self.used[job.name] - 2 * STEP, "a budget fell by more than a kill loses"
             assert job.allocation.generation >= self.generations[job.name] - 1
@@ -217,7 +217,7 @@ class LocalLife(RuleBasedStateMachine):
         self.time_passes(12.0)
         view = self.run.view()
         assert [job.phase for job in view.jobs if job.phase not in ("Complete", "Failed")] == []
-        assert {(job.base_gpus, job.lent_gpus) for job in view.jobs} == {(0, 0)}
+        assert {job.gpus for job in view.jobs} == {0}
         assert self.live() == []
 
 
@@ -243,7 +243,7 @@ def test_jobs_take_turns_under_a_policy_that_preempts() -> None:
             turns += [
                 (job.name, job.used_seconds)
                 for job in life.run.view().jobs
-                if job.base_gpus and (not turns or turns[-1][0] != job.name)
+                if job.gpus and (not turns or turns[-1][0] != job.name)
             ]
         assert [name for name, _ in turns] == ["a", "b", "a", "b", "a", "b"]
         assert [round(used) // 6 * 6 for _, used in turns] == [0, 0, 6, 6, 12, 12]

@@ -101,9 +101,9 @@ class Gpus:
             if holder.job == job and holder.role is role
         }
 
-    def held(self, job: str, role: Role) -> int:
-        """Return how many GPUs the job's workers of this role hold."""
-        return sum(len(devices) for holder, devices in self._held.items() if holder.job == job and holder.role is role)
+    def held(self, job: str) -> int:
+        """Return how many GPUs the job's workers hold."""
+        return sum(len(devices) for holder, devices in self._held.items() if holder.job == job)
 
     def renumber_extra(self, job: str) -> None:
         """Close gaps in the indices of the job's extra workers: in processes nothing depends on an index."""

@@ -134,7 +134,7 @@ class LocalRun:
 
     def view(self) -> RunView:
         """Return the current view of the run."""
-        return view_run(self._jobs.values(), self._gpus, self._timeline, self._reasons, self._loop)
+        return view_run(self._jobs.values(), self._gpus, self._reasons)
 
     # ---- several times a second
 

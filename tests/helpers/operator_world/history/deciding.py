@@ -1,4 +1,4 @@
-"""How an operator of a history decides: by a policy, or by a policy file that is away, late, broken or without sense."""
+"""How an operator of a history decides: by a policy, or a policy file that is away, late, broken, without sense."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(chance: Random) -> Deciding:
     )
 
 
-def by_policy_file(seed: int, *, answers: bool) -> Deciding:
+def by_policy_file(seed: str, *, answers: bool) -> Deciding:
     """Return the policy `learned`; if its file never `answers`, `fair` decides in its place."""
     policy = LearnedPolicy(wait=WAIT_SECONDS)
     return Deciding(policy, Asking(policy, _Server(seed, answers).ask), is_fair=not answers)
@@ -54,8 +54,8 @@ def by_policy_file(seed: int, *, answers: bool) -> Deciding:
 class _Server:
     """Fails in all ways there are, and answers what cannot be, too."""
 
-    def __init__(self, seed: int, answers: bool) -> None:
-        self._chance, self._answers = Random(f"{seed} answers"), answers
+    def __init__(self, seed: str, answers: bool) -> None:
+        self._chance, self._answers = Random(seed), answers
 
     async def ask(self, view: View) -> Answer:
         chance = self._chance

@@ -1,4 +1,4 @@
-"""What some histories have that others have not. It is drawn by itself, so that all else of a seed stays what it was."""
+"""What some histories have that others have not. It is drawn apart: all else of a seed stays what it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Kind:
     has_slices: bool = False
     """Some nodes have slices of GPUs, a resource that is counted apart."""
     answers: bool | None = None
-    """Whether the policy file by which the first operator decides ever answers; None: it decides by another policy."""
+    """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
 
 PLAIN: Final = Kind()

@@ -40,7 +40,7 @@ class Stage:
         """Begin the history of this seed.
 
         `judges_plans`: each plan is judged as well, by the invariants of the planner (`operator_world.invariants`).
-        `policy`: that of the first operator; None: it is drawn.
+        `policy`: that of the operators; None: it is drawn.
         """
         self.seed, self.random, self.kind = seed, Random(seed), kind
         self.lines: list[str] = []
@@ -57,11 +57,12 @@ class Stage:
         )
         self._runner, self._judges_plans = asyncio.Runner(), judges_plans
         self.serial = 0
-        first = drawn(self.random) if policy is None else by_policy(policy)
-        if kind.answers is not None:
-            first = by_policy_file(seed, answers=kind.answers)
-        self.operators = [self._watched(first)]
-        self.operators += [self._watched(drawn(self.random), controller) for controller in kind.controllers[1:]]
+        self.operators = []
+        for controller in kind.controllers:
+            deciding = drawn(self.random) if policy is None else by_policy(policy)
+            if kind.answers is not None:
+                deciding = by_policy_file(f"{seed} {controller}", answers=kind.answers)
+            self.operators.append(self._watched(deciding, controller))
 
     def close(self) -> None:
         """End the operators."""
@@ -76,14 +77,15 @@ class Stage:
             if len(self.operators) > 1:
                 self.random.shuffle(self.operators)
             # The next one sees what the one before has done, and kube-scheduler has not seen yet.
-            if not any([each.work() for each in self.operators]):
+            worked = [each.work() for each in self.operators]
+            if not any(worked):
                 for each in self.operators:
                     each.clauses.at_rest()
                 self.world.over_quota.clear()
                 return
         raise ClauseError("clause 4: the operators come to no rest")
 
-    def _watched(self, deciding: Deciding, controller: str = SETTINGS.controller_name) -> Watched:
+    def _watched(self, deciding: Deciding, controller: str) -> Watched:
         others = (MIG,) if self.kind.has_slices else ()
         settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=others)
         judges_plans = self._judges_plans

@@ -17,7 +17,7 @@ from operator_world.history.draws import (
     spec_of,
     temper_of,
 )
-from operator_world.history.kinds import kind_of
+from operator_world.history.kinds import Kind, kind_of
 from operator_world.history.stage import Stage
 from operator_world.history.world import KINDS, NAMESPACES
 from operator_world.kube_api import is_over, node_of
@@ -33,9 +33,9 @@ MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
 class Story(Stage):
     """A cluster, operators in it, and what happens to both."""
 
-    def __init__(self, seed: int, *, judges_plans: bool = True) -> None:
-        """Begin the history of this seed; `judges_plans` as for `Stage`."""
-        super().__init__(seed, judges_plans=judges_plans, kind=kind_of(seed))
+    def __init__(self, seed: int, *, judges_plans: bool = True, kind: Kind | None = None) -> None:
+        """Begin the history of this seed; `judges_plans` as for `Stage`. `kind`: None: it is drawn, too."""
+        super().__init__(seed, judges_plans=judges_plans, kind=kind_of(seed) if kind is None else kind)
         self._make_cluster()
 
     def run(self, steps: int) -> None:

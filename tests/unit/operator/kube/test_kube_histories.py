@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 import sweeps
+from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase
 from espalier_operator import lifecycle
@@ -20,8 +21,11 @@ from espalier_operator.actions import Refusal
 from espalier_operator.capacity import Supply
 from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
+from espalier_operator.kube import snapshot
 from espalier_operator.kube.backend import KubeBackend
+from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.state import workers
+from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.plan.admission import Admission
@@ -29,16 +33,19 @@ from espalier_operator.plan.claims import Claims
 from espalier_operator.plan.lending import Lending
 from espalier_operator.plan.record import Record
 from espalier_operator.plan.starting import Starting
+from espalier_operator.policies import learned
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.view import Decision
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
 from operator_world.history.demands import ClauseError
 from operator_world.history.draws import spec_of, temper_of
+from operator_world.history.kinds import PLAIN, SECOND_CONTROLLER, Kind
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
 from operator_world.history.stage import Stage
 from operator_world.history.story import Story
-from operator_world.kube_objects import GPU, Raw, template
+from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.leaders import Temper
 
@@ -66,7 +73,7 @@ def breaks(clause: int, first: int = 0) -> str:
     found = []
     for seed in range(first, first + TRIES):
         try:
-            Story(seed, judges_plans=False).run(STEPS)
+            Story(seed, judges_plans=False, kind=PLAIN).run(STEPS)
         except ClauseError as error:
             found.append(str(error))
             if found[-1].startswith(f"clause {clause}: "):
@@ -233,10 +240,41 @@ def test_a_deleted_job_that_keeps_its_workers_breaks_clause_6(stage: Stage, brok
     assert "vision/job is deleted" in fails(stage, 6)
 
 
+# ---- two operators, two kinds of GPU, and a policy file that does not answer: each is judged, too
+
+
+@pytest.mark.parametrize("stage", [Kind(controllers=(DEFAULT_CONTROLLER, SECOND_CONTROLLER))], indirect=True)
+def test_gpus_that_another_operator_has_chosen_break_clause_1_if_they_are_given_out(
+    stage: Stage, broken: Broken
+) -> None:
+    broken(snapshot, "foreign_worker", lambda pod: None if pod.node is None else foreign_worker(pod))
+    stage.world.add_machine("node", 1, 16, {}, [])
+    submit(stage, "one")
+    submit(stage, "other", controllerName=SECOND_CONTROLLER)
+    assert "is created for node, which has 0" in fails(stage, 1)
+
+
+@pytest.mark.parametrize("stage", [Kind(has_slices=True)], indirect=True)
+def test_slices_of_gpus_break_clause_1_if_they_are_not_counted_apart(stage: Stage, broken: Broken) -> None:
+    broken(gpus, "restricted", lambda constraints, *_: constraints)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", limits={MIG: 1})
+    assert "is created for node, which has 0" in fails(stage, 1)
+
+
+@pytest.mark.parametrize("stage", [Kind(answers=False)], indirect=True)
+def test_jobs_that_wait_for_the_answer_of_a_policy_file_break_clause_4(stage: Stage, broken: Broken) -> None:
+    broken(learned, "_fallback", lambda view, why, _: Decision(shares=(), memory=view.memory, fallback=why))
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job")
+    assert "vision/job might run and says HeldByPolicy" in fails(stage, 4)
+
+
 # ---- what stages are made of
 
 Broken = Callable[[Any, str, Any], None]
 OBEDIENT: Final = Temper(evaluation=4.0)
+ONE_GPU: Final = {GPU: 1}
 PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2, "base": "Checkpoint"}
 
 
@@ -247,18 +285,25 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    """A cluster without nodes; plans are not judged."""
-    made = Stage(0, judges_plans=False, policy=FairPolicy())
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A cluster without nodes, of the kind that is the parameter; plans are not judged."""
+    made = Stage(0, judges_plans=False, policy=FairPolicy(), kind=getattr(request, "param", PLAIN))
     yield made
     made.close()
 
 
-def submit(stage: Stage, name: str, temper: Temper = OBEDIENT, finalizers: Sequence[str] = (), **spec: Any) -> None:
+def submit(
+    stage: Stage,
+    name: str,
+    temper: Temper = OBEDIENT,
+    finalizers: Sequence[str] = (),
+    limits: Mapping[str, int] = ONE_GPU,
+    **spec: Any,
+) -> None:
     """Make a job of one worker, or as `spec` says."""
     stage.world.tempers[f"vision/{name}"] = temper
     asked = {"timeBudgetSeconds": 600, "minReplicas": 1, "maxReplicas": 1, "preemption": PREEMPTION, **spec}
-    whole = {**asked, "template": template({"resources": {"limits": {GPU: 1}}})}
+    whole = {**asked, "template": template({"resources": {"limits": dict(limits)}})}
     stage.world.submit("vision", name, whole, finalizers)
 
 

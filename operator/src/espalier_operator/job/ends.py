@@ -124,7 +124,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
         yield leader.end.at + timing.report
     elif (since := done_since(state, seen)) is not None:
         yield since + timing.leave
-        yield since + timing.linger
+        yield _ends_by(since, state, timing)
 
 
 def _completed(
@@ -213,7 +213,15 @@ def done_since(state: JobState, seen: Observation) -> float | None:
 
 def _lingers(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
     since = done_since(state, seen)
-    return since is not None and now >= since + timing.linger
+    return since is not None and now >= _ends_by(since, state, timing)
+
+
+def _ends_by(since: float, state: JobState, timing: Timing) -> float:
+    """Return until when the process of a leader is waited for that has said its last word: not beyond a deadline to
+    stop, after which a job that is complete would run again.
+    """
+    by = since + timing.linger
+    return by if state.stopping is None else min(by, state.stopping.deadline)
 
 
 def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:

@@ -411,6 +411,18 @@ def test_a_leader_that_ends_while_it_is_asked_to(pods, said, verdict):
     assert seen(*pods, worker(), said=said, state=state) == replace(state, ended=verdict)
 
 
+def test_a_leader_that_has_completed_and_hangs_is_complete_when_it_is_to_have_stopped():
+    """It would be stopped by force, and the job that is complete would wait to run again."""
+    said, state = says(COMPLETED, Reason.BUDGET_EXHAUSTED), replace(STATE, stopping=STOPPING)
+    deadline = STOPPING.deadline
+    first = seen(leader(), worker(), said=said, state=state, now=deadline - 1)
+    assert first.ended is None
+    there = observed(JOB, first, [parse_pod(leader(), SETTINGS)], said)
+    assert deadline in turning_points(first, there, SETTINGS.timing)
+    last = seen(leader(), worker(), said=said, state=first, now=deadline)
+    assert last.ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
+
+
 def test_a_node_lost_while_it_is_asked_to():
     state = replace(STATE, stopping=STOPPING)
     assert seen(leader(), worker(), said=says(TRAINING), state=state, ready=()) == state

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+RESOURCE_LABEL: Final = "espalier.dev/gpu-resource"
+"""A label that only the planner's nodes have, where there are several GPU resources (`kube.objects.gpus`)."""
 REPELLING: Final = ("NoSchedule", "NoExecute")
 """Effects of taints that keep pods away."""
 
@@ -137,6 +139,12 @@ class Constraints:
             and all(any(term.matches(name, labels) for term in terms) for terms in self.alternatives)
             and self.tolerates(taints)
         )
+
+    @property
+    def gpus_alone(self) -> Constraints | None:
+        """What is left for a pod that asks for nothing but its GPUs; None: these are on any node."""
+        kept = tuple(each for each in self.node_selector if each[0] == RESOURCE_LABEL)
+        return Constraints(node_selector=kept, tolerations=(Toleration(operator="Exists"),)) if kept else None
 
     @property
     def alternatives(self) -> tuple[tuple[Term, ...], ...]:

@@ -18,7 +18,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.constraints import Constraints, Taint, Toleration
+from espalier_operator.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
 from espalier_operator.facts import (
     Ended,
     JobFacts,
@@ -166,6 +166,15 @@ def test_a_job_starts_only_where_its_constraints_admit_it():
     assert planned.actions == (Admit(job="one", gpu_type="a"), Admit(job="team", gpu_type="a"))
     assert refused(planned) == {"wide": Reason.UNSCHEDULABLE}, "its zone is too small for it, the cluster is not"
     assert refused(decide(nodes, [job("large", low=8, constraints=TEAM)])) == {"large": Reason.TOO_LARGE}
+
+
+def test_a_job_is_too_large_for_what_there_is_of_its_gpu_resource():
+    slices = Constraints(node_selector=((RESOURCE_LABEL, "nvidia.com/mig-1g.5gb"),))
+    whole = node("n", 8, labels={RESOURCE_LABEL: "nvidia.com/gpu"})
+    sliced = node("n/mig", 2, "mig", labels={RESOURCE_LABEL: "nvidia.com/mig-1g.5gb"}, taints=(Taint("team"),))
+    for workers, reason in ((3, Reason.TOO_LARGE), (2, Reason.UNSCHEDULABLE)):
+        planned = decide([whole, sliced], [job("one", low=workers, constraints=slices)])
+        assert refused(planned) == {"one": reason}
 
 
 def cpus(number: int) -> Constraints:

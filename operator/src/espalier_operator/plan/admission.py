@@ -77,7 +77,7 @@ class Admission:
             self._record.refuse(job, obstacle(job))
             self._record.wake(job.hold_until or 0.0)
         elif gpus and not sites:
-            fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, None, gpus, workers)
+            fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, terms.constraints.gpus_alone, gpus, workers)
             self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
         elif self._tick.order.waits(job):
             self._record.refuse(job, Reason.HELD_BY_POLICY)

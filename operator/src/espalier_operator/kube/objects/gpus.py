@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from espalier_operator.constraints import Constraints
+from espalier_operator.constraints import RESOURCE_LABEL, Constraints
 from espalier_operator.facts import Node
 from espalier_operator.kube.settings import KubeSettings
 
-RESOURCE_LABEL: Final = "espalier.dev/gpu-resource"
-"""A label that only the planner's nodes have, where there are several resources."""
 _PARTS_OF_A_RESOURCE: Final = 2
 """DOMAIN/NAME."""
 

@@ -59,7 +59,7 @@ def check(
                 if action.reason is Reason.NEEDED_BY_OTHER_JOB and job.granted_at is not None:
                     changed_at = max(job.granted_at, job.changed_at or 0.0)
                     young = now < changed_at + job.terms.min_runtime_seconds
-                    _demand(not young or _base_or_foreign_waits(snapshot), 7, f"{job.key} is asked too soon")
+                    _demand(not young or _base_or_foreign_waits(snapshot, plan), 7, f"{job.key} is asked too soon")
             case ReleaseExtra() if job.reclaim is not None:
                 done = job.acknowledged_generation >= job.generation
                 _demand(done or now >= job.reclaim.deadline, 5, f"{job.key} had time left")
@@ -110,13 +110,13 @@ def check(
 
 
 def _has_room(snapshot: Snapshot, plan: Plan, job: JobFacts, types: Mapping[str, str | None]) -> bool:
-    """Return whether `job` is to have another type of GPU, and enough of these are free, lent, or given up with it."""
+    """Return whether `job` is to have another type of GPU, and enough of these are free, lent, or given up now."""
     wished = types.get(job.key)
     if wished in (None, job.gpu_type):
         return False
     nodes = [node for node in snapshot.nodes if node.ready and node.schedulable and node.gpu_type == wished]
     names = {node.name for node in nodes if node.admits(job.terms.constraints)}
-    stopped = {action.job for action in plan.actions if isinstance(action, Stop)}
+    stopped = {action.job for action in plan.actions if isinstance(action, Stop | Requeue | Finish | Fail)}
     stopped |= {each.key for each in snapshot.jobs if each.stopping is not None}
     stays = [each for each in snapshot.workers if each.node in names and each.job not in stopped]
     free = sum(node.allocatable - node.departing for node in nodes if node.name in names)
@@ -342,14 +342,16 @@ def _is_bound(worker: Worker, key: str, role: Role) -> bool:
     return mine and worker.state is not WorkerState.TERMINATING
 
 
-def _base_or_foreign_waits(snapshot: Snapshot) -> bool:
+def _base_or_foreign_waits(snapshot: Snapshot, plan: Plan) -> bool:
+    """Return whether base workers or others wait for GPUs, or will: those of a job that moves."""
+    moves = any(isinstance(action, Stop) and action.reason is Reason.PREEMPTED_BY_POLICY for action in plan.actions)
     foreign = any(w.role is Role.FOREIGN and w.node is None for w in snapshot.workers)
     waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)
     missing = any(
         job.admitted_at is not None and not job.finished and _missing(snapshot, job, Role.BASE, job.terms.min_replicas)
         for job in snapshot.jobs
     )
-    return foreign or waiting or missing
+    return foreign or waiting or missing or moves
 
 
 def _demand(holds: bool, number: int, message: str) -> None:

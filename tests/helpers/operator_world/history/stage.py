@@ -74,16 +74,32 @@ class Stage:
         """Let operators and cluster do all that is to be done now, and judge."""
         for _ in range(ROUNDS_TO_REST):
             self._cluster_moves()
-            if len(self.operators) > 1:
-                self.random.shuffle(self.operators)
-            # The next one sees what the one before has done, and kube-scheduler has not seen yet.
-            worked = [each.work() for each in self.operators]
-            if not any(worked):
+            if not self._operators_work():
                 for each in self.operators:
                     each.clauses.at_rest()
                 self.world.over_quota.clear()
                 return
         raise ClauseError("clause 4: the operators come to no rest")
+
+    def _operators_work(self) -> bool:
+        """Let each operator work that has anything to do; return whether one had.
+
+        Each sees what those before it have done, and kube-scheduler has not seen yet; or all of them look at once.
+        """
+        if len(self.operators) > 1:
+            self.random.shuffle(self.operators)
+        if len(self.operators) == 1 or self.random.random() < 0.5:
+            worked = False
+            for each in self.operators:
+                if each.look():
+                    each.work()
+                    worked = True
+            return worked
+        busy = [each for each in self.operators if each.look()]
+        for number, each in enumerate(busy):
+            each.clauses.is_fresh = number == 0
+            each.work()
+        return bool(busy)
 
     def _watched(self, deciding: Deciding, controller: str) -> Watched:
         others = (MIG,) if self.kind.has_slices else ()

@@ -39,16 +39,18 @@ class Watched:
         self._is_quiet = False
         self.operator = self._next_life()
 
-    def work(self) -> bool:
-        """See all, and work if there is anything to do; return whether there was."""
-        changed, calls = self.operator.see(*KINDS), self.operator.client.calls
+    def look(self) -> bool:
+        """See all; return whether there is anything to do."""
+        changed = self.operator.see(*KINDS)
         dues = (self.operator.due, self.clauses.plan.wake_at)
         due = any(at is not None and at <= self._world.now for at in dues)
         self.clauses.saw_all()
-        if self._is_quiet and not (changed or due or self.operator.woken):
-            return False
+        return not self._is_quiet or changed or due or self.operator.woken
+
+    def work(self) -> None:
+        """Work by what it sees, and take note of whether that was all."""
+        calls = self.operator.client.calls
         self._is_quiet = self.tick() and self.operator.client.calls == calls
-        return True
 
     def tick(self) -> bool:
         """Let it work once by what it sees; return whether it lives."""

@@ -16,7 +16,8 @@ A history checks these whenever the operator has come to rest, that is: has seen
     fit without them; a quota that others have borrowed, where jobs that hold it allow to be stopped (`waiting`); lent
     GPUs, and jobs that allow it, on a node that is about to go (`returns`).
 6.  *Ends are in order.* No leader whose count of its time budget is about the operator's is ended because that is used
-    up before its last evaluation is over; a job that is deleted has no workers, though a finalizer holds it (`ends`).
+    up before its last evaluation is over; no job runs again whose leader has said that it is complete; a job that is
+    deleted has no workers, though a finalizer holds it (`ends`).
 
 Of several operators each is judged by its own jobs (`controllerName`): queues, and what is lent, are its own. Nodes and
 ResourceQuotas are shared, so 1 holds for all of them together.
@@ -95,6 +96,7 @@ class Clauses:
         self.plan, self._plans_by_that = plan, self.is_fresh
         self._ends.planned(snapshot, plan, self.checked)
         if self.is_fresh:
+            self._ends.saw(plan, self.checked)
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 
     def creating(self, manifest: Mapping[str, Any]) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from espalier_api.documents import loads
 from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_operator.actions import Finish, Plan
+from espalier_api.report import Report, TrainerPhase
+from espalier_api.signal import REPORT_KEY
+from espalier_operator.actions import Finish, Plan, Requeue
 from espalier_operator.facts import Snapshot
+from espalier_operator.kube.objects import names
 from operator_world.history.demands import demand
 from operator_world.history.seen import claimant, identity
 from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
+from operator_world.kube_objects import Raw
 
 COUNTS_DIFFER_SECONDS: Final = 5.0
 """An operator that counts so much more than a leader may end it in its evaluation."""
@@ -41,6 +45,23 @@ class Ends:
                     since = leader.evaluating_since
                     took = 0.0 if since is None else self._world.now - since
                     demand(took > leader.temper.evaluation, 6, f"{action.job} is ended {took:g} s into its evaluation")
+
+    def saw(self, plan: Plan, checked: Counter[str]) -> None:
+        """No job waits to run again whose leader was seen to say that it is complete."""
+        for action in plan.actions:
+            job = self._world.jobs.get(action.job)
+            if isinstance(action, Requeue) and job is not None:
+                checked["waits again"] += 1
+                demand(not self._is_complete(action.job, job), 6, f"{action.job} is complete, and is to run again")
+
+    def _is_complete(self, key: str, job: Raw) -> bool:
+        """Return whether the last report is of a leader that runs, and says so."""
+        config_map = self._world.config_maps.get(names.report_name(key), {})
+        text = config_map.get("data", {}).get(REPORT_KEY)
+        said = None if text is None else loads(text, Report, "the ConfigMap")
+        if said is None or said.phase is not TrainerPhase.COMPLETED:
+            return False
+        return any(leader.uid == said.incarnation for leader in self._world.live_leaders(job["metadata"]["uid"]))
 
     def judge(self, checked: Counter[str]) -> None:
         """A job that somebody's finalizer holds has no workers."""

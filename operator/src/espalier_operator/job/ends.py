@@ -75,11 +75,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
     """Return the state after a look at base worker `index`."""
     worker, known = seen.worker(index), state.incarnations[index]
     leads = index == 0
-    if (
-        leads
-        and (verdict := _completed(state, seen, known or (worker.id if worker else ""), worker, now, timing))
-        is not None
-    ):
+    if (verdict := _completed(state, seen, index, now, timing)) is not None:
         return replace(state, ended=verdict)
     if worker is None:
         return _ended_by_others(state, index, Reason.PREEMPTED) if known else state
@@ -93,12 +89,16 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
         return _judge_leader(state, seen, worker, worker.end, terms, now, timing)
     if worker.end.external:
         return _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
-    done = worker.end.code == 0 and not worker.end.overran  # a user's own worker that is done before its leader
-    if done or state.stopping is not None:
+    if _is_done(worker.end) or state.stopping is not None:
         return state
     code = 1 if worker.end.code is None else worker.end.code
     text = f"base worker {index}: {_joined(f'exit code {code}', worker.end.message)}"
     return failed(state, index, text, terms, now, timing)
+
+
+def _is_done(end: End) -> bool:
+    """Return whether a user's own worker was done before its leader."""
+    return end.code == 0 and not end.overran and not end.external
 
 
 def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -127,15 +127,23 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
         yield _ends_by(since, state, timing)
 
 
-def _completed(
-    state: JobState, seen: Observation, known: str, worker: Incarnation | None, now: float, timing: Timing
-) -> Ended | None:
-    """Return the end of a leader that reported completion, however its process ended after that."""
-    report = seen.report_of(known)
+def _completed(state: JobState, seen: Observation, index: int, now: float, timing: Timing) -> Ended | None:
+    """Return the end of a job whose leader reported completion, however that and its other workers ended after that.
+
+    The process of the leader is about to end: it is waited for, unless another worker would have to be started again.
+    """
+    leader, worker, known = seen.leader, seen.worker(index), state.incarnations[index]
+    report = seen.report_of(state.incarnations[0] or (leader.id if leader else ""))
     if report is None or report.phase is not TrainerPhase.COMPLETED:
         return None
-    if worker is not None and worker.end is None and worker.lost is None and not _lingers(state, seen, now, timing):
-        return None  # its process is about to end
+    if worker is None:
+        goes_on = index > 0 and not known
+    elif index == 0:
+        goes_on = worker.end is None and worker.lost is None and not _lingers(state, seen, now, timing)
+    else:
+        goes_on = worker.lost is None and (worker.end is None or _is_done(worker.end))
+    if goes_on:
+        return None
     return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])
 
 

@@ -480,6 +480,24 @@ def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():
     assert seen(leader(), worker(node="gone"), said=says(TRAINING)) == replaced()
 
 
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [],
+        [worker(node="gone")],
+        [end_of_worker(1)],
+        [end_of_worker(137, deleting=True)],
+        [end_of_worker(0, deleting=True)],
+    ],
+)
+def test_a_job_whose_leader_has_completed_misses_no_other_worker(pods):
+    """It would count a failure, or wait for GPUs and run again, while the process of its leader unloads."""
+    complete = says(COMPLETED, Reason.BUDGET_EXHAUSTED)
+    assert seen(leader(), *pods, said=complete).ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
+    for other in (worker(), end_of_worker(0)):
+        assert seen(leader(), other, said=complete) == STATE
+
+
 def test_two_workers_that_fail_are_two_failures_and_one_restart():
     after = seen(ended(1), end_of_worker(1), said=says(TRAINING))
     assert (after.failures, after.restarts, after.attempts) == (2, 1, (5, 1))

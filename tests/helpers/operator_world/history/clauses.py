@@ -91,12 +91,16 @@ class Clauses:
         """The operator sees all, and is about to work."""
         self.is_fresh, self._plans_by_that = True, False
 
-    def planned(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Take note of a plan, and of the snapshot that it was made of."""
+    def planned(self, snapshot: Snapshot, plan: Plan, *, knows_quotas: bool) -> None:
+        """Take note of a plan, and of the snapshot that it was made of.
+
+        `knows_quotas`: that has the ResourceQuotas as they are. A pod that was made since it looked may be counted.
+        """
         self.plan, self._plans_by_that = plan, self.is_fresh
         self._ends.planned(snapshot, plan, self.checked)
         if self.is_fresh:
             self._ends.saw(plan, self.checked)
+        if self.is_fresh and knows_quotas:
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 
     def creating(self, manifest: Mapping[str, Any]) -> None:

@@ -82,7 +82,8 @@ class Watched:
     def _planned(self, snapshot: Snapshot, plan: Plan) -> None:
         for action in plan.actions:
             self._say(f"  {action}")
-        self.clauses.planned(snapshot, plan)
+        knows_quotas = self.operator.view["resource_quotas"] == self._world.resource_quotas
+        self.clauses.planned(snapshot, plan, knows_quotas=knows_quotas)
         if self._judges_plans:
             types = {share.job: share.gpu_type for share in plan.shares}
             check(snapshot, plan, self._world.now, preempts=not self._deciding.is_fair, types=types)

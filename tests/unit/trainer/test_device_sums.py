@@ -35,8 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def sleep(seconds: float) -> None:
         found.now += seconds
 
-    monkeypatch.setattr(nccl.time, "monotonic", lambda: found.now)
-    monkeypatch.setattr(nccl.time, "sleep", sleep)
+    monkeypatch.setattr(nccl, "time", SimpleNamespace(monotonic=lambda: found.now, sleep=sleep))
     return found
 
 

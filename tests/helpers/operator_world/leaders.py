@@ -146,6 +146,8 @@ class Process:
                 return
             self.phase = TrainerPhase.TRAINING
             self._speak(world)
+            if self.used >= self.budget:  # it ends at its first step boundary, before a step
+                self._evaluate(world, Reason.BUDGET_EXHAUSTED)
             return
         self.used += seconds
         if self.phase is TrainerPhase.TRAINING:

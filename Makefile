@@ -49,7 +49,7 @@ test-all: export ESPALIER_SWEEPS := all
 test-all: test  ## the same with every case of the sweeps
 
 .PHONY: histories
-histories: .venv/.ready  ## play adversarial histories of a shared cluster (an hour of a core); ARGS='--seed N --histories 1 --steps 500'
+histories: .venv/.ready  ## play adversarial histories of a shared cluster (over an hour of a core); ARGS='--seed N --histories 1 --steps 500'
 	PYTHONPATH=tests/helpers PYTHONHASHSEED=0 .venv/bin/python -m operator_world.history $(ARGS)
 
 .PHONY: test-integration

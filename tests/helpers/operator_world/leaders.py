@@ -58,6 +58,8 @@ class Process:
     budget: float
     started_at: float
     used: float = 0.0
+    resumed_at: float = 0.0
+    """Budget seconds that were used when it started."""
     phase: TrainerPhase = TrainerPhase.STARTING
     reason: Reason | None = None
     acknowledged: int = 0
@@ -95,6 +97,7 @@ class Process:
             document = json.loads(metadata["annotations"][ALLOCATION_ANNOTATION])
             process.budget = document["timeBudget"]["budgetSeconds"]
             process.used = max(document["timeBudget"]["usedSeconds"], world.checkpoints.get(process.job_uid, 0.0))
+            process.resumed_at = process.used
         return process
 
     def terminate(self, now: float, grace: float) -> None:

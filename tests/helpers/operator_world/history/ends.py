@@ -35,11 +35,15 @@ class Ends:
             job = self._world.jobs.get(action.job)
             if not isinstance(action, Finish) or action.reason is not Reason.BUDGET_ENFORCED or job is None:
                 continue
-            (counted,) = (each.used_at(self._world.now) for each in snapshot.jobs if each.key == action.job)
+            (facts,) = (each for each in snapshot.jobs if each.key == action.job)
+            counted, terms = facts.used_at(self._world.now), facts.terms
+            latest = max(terms.time_budget_seconds, facts.budget_end_seconds or 0.0) + terms.grace_seconds
             for leader in self._world.live_leaders(job["metadata"]["uid"]):
                 # An operator that was away while a leader started counts its start-up as well.
                 agrees = counted - leader.used < COUNTS_DIFFER_SECONDS
                 trains = leader.phase in (TrainerPhase.TRAINING, TrainerPhase.EVALUATING)
+                # Where an earlier one trained on, on a node that is lost, nothing may be left for this one.
+                trains = trains and leader.resumed_at < latest
                 if trains and agrees and self._world.is_ready(leader.node):
                     checked["ended by force"] += 1
                     since = leader.evaluating_since

@@ -62,6 +62,12 @@ test-chart: .venv/.ready  ## test the chart with a real helm and a real API serv
 		export HELM KUBEBUILDER_ASSETS MONITORING_CRDS && \
 		.venv/bin/pytest tests/unit/chart tests/integration/test_chart_*.py
 
+.PHONY: test-cuda
+test-cuda: .venv/.ready  ## test jobs and worker processes on a GPU, which the workers share (NCCL 2.30 or later)
+	NCCL_MULTI_RANK_GPU_ENABLE=1 OMP_NUM_THREADS=1 .venv/bin/pytest tests/unit/net2net/test_cuda_growth.py \
+		$(addprefix tests/unit/trainer/test_,$(addsuffix .py,cuda_jobs elastic_processes process trials)) \
+		--numprocesses 4 --dist load
+
 .PHONY: crd
 crd: .venv/.ready  ## generate the CRD from the models
 	.venv/bin/python -m espalier_api.crd crds
@@ -214,6 +220,12 @@ bench-cifar8: .venv/.ready  ## the same on CIFAR-10 at 8×8 pixels, five seeds (
 bench-gpt: .venv/.ready  ## does a language model that grows beat every fixed depth? (about 4 hours of a core, resumes); ARGS=--quick
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/gpt.py $(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt.jsonl --picture $(RUNS)/gpt.png)
+
+.PHONY: bench-gpt-large
+bench-gpt-large: .venv/.ready  ## the same with nets of 13 to 51 million parameters (about 10 minutes of a GPU, resumes); DATA=folder of Python
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/gpt_large.py --data $(DATA) \
+		$(if $(ARGS),$(ARGS),--runs $(RUNS)/gpt-large.jsonl --picture $(RUNS)/gpt-large.png)
 
 .PHONY: bench-cifar
 bench-cifar: .venv/.ready  ## the same for a ResNet on CIFAR-10 at 32×32 (an hour of a core, resumes); DATA=folder or archive

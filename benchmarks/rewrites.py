@@ -1,14 +1,15 @@
 """What do rewrites of the computation gain? Searches by a table of costs, and measured, over nine nets.
 
     .venv/bin/python benchmarks/rewrites.py [--quick] [--nets resnet18,gpt] [--pairs 15] [--compile] [--markdown]
+                                            [--device cuda --batch 256]
 
-One thread, CPU time of the process. A gain is the median over interleaved pairs of the model as it is and its
-execution: *forward* in train mode without gradients, *step* with loss, backward pass and Adam, with its quartiles.
-*table* is the gain that the table of costs predicts. `functional` is the execution without a rule: what calling
-operators instead of layers gains. `best of 8` measures the 8 best graphs of best-first in short pairs, and the winner
-anew. *rank* is Spearman's correlation of the table's sum with measured steps, over different graphs from random
-walks; there are fewer than asked for where the rules reach fewer. `--compile` adds torch.compile, and the seconds of
-its first step.
+One thread, CPU time of the process; with `--device cuda`, seconds until the device has computed. A gain is the median
+over interleaved pairs of the model as it is and its execution: *forward* in train mode without gradients, *step* with
+loss, backward pass and Adam, with its quartiles. *table* is the gain that the table of costs predicts. `functional` is
+the execution without a rule: what calling operators instead of layers gains. `best of 8` measures the 8 best graphs of
+best-first in short pairs, and the winner anew. *rank* is Spearman's correlation of the table's sum with measured steps,
+over different graphs from random walks; there are fewer than asked for where the rules reach fewer. `--compile` adds
+torch.compile, and the seconds of its first step.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.nets import NETS
+from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.rewriting import (
     SEARCHES,
     Comparison,
@@ -56,6 +58,8 @@ class Sizes:
     pairs: int
     graphs: int
     evaluations: int
+    batch: int | None = None
+    """Examples of a batch; None: as many as the net comes with."""
 
 
 @dataclass
@@ -87,7 +91,12 @@ class Case:
     def compared(
         self, execution: nn.Module, step: Callable[[nn.Module], None], pairs: int, than: nn.Module | None = None
     ) -> Comparison:
-        return compare(than or self.module, execution, step, pairs=pairs, clock=time.process_time)
+        return compare(than or self.module, execution, step, pairs=pairs, clock=self.clock)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds of this process where it computes itself, seconds where it waits for a device."""
+        return time.perf_counter if self.inputs.is_cuda else time.process_time
 
     def executed(self, plan: Plan) -> tuple[nn.Module, Errors]:
         """Return the execution of a plan, and its errors. Raises `AssertionError` where they are too large."""
@@ -108,11 +117,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parsed(arguments)
     torch.set_num_threads(1)
     quick = options.quick
-    sizes = Sizes(5 if quick else options.pairs, 10 if quick else options.graphs, 100 if quick else options.evaluations)
+    sizes = Sizes(
+        5 if quick else options.pairs,
+        10 if quick else options.graphs,
+        100 if quick else options.evaluations,
+        options.batch,
+    )
     names = options.nets.split(",") if options.nets else list(QUICK if quick else NETS)
     gains, ranks = [], []
     for name in names:
-        case = case_of(name, sizes)
+        case = case_of(name, sizes, device=options.device)
         began = time.process_time()
         gains += gains_of(case, with_compile=options.compile)
         ranks.append(rank_of(case))
@@ -120,6 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         progress(f"{name}: {time.process_time() - began:.0f} s of CPU")
     head = ["net, how", "evaluations", "rules", "table", "forward", "step", "quartiles", "error"]
     print(environment("torch", "torchvision"))
+    if options.device != "cpu":
+        print(f"on {torch.cuda.get_device_name(options.device)}, batches of {options.batch or 'their own size'}")
     print(rendered("Factor by which the execution is faster than the model", head, gains, markdown=options.markdown))
     head = ["net", "operators", "different graphs", "rank", "table ms", "measured ms", "environment steps/s"]
     print(rendered("The table of costs, and the environment", head, ranks, markdown=options.markdown))
@@ -132,16 +148,22 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--graphs", type=int, default=50, help="graphs of a net for the rank of the table")
     parser.add_argument("--evaluations", type=int, default=1500, help="graphs that a search may cost")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: then name a --batch that fills it")
+    parser.add_argument("--batch", type=int, help="examples of a batch; absent: a few, for a CPU")
     parser.add_argument("--compile", action="store_true", help="beside torch.compile")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)
 
 
-def case_of(name: str, sizes: Sizes, table: Path | None = None) -> Case:
+def case_of(name: str, sizes: Sizes, table: Path | None = None, device: str = "cpu") -> Case:
     """Return a net to be measured; its costs come from the folder `table`, if there is one."""
     torch.manual_seed(0)
     module, inputs = NETS[name]()
-    return Case(name, module, inputs, capture(module, inputs), Costs(module, table, clock=time.process_time), sizes)
+    if sizes.batch is not None:
+        inputs = inputs[torch.arange(sizes.batch) % len(inputs)]
+    module, inputs = module.to(device), inputs.to(device)
+    clock = time.perf_counter if inputs.is_cuda else time.process_time
+    return Case(name, module, inputs, capture(module, inputs), Costs(module, table, clock=clock), sizes)
 
 
 def gains_of(case: Case, *, with_compile: bool) -> list[list[str]]:
@@ -211,19 +233,21 @@ def rank_of(case: Case) -> list[str]:
     states = walked(case)
     sums = [state.cost for state in states]
     step = case.trained()
-    steps = [fastest(step, emitted(state.graph, case.module)) for state in states]
+    steps = [fastest(case, step, emitted(state.graph, case.module)) for state in states]
     rank = f"{stats.spearmanr(sums, steps).statistic:.2f}" if len(states) >= LEAST_RANKED else "too few"
     return [case.name, f"{case.graph.operators()}", f"{len(states)}", rank, f"{1e3 * sums[0]:.1f}",
             f"{1e3 * steps[0]:.1f}", f"{speed_of(case):,.0f}"]  # fmt: skip
 
 
-def fastest(step: Callable[[nn.Module], None], execution: nn.Module) -> float:
-    """Return the CPU seconds of the fastest of four steps, the first not counted."""
+def fastest(case: Case, step: Callable[[nn.Module], None], execution: nn.Module) -> float:
+    """Return the seconds of the fastest of four steps, the first not counted."""
     seconds = []
     for _ in range(4):
-        began = time.process_time()
+        settle(case.inputs.device)
+        began = case.clock()
         step(execution)
-        seconds.append(time.process_time() - began)
+        settle(case.inputs.device)
+        seconds.append(case.clock() - began)
     return min(seconds[1:])
 
 

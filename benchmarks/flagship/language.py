@@ -1,16 +1,20 @@
-"""The language model: characters of Python's standard library, a GPT of one run of blocks."""
+"""The language models: characters of Python's standard library or of a text, a GPT of one run of blocks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from espalier_api.validation import load_job
+from espalier_api.validation import load_job, with_spec
 from flagship.arms import Arm, StepCost
 from flagship.subject import Subject
 
 EPOCH_WINDOWS: Final = 128
 """16 steps."""
+_KEPT: Final = {
+    Arm.ANEW: ("embedding.", "places", "norm.", "head."),
+    Arm.EMBEDDINGS: ("embedding.", "places"),
+}
 
 
 def gpt() -> Subject:
@@ -22,10 +26,23 @@ def gpt() -> Subject:
         cost=StepCost(0.001, 0.004),
         measure="bits per character",
         short="bits",
-        kept={
-            Arm.ANEW: ("embedding.", "places", "norm.", "head."),
-            Arm.EMBEDDINGS: ("embedding.", "places"),
-        },
+        kept=_KEPT,
         first_rate=0.004,
         epoch={"windows": EPOCH_WINDOWS},
+    )
+
+
+def gpt_large(path: str, device: str) -> Subject:
+    """Return what `gpt_large.py` trains on the text at `path`; what its steps cost is to be measured."""
+    job = load_job(Path(__file__).parent / "gpt_large.yaml")
+    return Subject(
+        name="gpt_large",
+        job=with_spec(job, training={"dataset": {"name": "text", "path": path, "options": {"pattern": "*.py"}}}),
+        runs=("blocks.0",),
+        cost=StepCost(1.0, 0.0),
+        measure="bits per character",
+        short="bits",
+        kept=_KEPT,
+        first_rate=0.001,
+        device=device,
     )

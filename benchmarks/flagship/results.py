@@ -14,7 +14,7 @@ from espalier_api.base import Record
 from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run
 from flagship.subject import Subject
 
-LADDER: Final = (0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
+LADDER: Final = (0.00025, 0.0004, 0.0006, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016)
 """Learning rates that are tried."""
 TRIED_SEED: Final = 100
 """The seed of the runs by which learning rates are chosen; no result counts it."""

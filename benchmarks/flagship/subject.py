@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
 from espalier_api.task import Task
 from espalier_api.validation import with_spec
@@ -38,6 +40,8 @@ class Subject:
     figure: Callable[[float], float] = lambda score: score
     """Returns the figure of a score."""
     load: Callable[[DatasetSpec, Task], Data] = load_data
+    device: str = "cpu"
+    """Where nets are trained."""
 
     @property
     def task(self) -> Task:
@@ -51,5 +55,5 @@ class Subject:
 
     @cached_property
     def data(self) -> Data:
-        """Its data, read once."""
-        return self.load(self.shortened.spec.training.dataset, self.task)
+        """Its data, read once, on the device."""
+        return self.load(self.shortened.spec.training.dataset, self.task).to(torch.device(self.device))

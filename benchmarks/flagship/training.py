@@ -86,6 +86,15 @@ class Bench:
             seconds=time.monotonic() - began,
         )
 
+    def seconds(self, rate: float, blocks: int, steps: int) -> float:
+        """Return how long a run of so many steps takes here, in wall seconds, with its beginning and its end.
+
+        For a subject whose steps cost one virtual second.
+        """
+        began = time.perf_counter()
+        self._train(Cell(budget=float(steps), arm=Arm.ONE, moment=None, rate=rate, seed=0), blocks)
+        return time.perf_counter() - began
+
     def _validated(self, trainer: Trainer) -> Evaluation:
         data, objective = self.subject.data, objective_of(self.subject.task)
         validation = evaluate(trainer.network.module, data.validation, 128, objective=objective)
@@ -185,7 +194,7 @@ class Bench:
         data = self.subject.data
         order = cell.seed + (OTHER_ORDER if used else 0)
         seed_everything(order)
-        model = build_model(job.spec.training.model, data.classes, data.example_input(), self.subject.task)
+        model = build_model(job.spec.training.model, data.classes, data.example_input().cpu(), self.subject.task)
         prepare(model)
         moment = cell.moment if until is None else until
         arrives = cell.budget * moment if moment is not None and not used else None
@@ -199,7 +208,7 @@ class Bench:
             stop=lambda: clock.used_seconds() >= stop_at,
         )
         study = Study(stop_before_decision=None if until is None else 0)
-        trainer = Trainer(job, model, data, services, seed=order, study=study)
+        trainer = Trainer(job, model, data, services, device=self.subject.device, seed=order, study=study)
         if fork.start is not None:
             # Described for this way of growing, which the small net did not know of.
             state = fork.start.state.model_copy(update={"architecture": trainer.network.architecture})

@@ -154,3 +154,17 @@ def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:
     assert text.endswith("<!-- END figures -->\nafter\n")
     assert "| 2 blocks | 0.004 | 0 | not run |" in text
     assert "\nold\n" not in text
+
+
+def test_what_a_batch_size_that_follows_goodput_pays() -> None:
+    """On the assumed device, where 64 examples are few, it grows."""
+    command = [sys.executable, str(BENCHMARKS / "batch.py"), "--cases", "device", "--workers", "1", "--seeds", "2"]
+    result = subprocess.run(
+        [*command, "--time-budget", "0.6", "--markdown"], capture_output=True, text=True, timeout=280
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    fixed, goodput = (next(row for row in rows if row[:2] == ["device, 1", arm]) for arm in ("Fixed", "Goodput"))
+    assert fixed[5:7] == ["64", "0.0"]
+    assert float(goodput[5]) > 64
+    assert all(0 < float(row[2]) <= 1 for row in (fixed, goodput))

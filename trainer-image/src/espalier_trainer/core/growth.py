@@ -16,7 +16,7 @@ from espalier_trainer.adapting import Adapter, Asked, Consultation
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.forecasting import Forecasting
 from espalier_trainer.core.live import LiveRun
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.network import Network
 from espalier_trainer.outcomes import report_outcome

@@ -32,7 +32,7 @@ from espalier_trainer.core.services import Services
 from espalier_trainer.core.state import TrainingState
 from espalier_trainer.core.steps import Due, next_step
 from espalier_trainer.elastic.batches import Portion
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.evaluation import Evaluation

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.delivery import Place
-from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Command
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network

@@ -15,7 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.elastic.group import Group, Sending
+from espalier_trainer.elastic.broken import Sending
+from espalier_trainer.elastic.group import Group
 from espalier_trainer.layout import laid_as
 from espalier_trainer.measuring.gradients import squared_norm
 
@@ -77,7 +78,9 @@ class Buckets:
         for flat in self.flat:
             flat.zero_()
         self.flat[-1][-self.figures : -1] = torch.tensor(figures, device=group.device)
-        for sending in [group.sending(flat) for flat in self.flat]:
+        sent = [group.sending(flat) for flat in self.flat]
+        group.sent()
+        for sending in sent:
             sending.wait()
         if self.flat[-1][-1]:
             for view in self.views:
@@ -164,6 +167,7 @@ class Exchange:
         else:
             carried[-1:].zero_()
         self._sent.append(self._group.sending(buckets.flat[-1]))
+        self._group.sent()
         for sending in self._sent:
             sending.wait()
         if carried[-1]:

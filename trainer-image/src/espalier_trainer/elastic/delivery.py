@@ -19,7 +19,8 @@ from torch import Tensor
 from espalier_api.base import Record
 from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.elastic.group import PIECE_BYTES, Group, Sending
+from espalier_trainer.elastic.broken import Sending
+from espalier_trainer.elastic.group import PIECE_BYTES, Group
 
 SMALL_BYTES: Final = 1 << 16
 """Smaller tensors are sent in one piece together; a model has hundreds of them."""
@@ -107,7 +108,6 @@ def deliver(
     needed = torch.zeros(group.world, len(head.entries), dtype=torch.int32)
     if takes:
         needed[group.rank] = torch.tensor([tensor is None for tensor in room.tensors], dtype=torch.int32)
-    needed = needed.to(group.device)
     group.all_reduce(needed)
     sent = None if checkpoint is None else [tensor.detach() for _, _, tensor in _tensors(checkpoint)]
     for taker, row in zip(takers, needed[list(takers)].tolist(), strict=True):
@@ -132,12 +132,12 @@ def _announced(group: Group, source: int, head: Head | None) -> Head:
     content = torch.empty(0, dtype=torch.uint8)
     if head is not None:
         content = torch.frombuffer(bytearray(dumps(head).encode()), dtype=torch.uint8)
-    size = torch.tensor([len(content)], dtype=torch.int64, device=group.device)
+    size = torch.tensor([len(content)], dtype=torch.int64)
     group.broadcast(size, source)
-    content = content.to(group.device) if head is not None else torch.empty(int(size), dtype=torch.uint8)
-    content = content.to(group.device)
+    if head is None:
+        content = torch.empty(int(size), dtype=torch.uint8)
     group.broadcast(content, source)
-    return head or loads(content.cpu().numpy().tobytes().decode(), Head, "a training state")
+    return head or loads(content.numpy().tobytes().decode(), Head, "a training state")
 
 
 def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], sizes: Sequence[int]) -> None:
@@ -151,7 +151,7 @@ def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], size
         if number < len(cuts) and group.rank in (source, taker):
             part, first = cuts[number]
             piece = parts[part][first : first + PIECE_BYTES]
-            moved = piece.to(group.device)
+            moved = piece.cpu()
             begin = group.sending_to if group.rank == source else group.receiving_from
             begun = begin(moved, taker if group.rank == source else source), piece, moved
         if flight is not None:

@@ -15,7 +15,8 @@ from espalier_api.job import Stragglers
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.elastic.arrivals import Arrivals
 from espalier_trainer.elastic.batches import Portion
-from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.group import FORM_SECONDS, Group
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, planned
 from espalier_trainer.elastic.states import Code, Command, align, digest
 from espalier_trainer.elastic.step import take_back

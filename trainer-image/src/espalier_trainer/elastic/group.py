@@ -1,9 +1,11 @@
-"""One generation's process group: the few collectives that elastic training needs, by gloo (CPU) or nccl (CUDA)."""
+"""One generation's process group: the few collectives that elastic training needs.
+
+gloo carries everything but what is summed on GPUs, which NCCL does (`elastic/nccl.py`): commands and states lie in main
+memory, and gloo notices at once that a process has died, which NCCL does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+
+from espalier_trainer.elastic.broken import Sending, broken
+from espalier_trainer.elastic.nccl import DeviceSums
 
 if TYPE_CHECKING:
     from espalier_trainer.elastic.buckets import Buckets
@@ -21,26 +26,6 @@ COLLECTIVE_SECONDS = 20.0
 """A peer that does not answer for this long (frozen, cut off) counts as gone; one that dies is noticed at once."""
 PIECE_BYTES = 1 << 24
 """Large tensors are sent in pieces of this size, so that the timeout does not limit their size."""
-
-
-class GroupBrokenError(Exception):
-    """A member is gone, or cannot be reached: this generation is over."""
-
-
-class Sending:
-    """An exchange that has begun; nobody may touch its tensor until `wait` returns."""
-
-    def __init__(self, work: Any, seconds: float | None = None) -> None:
-        """`seconds` is how long to wait; None: as long as for any collective."""
-        self._work, self._seconds = work, seconds
-
-    def wait(self) -> None:
-        """Wait until it is done. Raises `GroupBrokenError`."""
-        with _broken():
-            if self._seconds is None:
-                self._work.wait()
-            else:
-                self._work.wait(timedelta(seconds=self._seconds))
 
 
 class Group:
@@ -56,33 +41,40 @@ class Group:
         self.exchanged: float | None = None
         """Seconds that the last exchange of gradients took from when this member was ready; None: not measured."""
         prefixed = PrefixStore(f"generation/{generation}", store)
-        with _broken():
-            if device.type == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timedelta(seconds=COLLECTIVE_SECONDS)
-                self._group: Any = dist.ProcessGroupNCCL(prefixed, rank, world, options)
-            else:
-                gloo: Any = dist.ProcessGroupGloo
-                given = gloo._Options()
-                given._devices = [gloo.create_device(hostname=_own_address(address, port))]
-                given._timeout = timedelta(seconds=FORM_SECONDS)
-                self._group = gloo(prefixed, rank, world, given)
-                # The first collective is part of forming: a member that died meanwhile is found here.
+        self._device_sums: DeviceSums | None = None
+        with broken():
+            gloo: Any = dist.ProcessGroupGloo
+            given = gloo._Options()
+            given._devices = [gloo.create_device(hostname=_own_address(address, port))]
+            given._timeout = timedelta(seconds=FORM_SECONDS)
+            self._group: Any = gloo(prefixed, rank, world, given)
+            # The first collective is part of forming: a member that died meanwhile is found here.
             self._group.barrier().wait()
-            if device.type != "cuda":
-                self._group.set_timeout(timedelta(seconds=COLLECTIVE_SECONDS))
+            self._group.set_timeout(timedelta(seconds=COLLECTIVE_SECONDS))
+            if device.type == "cuda":
+                self._device_sums = DeviceSums(PrefixStore("nccl", prefixed), rank, world, device, COLLECTIVE_SECONDS)
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over all members, in place; all get the same bits."""
         self.sending(tensor).wait()
 
     def sending(self, tensor: Tensor) -> Sending:
-        """Begin to sum `tensor` over all members, in place."""
-        with _broken():
+        """Begin to sum `tensor` over all members, in place; one on a GPU is summed there."""
+        if self._device_sums is not None and tensor.is_cuda:
+            return self._device_sums.sending(tensor)
+        with broken():
             return Sending(self._group.allreduce([tensor]))
 
+    def sent(self) -> None:
+        """Called by all members once they have begun to sum what they sum on GPUs, before they wait for it.
+
+        It finds a member that died before, for which the others would otherwise wait until the timeout.
+        """
+        if self._device_sums is not None:
+            self.barrier()
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """Overwrite `tensor` with that of the member `source`."""
+        """Overwrite `tensor`, in main memory, with that of the member `source`."""
         for piece in _pieces(tensor):
             self.broadcasting(piece, source).wait()
 
@@ -90,45 +82,34 @@ class Group:
         """Begin to overwrite `tensor`, a piece at most, with that of the member `source`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
-        with _broken():
+        with broken():
             return Sending(self._group.broadcast([tensor], options))
 
     def sending_to(self, tensor: Tensor, member: int) -> Sending:
         """Begin to send `tensor`, a piece at most, to one member, which receives one of its size."""
-        with _broken():
+        with broken():
             return Sending(self._group.send([tensor], member, 0), COLLECTIVE_SECONDS)
 
     def receiving_from(self, tensor: Tensor, member: int) -> Sending:
         """Begin to overwrite `tensor` with what the member sends."""
-        with _broken():
+        with broken():
             return Sending(self._group.recv([tensor], member, 0), COLLECTIVE_SECONDS)
 
     def barrier(self) -> None:
         """Wait until all members are here."""
-        self.all_reduce(torch.zeros(1, device=self.device))
+        self.all_reduce(torch.zeros(1))
 
     def close(self) -> None:
         """Close the connections; the other members notice it."""
-        group, self._group = self._group, None
-        self.buckets = None
-        if group is not None and self.device.type == "cuda":
-            group.abort()
-        del group
+        sums, self._group = self._device_sums, None
+        self.buckets = self._device_sums = None
+        if sums is not None:
+            sums.close()
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     """Return the parts, views of it, in which a contiguous tensor is sent."""
     return torch.split(tensor.view(-1), max(1, PIECE_BYTES // tensor.element_size()))
-
-
-@contextmanager
-def _broken() -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, OSError, AttributeError) as error:  # AttributeError: closed already
-        raise GroupBrokenError(str(error).splitlines()[0]) from error
 
 
 def _own_address(address: str, port: int) -> str:

@@ -16,7 +16,8 @@ import torch
 
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.apart import Line
-from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
 from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state

@@ -14,8 +14,9 @@ from torch import Tensor
 from espalier_api.documents import dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
+from espalier_trainer.elastic.broken import Sending
 from espalier_trainer.elastic.delivery import Place, deliver
-from espalier_trainer.elastic.group import Group, Sending
+from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
@@ -71,12 +72,12 @@ class Command:
         numbers = [float(self.code), self.epoch, self.cursor, self.size, float(self.measured)]
         numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
         numbers += [self.moment.used_seconds, self.moment.budget_seconds]
-        return group.broadcasting(torch.tensor(numbers, dtype=torch.float64, device=group.device), 0)
+        return group.broadcasting(torch.tensor(numbers, dtype=torch.float64), 0)
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(11, dtype=torch.float64, device=group.device)
+        tensor = torch.zeros(11, dtype=torch.float64)
         group.broadcast(tensor, 0)
         code, epoch, cursor, size, measured, *rest = tensor.tolist()
         batches, passes, factor, full, used, budget = rest
@@ -110,16 +111,16 @@ def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
 
 def receive_order(group: Group, command: Command) -> str | None:
     """Receive the orders that `command` announces; returns this member's, None if it has none."""
-    content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
+    content = torch.zeros(command.size, dtype=torch.uint8)
     group.broadcast(content, 0)
-    return _ORDERS.validate_json(content.cpu().numpy().tobytes()).get(group.rank)
+    return _ORDERS.validate_json(content.numpy().tobytes()).get(group.rank)
 
 
 def receive_note(group: Group, command: Command) -> CheckpointState:
     """Receive the non-tensor state that `command` announces."""
-    content = torch.zeros(command.size, dtype=torch.uint8, device=group.device)
+    content = torch.zeros(command.size, dtype=torch.uint8)
     group.broadcast(content, 0)
-    return loads(content.cpu().numpy().tobytes().decode(), CheckpointState, "note")
+    return loads(content.numpy().tobytes().decode(), CheckpointState, "note")
 
 
 def digest(network: Network) -> int:
@@ -141,7 +142,7 @@ def digest(network: Network) -> int:
 
 def digests(group: Group, own: int) -> list[int]:
     """Return all members' digests, by rank."""
-    found = torch.zeros(group.world, dtype=torch.int64, device=group.device)
+    found = torch.zeros(group.world, dtype=torch.int64)
     found[group.rank] = own
     group.all_reduce(found)
     return [int(each) for each in found.tolist()]
@@ -184,4 +185,4 @@ def align(
 
 def _broadcast(group: Group, code: Code, content: Tensor) -> None:
     Command(code, size=len(content)).send(group)
-    group.broadcast(content.to(group.device), 0)
+    group.broadcast(content, 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.apart import Line
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
 from espalier_trainer.errors import OwnLoopError

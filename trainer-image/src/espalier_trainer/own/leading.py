@@ -19,7 +19,7 @@ from espalier_trainer.causes import exit_code_of
 from espalier_trainer.core import faults
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.steps import Due
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.evaluation import Evaluation

@@ -13,7 +13,7 @@ from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.asked import on_reclaim
 from espalier_trainer.elastic.batches import LEAST_ROWS
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.method import method_of
 from espalier_trainer.network import Network

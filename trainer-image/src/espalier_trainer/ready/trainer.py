@@ -24,7 +24,7 @@ from espalier_trainer.data.source import Data, Source
 from espalier_trainer.distillation.asked import on_reclaim
 from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.elastic.batches import LEAST_ROWS
-from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.evaluation import Evaluation

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.modules import device_of
 
 PAIRS: Final = 15
@@ -78,10 +79,8 @@ def compare(
 
 
 def _seconds(model: nn.Module, step: Step, device: torch.device, clock: Callable[[], float]) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    settle(device)
     start = clock()
     step(model)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    settle(device)
     return clock() - start

@@ -163,7 +163,7 @@ bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared w
 	.venv/bin/python benchmarks/rewrites_learned.py --unseen --runs $(RUNS)/rewrites-learned.jsonl \
 		--table $(RUNS)/rewrites-table $(ARGS)
 
-bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a world model's controllers beside PPO with as many steps (30 minutes of a core); ARGS=--quick
+bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a world model's controllers beside PPO with as many steps (15 minutes of a core); ARGS=--quick
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/rewrites_dreamt.py --table $(RUNS)/rewrites-table $(ARGS)
 

@@ -3,9 +3,9 @@
 Symbolic rewrites take a millisecond, so that a dream cannot win by speed. What it can save are steps of the real
 environment: those that are recorded are all that it costs.
 
->>> episodes = record(environment, steps=2500, seed=0)
+>>> episodes = record(environment, steps=1000, seed=0)
 >>> world = learn_world(episodes, WorldSettings(), seed=0)
->>> controller = learn_controller(Dream(world, episodes[0].seen[0]), Settings(), seed=0)
+>>> controller = learn_controller(Dream(world, episodes[0].seen[0]), Settings(updates=25), seed=0)
 >>> walks(Awake(environment, world), controller, evaluations=40).plan
 """
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
@@ -25,13 +24,13 @@ import httpx
 from apiserver import JOBS, ApiServer, ServerError
 from connections import connections_aborted, json_lines
 
+from waiting import PATIENCE, until
+
 GPU = "nvidia.com/gpu"
 SIGTERM_EXIT = 143
 _RETRY_SECONDS = 0.1
 _COLLECT_SECONDS = 0.25
 _WATCH_SECONDS = 300
-PATIENCE = 90.0
-"""Seconds for what takes a few on a machine that does nothing else."""
 _MOST_SECONDS = 0.2
 """Between two looks at what a test waits for; the first ones come sooner."""
 _JOBS = f"{JOBS}/adaptivetrainingjobs"
@@ -143,18 +142,15 @@ class FakeKubelet:
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
     def wait_for(self, what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-        """Return the first true value of `holds`, `AssertionError` when there is none in time.
+        """Return the first true value of `holds`; `AssertionError` when there is none in time. Raises its trouble."""
 
-        Asked often at first and five times a second later: each question is a request, and keeps others waiting.
-        """
-        deadline, pause = time.monotonic() + seconds, 0.02
-        while not (value := holds()):
-            if self._trouble is not None:
+        def asked() -> Any:
+            value = holds()
+            if not value and self._trouble is not None:
                 raise self._trouble
-            assert time.monotonic() < deadline, f"not true after {seconds:g} s: {what}"
-            time.sleep(pause)
-            pause = min(1.2 * pause, _MOST_SECONDS)
-        return value
+            return value
+
+        return until(asked, what, seconds, _MOST_SECONDS)
 
     def wait_no_pods(self, namespace: str, seconds: float = PATIENCE) -> None:
         """Return once the namespace has no pods; the `AssertionError` names those that are left."""

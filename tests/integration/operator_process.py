@@ -10,10 +10,10 @@ from typing import Self
 
 import httpx
 from apiserver import ApiServer
-from fake_kubelet import PATIENCE
 
 from forked import Forked
 from ports import free_port
+from waiting import PATIENCE
 
 
 class OperatorProcess:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from apiserver import JOBS, ApiServer, ServerError
-from fake_kubelet import PATIENCE
 from releases import Release
+
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 QUEUES = "/apis/espalier.dev/v1alpha1/queues"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_kubelet import PATIENCE
 from operator_process import OperatorProcess
 from operators import World
 
@@ -22,6 +21,7 @@ from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.process.lease import Lease
 from espalier_operator.planning import Admit, Snapshot, configured, plan
 from espalier_operator.policy_memory import PolicyMemory
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
 

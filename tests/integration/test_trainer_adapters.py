@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from apiserver import JOBS, ApiServer
-from fake_kubelet import PATIENCE
 from relay import Relay
 
 from espalier_api import environment
@@ -41,14 +40,9 @@ from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.report import EventLog
 from espalier_trainer.scheduler import DocumentScheduler
 from forked import Forked
-from waiting import until
+from waiting import PATIENCE, until
 
 PROJECT = Path(__file__).parents[2]
-
-
-def wait_for(what: str, holds: Callable[[], Any]) -> Any:
-    """Return what `holds` returns once it is true."""
-    return until(holds, what)
 
 
 @dataclass
@@ -204,7 +198,7 @@ def test_every_allocation_is_heard(place, connect, listen) -> None:
     assert scheduler.used_seconds() >= 0.5
     for count in range(30):
         generation = here.allocate(1 + count % 2)
-        wait_for("the allocation", lambda: scheduler.allocation().generation == generation)  # noqa: B023
+        until(lambda: scheduler.allocation().generation == generation, "the allocation")  # noqa: B023
     assert scheduler.take_warnings() == ()
 
 
@@ -217,11 +211,11 @@ def test_stop_and_deadline_are_heard(place, connect, listen) -> None:
     deadline = datetime(2030, 1, 1, tzinfo=UTC)
     down = {"generation": 2, "replicas": 1, "gpus": 1, "direction": "down", "deadline": deadline.isoformat()}
     here.status(allocation=down)
-    wait_for("the reclaim", lambda: scheduler.allocation().generation == 2)
+    until(lambda: scheduler.allocation().generation == 2, "the reclaim")
     assert scheduler.allocation().deadline == deadline
     assert scheduler.stop_reason() is None
     here.status(scheduling={"stopping": {"reason": "Suspended", "deadline": deadline.isoformat()}})
-    wait_for("the demand to stop", lambda: scheduler.stop_reason() is Reason.SUSPENDED)
+    until(lambda: scheduler.stop_reason() is Reason.SUSPENDED, "the demand to stop")
 
 
 def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
@@ -236,14 +230,14 @@ def test_api_server_that_restarts_is_one_warning_and_the_file_holds_meanwhile(
     assert scheduler.allocation().generation == 1
     cluster.stop(signal.SIGKILL)
     warnings: list[str] = []
-    wait_for("a warning", lambda: warnings.extend(scheduler.take_warnings()) or warnings)
+    until(lambda: warnings.extend(scheduler.take_warnings()) or warnings, "a warning")
     write_document(file, document(here.job, 2, 2))
-    wait_for("the file's newer generation", lambda: scheduler.allocation().generation == 2)
+    until(lambda: scheduler.allocation().generation == 2, "the file's newer generation")
     cluster.start()
     here.generation = 2
     generation = here.allocate(1)
     with caplog.at_level(logging.INFO, "espalier_trainer"):
-        wait_for("the allocation after the restart", lambda: scheduler.allocation().generation == generation)
+        until(lambda: scheduler.allocation().generation == generation, "the allocation after the restart")
     warnings.extend(scheduler.take_warnings())
     assert len(warnings) == 1, warnings
     assert "cannot watch job" in warnings[0]
@@ -264,9 +258,9 @@ def test_watch_that_is_cut_or_dies_without_a_word_is_begun_again(place, connect,
         if harm == relay.freeze:
             made = relay.connections
             # The client gives up by itself: nothing tells it that the connection is dead.
-            wait_for("a new connection", lambda: relay.connections > made)  # noqa: B023
+            until(lambda: relay.connections > made, "a new connection")  # noqa: B023
             relay.thaw()
-        wait_for("the allocation", lambda: scheduler.allocation().generation == generation)  # noqa: B023
+        until(lambda: scheduler.allocation().generation == generation, "the allocation")  # noqa: B023
     assert relay.connections >= 4
 
 
@@ -287,9 +281,9 @@ def test_watch_of_a_version_that_is_too_old_begins_anew(place, connect, listen) 
         list(real(JOB_RESOURCE, here.namespace, 1, seconds=5, silence=5, fields="metadata.name=digits"))
     scheduler = listen(api, here.job.job)
     scheduler.start(0.0)
-    wait_for("the second watch", lambda: len(asked) > 1)
+    until(lambda: len(asked) > 1, "the second watch")
     generation = here.allocate(2)
-    wait_for("the allocation", lambda: scheduler.allocation().generation == generation)
+    until(lambda: scheduler.allocation().generation == generation, "the allocation")
     assert scheduler.take_warnings() == (), "one break is no outage"
 
 
@@ -334,13 +328,13 @@ def test_without_rights_the_annotation_holds_until_they_are_granted(place, conne
     scheduler.start(3.0)
     assert scheduler.used_seconds() >= 3.0
     write_document(file, document(here.job, 2, 2))
-    wait_for("the file's allocation", lambda: scheduler.allocation().generation == 2)
+    until(lambda: scheduler.allocation().generation == 2, "the file's allocation")
     warnings = list(scheduler.take_warnings())
     write_document(file, document(here.job, 3, 1, stop=Reason.SUSPENDED))
-    wait_for("the file's stop", lambda: scheduler.stop_reason() is Reason.SUSPENDED)
+    until(lambda: scheduler.stop_reason() is Reason.SUSPENDED, "the file's stop")
     # The further attempts are what must not warn; when the second begins, the first has failed.
     made = len(attempts)
-    wait_for("some more attempts", lambda: len(attempts) >= made + 2)
+    until(lambda: len(attempts) >= made + 2, "some more attempts")
     warnings.extend(scheduler.take_warnings())
     assert len(warnings) == 1, warnings
     assert f"cannot watch job {here.job.key}: Forbidden" in warnings[0]
@@ -352,7 +346,7 @@ def test_without_rights_the_annotation_holds_until_they_are_granted(place, conne
     )
     here.generation = 3
     generation = here.allocate(2)
-    wait_for("the watched allocation", lambda: scheduler.allocation().generation == generation)
+    until(lambda: scheduler.allocation().generation == generation, "the watched allocation")
 
 
 def make_report(job: KubeJob, step: int = 0, **more: Any) -> Report:
@@ -380,7 +374,7 @@ def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(
     reporter = reporter_of(connect(here.kubeconfig("digits-trainer")), here, clock=lambda: now[0])
     assert reporter.previous_used_seconds(here.job.job) == 0.0
     reporter.publish(lambda: make_report(here.job, 1, used_seconds=4.5), urgent=True)
-    wait_for("the report", lambda: here.report() is not None)
+    until(lambda: here.report() is not None, "the report")
     made: list[float] = []
 
     def make() -> Report:
@@ -390,7 +384,7 @@ def test_reports_are_patched_in_at_once_when_urgent_and_after_a_while_otherwise(
     for now[0] in (100.0, 101.9, 102.0, 102.1, 103.9):
         reporter.publish(make)
     assert made == [102.0]
-    wait_for("the report that was due", lambda: here.report().step == 2)
+    until(lambda: here.report().step == 2, "the report that was due")
     reporter.publish(lambda: make_report(here.job, 7, phase=TrainerPhase.COMPLETED, used_seconds=4.5), urgent=True)
     reporter.close()
     report = here.report()
@@ -435,7 +429,7 @@ def test_what_is_refused_is_warned_about_once(place, connect, reporter_of, caplo
     for step in range(5):
         made = len(attempts)
         reporter.publish(lambda: make_report(here.job, step), urgent=True)  # noqa: B023
-        wait_for("another attempt", lambda: len(attempts) > made)  # noqa: B023
+        until(lambda: len(attempts) > made, "another attempt")  # noqa: B023
     made = len(attempts)
     reporter.close()
     assert len(attempts) <= made + 1, "nothing is to be gained by trying on"
@@ -456,17 +450,17 @@ def test_a_leader_that_was_replaced_cannot_overwrite_the_report_of_its_successor
 
     old = reporter_of(api, here, attempt=0, job_uid=here.job.uid)
     old.publish(told(0, 1), urgent=True)
-    wait_for("the report", lambda: here.report() is not None)
+    until(lambda: here.report() is not None, "the report")
     new = reporter_of(api, here, attempt=1, job_uid=here.job.uid)
     assert new.previous_used_seconds(here.job.job) == 0.0
     old.publish(told(0, 2), urgent=True)
-    wait_for("the old leader's report", lambda: here.report().step == 2)
+    until(lambda: here.report().step == 2, "the old leader's report")
     assert (old.superseded(), new.superseded()) == ("", ""), "it may report until its successor does"
     new.publish(told(1, 3), urgent=True)
-    wait_for("the new leader's report", lambda: here.report().step == 3)
+    until(lambda: here.report().step == 3, "the new leader's report")
     patched = calls_of(api, "merge_patch")
     old.publish(told(0, 4, phase=TrainerPhase.COMPLETED), urgent=True)
-    wait_for("the old leader's insight", old.superseded)
+    until(old.superseded, "the old leader's insight")
     assert "attempt 1 has taken over from attempt 0" in old.superseded()
     assert here.report().step == 3
     made = len(patched)
@@ -487,7 +481,7 @@ def test_a_report_that_others_touch_is_written_on_their_version(place, connect, 
     for step in range(1, 4):
         here.cluster.request("PATCH", here.config_map, {"metadata": {"annotations": {"touched": str(step)}}})
         reporter.publish(lambda: make_report(here.job, step, attempt=2), urgent=True)  # noqa: B023
-        wait_for("the report", lambda: here.report() is not None and here.report().step == step)  # noqa: B023
+        until(lambda: here.report() is not None and here.report().step == step, "the report")  # noqa: B023
     assert reporter.superseded() == ""
 
 
@@ -496,11 +490,11 @@ def test_attempts_of_a_deleted_job_of_the_same_name_do_not_count(place, connect,
     api = connect(here.kubeconfig("digits-trainer"))
     earlier = reporter_of(api, here, attempt=7, job_uid=here.job.uid)
     earlier.publish(lambda: make_report(here.job, 1, attempt=7, used_seconds=9.0), urgent=True)
-    wait_for("the report", lambda: here.report() is not None)
+    until(lambda: here.report() is not None, "the report")
     again = reporter_of(api, here, attempt=0, job_uid="another")
     assert again.previous_used_seconds(here.job.job) == 0.0
     again.publish(lambda: make_report(here.job, 2, attempt=0), urgent=True)
-    wait_for("the report", lambda: here.report().step == 2)
+    until(lambda: here.report().step == 2, "the report")
 
 
 @dataclass
@@ -522,7 +516,7 @@ class Leader:
             report = self.place.report()
             return report if report is not None and holds(report) else None
 
-        return wait_for(what, found)
+        return until(found, what)
 
     def end(self) -> int:
         return self.process.wait(PATIENCE)
@@ -627,7 +621,7 @@ def test_leader_without_a_token_goes_by_its_files(place, lead, tmp_path) -> None
     here = place(timeBudgetSeconds=60)
     here.allocate(1)
     leader = lead(here, tmp_path / "no-such-kubeconfig")
-    wait_for("training", lambda: '"type":"TrainerStarted"' in leader.log)
+    until(lambda: '"type":"TrainerStarted"' in leader.log, "training")
     write_document(tmp_path / "allocation.json", document(here.job, 2, 1, stop=Reason.SUSPENDED))
     assert leader.end() == 143, leader.log
     assert "the API server cannot be asked" in leader.log

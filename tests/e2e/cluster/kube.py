@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 import httpx
 import yaml
 
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 PROJECT = Path(__file__).parents[3]
 GPU = "nvidia.com/gpu"
@@ -92,15 +91,8 @@ def get(resource: str, name: str = "", *, namespace: str = "", selector: str = "
 
 
 def wait_for(what: str, look: Callable[[], Found | None], seconds: float = PATIENCE, every: float = 0.3) -> Found:
-    """Return the first answer of `look` that is true; `ClusterError` after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise ClusterError(f"{what}: not within {seconds:g} s")
-        time.sleep(every)
+    """Return the first answer of `look` that is true; `AssertionError` after `seconds`."""
+    return until(look, what, seconds, every)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -98,6 +98,11 @@ PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropou
 
 NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
 """Tensor methods that return their tensor itself where there is nothing to do."""
+
+SEVERING = frozenset(
+    {torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.detach_, cast(Any, torch.Tensor.data).__get__}
+)
+"""Functions whose result passes no gradient on."""
 
 SHAPE_KEEPING = frozenset(
     {

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +19,7 @@ from espalier_trainer.net2net.trace.operators import (
     DECISIONS,
     NO_CHANGE,
     PASSING_ON,
+    SEVERING,
     SHAPE_KEEPING,
     function_attributes,
     function_operator,
@@ -30,11 +30,6 @@ from espalier_trainer.net2net.trace.operators import (
     snake_case,
     written_arguments,
 )
-
-_SEVERING: Final = frozenset(
-    {Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, cast(Any, Tensor.data).__get__}
-)
-"""Functions whose result passes no gradient on."""
 
 
 class Recorder(TorchFunctionMode):
@@ -121,7 +116,7 @@ class Recorder(TorchFunctionMode):
         if self._own or self._leaf is not None or not self._scopes:
             return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
-        if func in _SEVERING or (name == "_set_grad_enabled" and args[:1] == (False,)):
+        if func in SEVERING or (name == "_set_grad_enabled" and args[:1] == (False,)):
             self._severed.setdefault(self._scopes[-1], []).append(_caller())
         if name in DECISIONS and self._growing.intersection(self._read(args)):
             self._decision = self._decision or name

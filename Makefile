@@ -157,11 +157,15 @@ bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what d
 bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
-.PHONY: bench-rewrites-learned bench-rewrites-residual
+.PHONY: bench-rewrites-learned bench-rewrites-dreamt bench-rewrites-residual
 bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared with searches, also on unseen families (1 hour of a core); ARGS=--quick
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/rewrites_learned.py --unseen --runs $(RUNS)/rewrites-learned.jsonl \
 		--table $(RUNS)/rewrites-table $(ARGS)
+
+bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a world model's controllers beside PPO with as many steps (15 minutes of a core); ARGS=--quick
+	@mkdir -p $(RUNS)
+	.venv/bin/python benchmarks/rewrites_dreamt.py --table $(RUNS)/rewrites-table $(ARGS)
 
 bench-rewrites-residual: .venv/.ready  ## does a learnt residual of the table of costs save measurements? (10 minutes of a core); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites_residual.py $(ARGS)

@@ -35,8 +35,8 @@ def main() -> None:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-        size = sum(parameter.square().sum().item() for parameter in model.parameters())
-        print(f"epoch {epoch}: {len(list(model.parameters()))} parameters of length {size**0.5:.9f}", flush=True)
+        if loop.leads:
+            print(f"epoch {epoch}: {len(list(model.parameters()))} parameters", flush=True)
 
     with torch.no_grad():
         accuracy = (model(images[held_out].to(accelerator.device)).argmax(1).cpu() == labels[held_out]).float().mean()

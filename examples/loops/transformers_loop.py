@@ -49,6 +49,8 @@ def main() -> None:
         learning_rate=0.003,
         max_steps=1_000_000_000,  # the job's budget ends it
         save_strategy="no",  # the job has its own checkpoints
+        eval_strategy="steps",
+        eval_steps=100,
         report_to="none",
         logging_strategy="no",
         disable_tqdm=True,

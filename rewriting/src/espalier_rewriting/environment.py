@@ -31,7 +31,9 @@ LOCATIONS: Final = 64
 _ADDED: Final = 5
 """Nodes by which one rewrite may enlarge a graph, at most."""
 
-_FORBIDDEN: Final = -0.1
+FORBIDDEN: Final = -0.1
+"""Reward of an action that the masks forbid; it changes nothing."""
+
 _FAR: Final = 100.0
 
 Observation = dict[str, NDArray[Any]]
@@ -124,7 +126,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
             reward = math.log(before / self._state.cost)
             self._offer()
         elif not stopped:
-            reward = _FORBIDDEN
+            reward = FORBIDDEN
         truncated = not stopped and self._steps >= self.horizon
         if stopped or truncated:
             self._running = False

@@ -168,3 +168,13 @@ def test_what_a_batch_size_that_follows_goodput_pays() -> None:
     assert fixed[5:7] == ["64", "0.0"]
     assert float(goodput[5]) > 64
     assert all(0 < float(row[2]) <= 1 for row in (fixed, goodput))
+
+
+def test_what_is_learnt_in_a_dream_of_rewrites() -> None:
+    command = [sys.executable, str(BENCHMARKS / "rewrites_dreamt.py"), "--quick", "--markdown"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stderr
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    found = {row[0]: row for row in rows if row[0].startswith("repvgg-like, ")}
+    assert {"repvgg-like, PPO", "repvgg-like, awake", "repvgg-like, dream 1", "repvgg-like, dreamt"} <= set(found)
+    assert float(found["repvgg-like, beam 8"][4]) == 1, "all shares are of beam's gain"

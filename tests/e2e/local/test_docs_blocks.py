@@ -140,7 +140,8 @@ def test_the_quickstart_on_a_laptop(laptop: Laptop) -> None:
 def test_the_page_on_your_own_training(laptop: Laptop) -> None:
     page = read("own-training.md")
     files = dict(re.findall(r"`([a-z]+\.(?:py|yaml))`\)?:\n\n```[a-z]+\n(.*?)^```", page, re.M | re.S))
-    assert list(files) == ["spirals.py", "spirals.yaml", "grow.py", "smaller.py", "wider.py", "blocks.py"]
+    wanted = ["spirals.py", "spirals.yaml", "grow.py", "smaller.py", "wider.py", "blocks.py"]
+    assert list(files) == [*wanted, "accumulating.py", "accumulating.yaml"]
     for name, text in files.items():
         (laptop.folder / name).write_text(text)
     said = "".join(laptop.type(command) for command in commands(page))

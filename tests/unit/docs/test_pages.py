@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -67,6 +70,92 @@ def test_jobs_on_the_front_page_validate() -> None:
     assert found
     for text in found:
         parse_jobs(text, "README.md")
+
+
+class Source:
+    """What a module of ours has, read and not imported: its integrations import much."""
+
+    def __init__(self, module: str) -> None:
+        found = find_spec(module)
+        assert found is not None, f"there is no module {module}"
+        assert found.origin is not None, module
+        self.names: dict[str, ast.AST] = {}
+        for node in ast.parse(Path(found.origin).read_text()).body:
+            self.names |= dict.fromkeys(_bound(node), node)
+
+    def takes(self, name: str) -> set[str] | None:
+        """Return the keywords that a function, or the constructor of a class, of this module takes; None if any."""
+        node = self.names[name]
+        if isinstance(node, ast.ImportFrom):
+            own = next(one.name for one in node.names if (one.asname or one.name) == name)
+            return Source(str(node.module)).takes(own)
+        if isinstance(node, ast.ClassDef):
+            made = (one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__")
+            node = next(made, node)
+        if not isinstance(node, ast.FunctionDef) or node.args.kwarg is not None:
+            return None
+        return {one.arg for one in (*node.args.args, *node.args.kwonlyargs)}
+
+    def has(self, name: str) -> set[str]:
+        """Return the attributes that a class of this module has, or sets in its methods."""
+        node = self.names[name]
+        assert isinstance(node, ast.ClassDef)
+        inside = [one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)]
+        return {one.attr for one in inside} | {own for one in node.body for own in _bound(one)}
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """Return the names that a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(one.asname or one.name).partition(".")[0] for one in node.names}
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+
+
+PROGRAMS = [
+    pytest.param(text, id=f"{page}-{number}")
+    for page in ("own-training.md", "integrations.md")
+    for number, text in enumerate(blocks(ROOT / "docs" / page, "python"))
+]
+OURS = {
+    "loop": Source("espalier_trainer.own.loop").has("Loop"),
+    "elastic": Source("espalier_trainer.integrations.lightning").has("ElasticWorker"),
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_programs_need_no_line_that_is_not_shown(text: str) -> None:
+    """Each defines or imports what it uses; what it takes from us is there, and has these keywords and attributes."""
+    nodes = list(ast.walk(ast.parse(text)))
+    bound = {name for node in nodes for name in _bound(node)} | {one.arg for one in nodes if isinstance(one, ast.arg)}
+    used = {one.id for one in nodes if isinstance(one, ast.Name)}
+    assert used <= bound | set(vars(builtins)) | {"__name__"}
+    ours: dict[str, Source] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = str(node.module) if isinstance(node, ast.ImportFrom) else node.names[0].name
+            top = module.partition(".")[0]
+            assert top == "spirals" or find_spec(top) is not None, f"{module} is not installed"
+            if top.startswith("espalier"):
+                for one in node.names:
+                    ours[one.name] = Source(module)
+                    assert one.name in ours[one.name].names, f"{module} has no {one.name}"
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ours:
+            taken = ours[node.func.id].takes(node.func.id)
+            given = {str(one.arg) for one in node.keywords}
+            assert taken is None or given <= taken, f"{node.func.id} takes no {given - taken}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.attr in OURS.get(node.value.id, {node.attr}), f"a {node.value.id} has no {node.attr}"
+
+
+def test_the_examples_of_the_pages_are_the_files_that_they_name() -> None:
+    shown = re.compile(r"`(examples/[\w/.]+)`:\n\n```[a-z]+\n(.*?)^```", re.M | re.S)
+    found = [each for page in PAGES for each in shown.findall(page.read_text())]
+    assert len(found) > 4
+    for path, text in found:
+        assert text == (ROOT / path).read_text(), f"{path} is not as a page shows it"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)

@@ -211,25 +211,9 @@ class ByClass(nn.Module):
         return x
 
 
-class Penalised(nn.Module):
-    """Adds the square of all weights that it has to its output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = self.layer(x)
-        for parameter in self.parameters():
-            result = result + parameter.square().sum()
-        return result
-
-
 LOOKING: dict[str, tuple[type[nn.Module], str, str]] = {
     "over its children": (OverChildren, "body.second", "'body' (OverChildren)"),
     "by class": (ByClass, "body.layers.0", "'body.layers.1' (ReLU)"),
-    "over its parameters": (Penalised, "body.layer.0", "'body.layer.1' (ReLU)"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The state of all random generators that training may draw from, without pickle."""
+"""The state of all random generators that training may draw from, without pickle; and of those that a model holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def seed_everything(seed: int) -> None:
@@ -43,18 +43,82 @@ def restore(values: dict[str, Any], tensors: dict[str, Tensor], device: torch.de
 
 
 @contextmanager
-def kept(device: torch.device, seed: int | None = None) -> Iterator[Callable[[], bool]]:
-    """Restore all generators afterwards, seeded with `seed` meanwhile; yields what tells whether one was drawn from."""
-    before = capture(device)
+def kept(
+    device: torch.device, seed: int | None = None, *, model: nn.Module | None = None
+) -> Iterator[Callable[[], bool]]:
+    """Restore all generators afterwards, also those that modules of `model` hold, seeded with `seed` meanwhile.
+
+    Yields what tells whether one was drawn from.
+    """
+    own = [] if model is None else _held(model)
+    before, states = capture(device), [_state(one) for one in own]
     if seed is not None:
         seed_everything(seed)
+        for one in own:
+            _seed(one, seed)
     values, tensors = before if seed is None else capture(device)
+    told = [_told(one) for one in own]
 
     def drawn() -> bool:
         now, of_torch = capture(device)
-        return now != values or any(not torch.equal(of_torch[name], state) for name, state in tensors.items())
+        return (
+            now != values
+            or any(not torch.equal(of_torch[name], state) for name, state in tensors.items())
+            or told != [_told(one) for one in own]
+        )
 
     try:
         yield drawn
     finally:
         restore(*before, device)
+        for one, state in zip(own, states, strict=True):
+            _restore(one, state)
+
+
+def _held(model: nn.Module) -> list[Any]:
+    """Return the generators among the attributes of a model's modules, also in lists and dictionaries there."""
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        for value in vars(module).values():
+            several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            found |= {id(one): one for one in (value, *several) if isinstance(one, _GENERATORS)}
+    return [one for one in found.values() if not isinstance(one, random.SystemRandom)]
+
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _state(generator: Any) -> Any:
+    match generator:
+        case random.Random():
+            return generator.getstate()
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case _:
+            return generator.get_state()
+
+
+def _told(generator: Any) -> Any:
+    """Return a generator's state as what `==` compares."""
+    state = _state(generator)
+    return state.tolist() if isinstance(state, Tensor) else repr(state)
+
+
+def _restore(generator: Any, state: Any) -> None:
+    match generator:
+        case random.Random():
+            generator.setstate(state)
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case _:
+            generator.set_state(state)
+
+
+def _seed(generator: Any, seed: int) -> None:
+    match generator:
+        case torch.Generator():
+            generator.manual_seed(seed)
+        case np.random.Generator():
+            generator.bit_generator.state = type(generator.bit_generator)(seed).state
+        case _:
+            generator.seed(seed)

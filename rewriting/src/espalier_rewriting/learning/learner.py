@@ -6,16 +6,18 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any, TypeVar
 
+import gymnasium
 import torch
 from torch import Tensor
 
 from espalier_agent.learners.ppo import advantages, clipped_loss, entropy
 from espalier_agent.learners.rollouts import descend
-from espalier_rewriting.environment import RewritesEnvironment
+from espalier_rewriting.environment import Action, RewritesEnvironment
+from espalier_rewriting.learning.learnable import Policy
 from espalier_rewriting.learning.policy import RewritePolicy
 from espalier_rewriting.learning.rollout import Episode, play
-from espalier_rewriting.learning.seen import Batch, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +46,39 @@ class Settings:
 Told = Callable[[int, int, Mapping[str, float]], None]
 """Hears the updates and the decisions so far, and the mean return of each family in the last update."""
 
+P = TypeVar("P", bound=Policy[Any])
+
+
+def unheard(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
+    """Tell nobody."""
+
 
 def learn(
-    families: Mapping[str, Sequence[RewritesEnvironment]],
-    settings: Settings,
-    seed: int,
-    told: Told = lambda updates, decisions, returns: None,
+    families: Mapping[str, Sequence[RewritesEnvironment]], settings: Settings, seed: int, told: Told = unheard
 ) -> RewritePolicy:
     """Learn a policy for the nets of some families; the same seed and table of costs give the same policy.
+
+    Raises `LearningError` as `practise` does.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        policy = RewritePolicy()
+    return practise(policy, families, settings, seed, told)
+
+
+def practise(
+    policy: P,
+    families: Mapping[str, Sequence[gymnasium.Env[Any, Action]]],
+    settings: Settings,
+    seed: int,
+    told: Told = unheard,
+) -> P:
+    """Improve a policy of any kind, in place, in the environments of some families, and return it.
 
     Advantages are normalised within a family, so that one in which little can be gained counts as much. Raises
     `espalier_agent.learners.learning.LearningError` where the loss is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        policy = RewritePolicy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate, fused=True)
     share = max(1, settings.episodes // len(families))
     learnt_from = 0
@@ -76,7 +95,7 @@ def learn(
         episodes = play([environment for _, environment in chosen], policy, generator)
         for episode in episodes:
             for seen in episode.seen:
-                policy.met[seen.rules] = True
+                policy.meet(seen)
         names = [name for name, _ in chosen]
         decisions = _decisions(episodes, names, settings.gae)
         learnt_from += len(decisions.seen)
@@ -94,7 +113,8 @@ def learn(
 class _Decisions:
     """All decisions of an update."""
 
-    seen: list[Seen]
+    seen: list[Any]
+    """As the policy reads."""
     actions: Tensor
     logs: Tensor
     gained: Tensor
@@ -102,7 +122,7 @@ class _Decisions:
     returns: Tensor
 
 
-def _decisions(episodes: Sequence[Episode], names: Sequence[str], gae: float) -> _Decisions:
+def _decisions(episodes: Sequence[Episode[Any]], names: Sequence[str], gae: float) -> _Decisions:
     longest = max(len(one.actions) for one in episodes)
     rewards, values = torch.zeros(len(episodes), longest), torch.zeros(len(episodes), longest)
     playing = torch.zeros(len(episodes), longest, dtype=torch.bool)
@@ -124,8 +144,8 @@ def _decisions(episodes: Sequence[Episode], names: Sequence[str], gae: float) ->
     )
 
 
-def _loss(policy: RewritePolicy, decisions: _Decisions, chunk: Tensor, settings: Settings, left: float) -> Tensor:
-    scores = policy(Batch.of([decisions.seen[one] for one in chunk.tolist()]))
+def _loss(policy: Policy[Any], decisions: _Decisions, chunk: Tensor, settings: Settings, left: float) -> Tensor:
+    scores = policy.scores([decisions.seen[one] for one in chunk.tolist()])
     now = scores.logs.gather(1, decisions.actions[chunk][:, None])[:, 0]
     loss = clipped_loss(now, decisions.logs[chunk], decisions.gained[chunk], settings.clip)
     error = ((scores.values - decisions.returns[chunk]) ** 2).mean()

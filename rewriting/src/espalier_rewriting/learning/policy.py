@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
+from espalier_agent.policies.message_passing import STATE_SIZE
 from espalier_rewriting.environment import STOP
-from espalier_rewriting.learning.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
+from espalier_rewriting.learning.encoding import WHOLE_SIZE, GraphEncoder, pooled
+from espalier_rewriting.learning.learnable import EAGER, Policy, Scores
+from espalier_rewriting.learning.seen import Batch, Seen
 
 HIDDEN: Final = 64
 RULE_SIZE: Final = 16
 """Of what is learnt of a rule."""
-EAGER: Final = 3.0
-"""What the score of stopping is lowered by at first, so that the first episodes are longer than a few steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Of B graphs with at most A matches."""
-
-    logs: Tensor
-    """(B, 1 + A): the logarithm of the probability of each action, -inf where there is none; the first stops."""
-    values: Tensor
-    """(B,): the return that is expected."""
-
-
-class RewritePolicy(MessagePassing):
+class RewritePolicy(GraphEncoder, Policy[Seen]):
     """Two heads over one encoder: the rule (or to stop), and the location given the rule; and a critic.
 
     No parameter belongs to a place, so a policy serves graphs of any size. A rule that was not met while learning
@@ -40,24 +30,35 @@ class RewritePolicy(MessagePassing):
 
     def __init__(self) -> None:
         """Initialise with torch's defaults from the global generator."""
-        super().__init__(NODE_FEATURES)
-        whole = 2 * STATE_SIZE + WHOLE_FEATURES
+        super().__init__()
         self.rules = nn.Embedding(STOP, RULE_SIZE)
-        self.rule_head = _head(whole + 2 * STATE_SIZE + RULE_SIZE)
-        self.stop_head = _head(whole)
-        self.place_head = _head(STATE_SIZE + RULE_SIZE + whole)
-        self.critic = _head(whole)
+        self.rule_head = _head(WHOLE_SIZE + 2 * STATE_SIZE + RULE_SIZE)
+        self.stop_head = _head(WHOLE_SIZE)
+        self.place_head = _head(STATE_SIZE + RULE_SIZE + WHOLE_SIZE)
+        self.critic = _head(WHOLE_SIZE)
         self.register_buffer("met", torch.zeros(STOP, dtype=torch.bool))
+
+    def read(self, observation: Any, info: dict[str, Any]) -> Seen:
+        """Return a graph without its padding."""
+        return Seen.of(observation, info)
+
+    def scores(self, seen: Sequence[Seen]) -> Scores:
+        """Score the actions of graphs."""
+        found: Scores = self(Batch.of(seen))
+        return found
+
+    def meet(self, seen: Seen) -> None:
+        """Take note of the rules that hold on a graph."""
+        self.met[seen.rules] = True
 
     def forward(self, batch: Batch) -> Scores:
         """Score the actions of graphs."""
         count = len(batch.whole)
-        states = self.states(batch.nodes, batch.edges)
-        whole = torch.cat([_pooled(states, batch.graphs, count), batch.whole], dim=1)
+        states, whole = self.encoded(batch)
         rules = self._rules()[batch.pair_rules]
         at = states[batch.anchors]
         pair_count = len(batch.pair_graphs)
-        there = _pooled(at, batch.of_pair, pair_count)
+        there = pooled(at, batch.of_pair, pair_count)
         pair_scores = self.rule_head(torch.cat([whole[batch.pair_graphs], there, rules], dim=1)).squeeze(1)
         stop = self.stop_head(whole).squeeze(1) - EAGER
         by_rule = torch.full((count, STOP + 1), -torch.inf)
@@ -83,16 +84,6 @@ class RewritePolicy(MessagePassing):
 
 def _head(inputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
-
-
-def _pooled(states: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return the mean and the maximum of the states of each group: (count, 2 × size); no group may be empty."""
-    size = states.shape[1]
-    mean = torch.zeros(count, size).index_add(0, groups, states)
-    mean = mean / torch.bincount(groups, minlength=count).clamp_min(1)[:, None]
-    index = groups[:, None].expand(-1, size)
-    most = torch.zeros(count, size).scatter_reduce(0, index, states, "amax", include_self=False)
-    return torch.cat([mean, most], dim=1)
 
 
 def _log_softmax_within(scores: Tensor, groups: Tensor, count: int) -> Tensor:

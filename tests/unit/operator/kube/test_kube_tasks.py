@@ -61,3 +61,27 @@ def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again(monkeyp
         assert task.cancelled()
 
     asyncio.run(run())
+
+
+def test_who_ends_others_and_is_cancelled_still_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would be cancelled only once more, as the loop ends: too little, and it would wait for ever."""
+    monkeypatch.setattr(handlers, "CANCEL_AGAIN_SECONDS", 0.01)
+
+    async def swallow() -> None:
+        for _ in range(3):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async def run() -> None:
+        task = asyncio.create_task(swallow())
+        await asyncio.sleep(0)
+        ender = asyncio.create_task(end([task]))
+        await asyncio.sleep(0)
+        ender.cancel()
+        async with asyncio.timeout(60):
+            await asyncio.wait([ender])
+        assert ender.cancelled()
+        assert task.cancelled()
+
+    asyncio.run(run())

@@ -16,6 +16,7 @@ from espalier_api.architecture import GrowthError
 from espalier_trainer import randomness
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 ExampleInput = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """One batch as the model's forward takes it: a tensor, positional arguments, or keyword arguments."""
@@ -55,7 +56,28 @@ def held(model: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, tensor
 
 
-def failing(places: Sequence[T], problem: Callable[[Sequence[T]], str | None]) -> list[tuple[T, str]]:
+def lent(model: nn.Module, device: str | None) -> dict[str, Tensor]:
+    """Return tensors of this device to run the model with, by the paths of its own, tied where these are.
+
+    On its own device (None), the model's parameters and copies of its buffers.
+    """
+    twins: dict[int, Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for path, parameter in held(model, "_parameters"):
+        found[path] = twins.setdefault(id(parameter), _stand_in(parameter, device))
+    for path, buffer in held(model, "_buffers"):
+        found[path] = twins.setdefault(id(buffer), _stand_in(buffer, device) if device else buffer.detach().clone())
+    return found
+
+
+def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
+    if device is None:
+        return tensor
+    twin = torch.empty_like(tensor, device=device)
+    return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
+
+
+def failing(places: Sequence[T], problem: Callable[[Sequence[T]], W | None]) -> list[tuple[T, W]]:
     """Return those that fail a trial, with the reasons: all are tried together first, and if that fails, halves."""
     found = problem(places) if places else None
     if found is None:
@@ -88,7 +110,11 @@ def device_of(model: nn.Module) -> torch.device:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Compute without gradients, and restore all random generators, also of the model's devices, afterwards."""
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)), randomness.kept(torch.device("cpu")):
+    with (
+        torch.no_grad(),
+        torch.random.fork_rng(devices=list(devices)),
+        randomness.kept(torch.device("cpu"), model=model),
+    ):
         yield
 
 

@@ -14,6 +14,16 @@ from espalier_trainer.net2net.blocks import base_class
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """Why growth would go wrong at a place."""
+
+    text: str
+    remedy: str
+    at: str
+    """File and line of the call that decides, `model.py:12`; empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a place cannot grow. As text: the reason, and what would help."""
 
@@ -30,13 +40,13 @@ class Refusal:
         return f"{self.reason}; {self.remedy}"
 
 
-def refusal(model: nn.Module, layer: str, why: str, remedy: str) -> Refusal:
-    """Return the refusal of a layer, with the class whose forward runs it.
+def refusal(model: nn.Module, layer: str, why: str, remedy: str, at: str = "") -> Refusal:
+    """Return the refusal of a layer, with the call `at` that decides, or the class whose forward runs the layer.
 
     `why` ends in what would help, after a semicolon; `remedy` stands in where it names nothing.
     """
     reason, _, own = why.rpartition("; ")
-    file, line = source_of(base_class(_holder(model, layer)))
+    file, line = place_of(at) or source_of(base_class(_holder(model, layer)))
     return Refusal(layer, reason or why, file, line, own if reason else remedy)
 
 
@@ -63,6 +73,12 @@ def _parents(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition(".")[0]
         yield path
+
+
+def place_of(written_at: str) -> tuple[str, int] | None:
+    """Return file and line of what a trace writes as `model.py:12`; None for an empty text."""
+    file, _, line = written_at.rpartition(":")
+    return (file, int(line)) if file else None
 
 
 def source_of(kind: type[nn.Module]) -> tuple[str, int]:

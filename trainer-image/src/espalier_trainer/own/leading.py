@@ -171,6 +171,9 @@ class Leading:
     def log_to(self, target: Any) -> None:
         """Also write the run's figures to `target`."""
         self._run.services.log_to(target)
+        # What W&B has registered closes it at the end of the process: the last figures come before.
+        atexit.unregister(self._exit)
+        atexit.register(self._exit)
 
     # ---- within
 

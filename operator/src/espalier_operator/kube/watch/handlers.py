@@ -137,12 +137,19 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel those that still run, and those that they start meanwhile, and wait until they have ended.
 
     A task that has not ended after a while is cancelled again: kopf's `stream` takes a cancellation for its own where
-    it connects as kopf pauses, and then waits for the pause to end.
+    it connects as kopf pauses, and then waits for the pause to end. Who is cancelled meanwhile still waits for them:
+    nobody else would cancel them again.
     """
+    cancelled: asyncio.CancelledError | None = None
     while left := [task for task in tasks if not task.done()]:
         for task in left:
             task.cancel()
-        await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
+        try:
+            await asyncio.wait(left, timeout=CANCEL_AGAIN_SECONDS)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _record(

@@ -200,8 +200,10 @@ class Informer:
                 for task in done:
                     task.result()
             finally:
-                await end(tasks)  # these end their own in order; what is left then was forgotten
-                await end(begun)
+                try:
+                    await end(tasks)  # these end their own in order; what is left then was forgotten
+                finally:
+                    await end(begun)
 
     # ---- reports
 

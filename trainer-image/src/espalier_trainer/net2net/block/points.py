@@ -15,11 +15,12 @@ from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
 from espalier_trainer.net2net.block.unfolding import fold, unfold
 from espalier_trainer.net2net.blocks import base_class
+from espalier_trainer.net2net.gradients import severed, why_severed
 from espalier_trainer.net2net.modules import ExampleInput, copied
-from espalier_trainer.net2net.refusals import Refusal, forward_of
+from espalier_trainer.net2net.refusals import Reason, Refusal, forward_of, place_of
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 from espalier_trainer.net2net.widening.trial import PerturbedModel
 
 
@@ -76,17 +77,14 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *,
 
 
 def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool) -> Places:
-    places, choices, refused = _found(model, graph, whole=whole)
-    failed = misfits(model, graph, example_input, places, whole=whole)
-    refused += [
-        _refusal(model, place.run, failed[place.id], "let the model's forward take one more block in this list")
-        for place in places
-        if place.id in failed
-    ]
+    places, choices, refused = _found(model, graph, example_input, whole=whole)
+    both = Traces(graph, trace(model, example_input, training=False))
+    failed = misfits(model, both, example_input, places, whole=whole)
+    refused += [_refusal(model, place.run, why.reason) for place in places if (why := failed.get(place.id)) is not None]
     places = [place for place in places if place.id not in failed]
     if not whole and places:
         places, opened = _closed(model, example_input, places, choices)
-        refused += [_refusal(model, place.run, why, _REMEDY) for place, why in opened]
+        refused += [_refusal(model, place.run, Reason(why, _REMEDY, "")) for place, why in opened]
     order = {name: number for number, name in enumerate(graph.operations)}
     return Places(tuple(sorted(places, key=lambda place: order[place.gives[0]])), tuple(refused))
 
@@ -94,10 +92,9 @@ def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole
 _REMEDY = "let each branch end in a linear layer, a convolution or a scale, with nothing after it but dropout"
 
 
-def untried_places(model: nn.Module, graph: Graph, *, whole: bool = False) -> tuple[list[Place], list[Refusal]]:
+def untried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> list[Place]:
     """Return the places of `model` before any trial."""
-    places, _, refused = _found(model, graph, whole=whole)
-    return places, refused
+    return _found(model, graph, example_input, whole=whole)[0]
 
 
 def add_block(
@@ -114,8 +111,8 @@ def add_block(
     Raises `GrowthError` with the reason if the id is not a run of blocks, or if the block is not exact.
     """
     whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
-    graph = trace(model, example_input)
-    places, choices, refused = _found(model, graph, whole=whole)
+    both = traces(model, example_input)
+    places, choices, refused = _found(model, both.training, example_input, whole=whole)
     place = Places(tuple(places), tuple(refused)).get(point_id)
     why = ""
     for choice in (place.closing[-1],) if whole else choices[place.id]:
@@ -125,7 +122,7 @@ def add_block(
         new = add_blocks(grown, place, whole=whole, scale=1.0 if unfolding else SCALE)
         if unfolding:
             unfold(grown, place, new)
-        check_layers(grown, graph, example_input, [place], whole=whole)
+        check_layers(grown, both, example_input, [place], whole=whole)
         problems = {} if whole else not_identities(copied(grown), dict.fromkeys(new, place.entry), example_input)
         if not problems:
             return grown
@@ -162,13 +159,18 @@ def _closed(
 
 
 def _found(
-    model: nn.Module, graph: Graph, *, whole: bool
+    model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool
 ) -> tuple[list[Place], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
     """Return places before any trial, the choices that may close their blocks, and what is refused."""
     tried: list[tuple[Run, tuple[Place, tuple[frozenset[str], ...]] | NotClosedError]] = []
+    cut_off = severed(model, graph, example_input)
     for run in candidates(model):
         try:
-            tried.append((run, _place(model, graph, run, whole=whole)))
+            place = _place(model, graph, run, whole=whole)
+            if run.blocks[-1] in cut_off:
+                why = why_severed(graph, run.blocks[-1])
+                raise NotClosedError(why.text, why.remedy, is_block=True, at=why.at)
+            tried.append((run, place))
         except NotClosedError as reason:
             tried.append((run, reason))
     blocks = [run for run, found in tried if not isinstance(found, NotClosedError) or found.is_block]
@@ -192,7 +194,7 @@ def _found(
         elif (run.listed or hasattr(model.get_submodule(run.id), MARK)) and (
             len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)
         ):
-            refused.append(_refusal(model, run, str(found), found.remedy))
+            refused.append(_refusal(model, run, Reason(str(found), found.remedy, found.at)))
     return places, choices, refused
 
 
@@ -276,7 +278,7 @@ def _within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def _refusal(model: nn.Module, run: Run, reason: str, remedy: str) -> Refusal:
+def _refusal(model: nn.Module, run: Run, why: Reason) -> Refusal:
     kind = base_class(model.get_submodule(run.id))
-    file, line = forward_of(model, run.id)
-    return Refusal(run.id, f"{kind.__name__} {run.id!r}: {reason}", file, line, remedy)
+    file, line = place_of(why.at) or forward_of(model, run.id)
+    return Refusal(run.id, f"{kind.__name__} {run.id!r}: {why.text}", file, line, why.remedy)

@@ -67,9 +67,11 @@ MARK = "closed_by"
 class NotClosedError(Exception):
     """No parameters close a block. The text says why; the remedy says what would help."""
 
-    def __init__(self, reason: str, remedy: str, *, is_block: bool = False) -> None:
+    def __init__(self, reason: str, remedy: str, *, is_block: bool = False, at: str = "") -> None:
         super().__init__(reason)
         self.remedy = remedy
+        self.at = at
+        """File and line of the call that decides; empty where it is the block's forward as a whole."""
         self.is_block = is_block
         """It is a residual block all the same: what is within it is a part of a block."""
 

@@ -39,7 +39,7 @@ class BlockAdded(GrowthStep):
             places = list(tried_places(traced.model, traced.graph, traced.example_input, whole=whole).found)
         else:
             known = {point.id: place for place, point in enumerate(before.blocks or ())}
-            found, _ = untried_places(traced.model, traced.graph, whole=whole)
+            found = untried_places(traced.model, traced.graph, traced.example_input, whole=whole)
             places = sorted((one for one in found if one.id in known), key=lambda one: known[one.id])
         update: dict[str, object] = {"blocks": tuple(block_point(place, whole=whole) for place in places)}
         channels = architecture.channels

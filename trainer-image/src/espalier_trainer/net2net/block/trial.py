@@ -19,8 +19,9 @@ from espalier_api.architecture import Architecture, BlockPoint, GrowthError
 from espalier_api.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, tensors_in, undisturbed
-from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace
+from espalier_trainer.net2net.refusals import Reason
+from espalier_trainer.net2net.trace.comparing import change
+from espalier_trainer.net2net.trace.tracing import Traces, traces
 
 
 def block_point(place: Place, *, whole: bool) -> BlockPoint:
@@ -38,55 +39,68 @@ def block_point(place: Place, *, whole: bool) -> BlockPoint:
     )
 
 
+class MisfitError(GrowthError):
+    """The model's forward does not take another block."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__("".join((reason.at, reason.at and ": ", reason.text, "; ", reason.remedy)))
+        self.reason = reason
+
+
 def misfits(
-    model: nn.Module, graph: Graph, example_input: ExampleInput, places: Sequence[Place], *, whole: bool
-) -> dict[str, str]:
+    model: nn.Module, before: Traces, example_input: ExampleInput, places: Sequence[Place], *, whole: bool
+) -> dict[str, MisfitError]:
     """Return the ids of the places where the model's forward does not take another block, with the reasons.
 
     Each is tried alone: two lists may fit together that do not fit alone.
     """
-    tried = {place.id: _misfit(model, graph, example_input, whole, [place]) for place in places}
+    tried = {place.id: _misfit(model, before, example_input, whole, [place]) for place in places}
     return {name: why for name, why in tried.items() if why is not None}
 
 
 def check_layers(
-    grown: nn.Module, graph: Graph, example_input: ExampleInput, places: Iterable[Place], *, whole: bool
+    grown: nn.Module, before: Traces, example_input: ExampleInput, places: Iterable[Place], *, whole: bool
 ) -> None:
-    """Raise `GrowthError` unless `grown` runs what the description, `graph` grown at these places, says."""
+    """Raise `MisfitError` unless `grown` runs what the description, that of `before` grown at these places, says."""
     points = tuple(block_point(place, whole=whole) for place in places)
-    wanted = Architecture(layers=graph.layers(), outputs=graph.outputs, blocks=points)
+    wanted = Architecture(layers=before.training.layers(), outputs=before.training.outputs, blocks=points)
     for point in points:
         wanted = block_added(wanted, point.id)
-    after = trace(grown, example_input)
+    both = traces(grown, example_input)
+    if (changed := change(before, both, lambda: traces(grown, example_input))) is not None:
+        raise MisfitError(changed)
+    after = both.training
     layers = after.layers()
     for found, expected in zip(layers, wanted.layers, strict=False):
         if found != expected:
-            raise GrowthError(
-                "the model's forward does not run another block as it runs the last one (expected "
+            raise _off(
+                "does not run another block as it runs the last one (expected "
                 f"{expected.operator} {expected.name!r} reading {expected.inputs}, found {found.operator} "
-                f"{found.name!r} reading {found.inputs}); {_LOOP}"
+                f"{found.name!r} reading {found.inputs})"
             )
     if len(layers) != len(wanted.layers) or after.outputs != wanted.outputs:
-        raise GrowthError(
-            f"the model's forward runs {len(layers)} operations with another block, expected {len(wanted.layers)}; "
-            f"{_LOOP}"
-        )
+        raise _off(f"runs {len(layers)} operations with another block, expected {len(wanted.layers)}")
 
 
-_LOOP = "let it run all blocks of the list in a loop, each on what the one before returned"
+def _off(what: str) -> MisfitError:
+    loop = "let it run all blocks of the list in a loop, each on what the one before returned"
+    return MisfitError(Reason(f"the model's forward {what}", loop, ""))
 
 
 def _misfit(
-    model: nn.Module, graph: Graph, example_input: ExampleInput, whole: bool, places: Sequence[Place]
-) -> str | None:
+    model: nn.Module, before: Traces, example_input: ExampleInput, whole: bool, places: Sequence[Place]
+) -> MisfitError | None:
     try:
         trial = _shared(model, places)
         for place in places:
             add_blocks(trial, place, whole=whole)
-        check_layers(trial, graph, example_input, places, whole=whole)
+        check_layers(trial, before, example_input, places, whole=whole)
+    except MisfitError as reason:
+        return reason
     except GrowthError as reason:
         cause = reason.__cause__
-        return str(reason) if cause is None else f"the model's forward fails with one more block ({cause})"
+        why = str(reason) if cause is None else f"the model's forward fails with one more block ({cause})"
+        return MisfitError(Reason(why, "let the model's forward take one more block in this list", ""))
     return None
 
 

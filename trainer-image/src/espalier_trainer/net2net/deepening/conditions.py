@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from espalier_trainer.net2net.refusals import Reason
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS, NORM_FUNCTIONS
 
@@ -19,6 +20,16 @@ TRANSPARENT = BATCH_NORMS | NORM_FUNCTIONS | {
 
 class RefusedError(Exception):
     """A place fails a condition; the text completes `... cannot be deepened: `."""
+
+    def __init__(self, reason: str, at: str = "") -> None:
+        """`at` is file and line of the call that decides, `model.py:12`; empty where it is the forward as a whole."""
+        super().__init__(reason)
+        self.at = at
+
+    @classmethod
+    def of(cls, reason: Reason) -> RefusedError:
+        """Return the refusal for this reason."""
+        return cls(f"{reason.text}; {reason.remedy}", reason.at)
 
 
 def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph, tied: Mapping[str, str]) -> None:

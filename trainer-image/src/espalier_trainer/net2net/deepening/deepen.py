@@ -76,7 +76,7 @@ def deepen_in_place(
 ) -> None:
     """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
     both = traces(model, example_input)
-    places = _judged(model, both.training, find_in_both_modes(model, both))
+    places = _judged(model, both.training, find_in_both_modes(model, both, example_input))
     place = places.get(point_id)
     if pointwise is None:
         place = looking_no_further(model, both, replace(places, found=(place,)), example_input).get(point_id)
@@ -86,7 +86,8 @@ def deepen_in_place(
     try:
         check_insertions(model, [place], both, example_input)
     except RefusedError as reason:
-        raise GrowthError(f"{point_id!r} cannot be deepened: {reason}") from reason
+        where = f"{reason.at}: " if reason.at else ""
+        raise GrowthError(f"{point_id!r} cannot be deepened: {where}{reason}") from reason
 
 
 def refused_deepenings(model: nn.Module, example_input: ExampleInput) -> dict[str, Refusal]:

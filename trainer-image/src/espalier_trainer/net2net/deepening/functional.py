@@ -11,7 +11,7 @@ from torch import nn
 
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.own import PRODUCTS
-from espalier_trainer.net2net.refusals import Refusal
+from espalier_trainer.net2net.refusals import Refusal, place_of
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYER_CLASSES, snake_case
 
@@ -30,7 +30,7 @@ def called_functions(modules: Mapping[str, nn.Module], graph: Graph, layers: Ite
         weights = [path for name in operation.inputs for path in constants.get(name, ())]
         if not weights:
             continue
-        file, _, line = operation.written_at.rpartition(":")
+        file, line = place_of(operation.written_at) or ("", 0)
         path, owner = weights[0], weights[0].rpartition(".")[0]
         function = snake_case(operation.operator)
         holder = modules.get(owner)
@@ -45,7 +45,7 @@ def called_functions(modules: Mapping[str, nn.Module], graph: Graph, layers: Ite
                 f"the function {function} is called with {path!r}, a parameter of {name}, and growth repeats modules"
             )
             remedy = f"hold the parameter in a torch.nn.{layer}, and call that in the forward"
-        found.setdefault(path, Refusal(path, reason, file, int(line or 0), remedy))
+        found.setdefault(path, Refusal(path, reason, file, line, remedy))
     return found
 
 

@@ -6,15 +6,27 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.gradients import severed, why_severed
+from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces
 
 
-def find_in_both_modes(model: nn.Module, both: Traces) -> InsertionPoints:
-    """Return the places of the model in train mode at which growth computes the same in eval mode."""
+def find_in_both_modes(model: nn.Module, both: Traces, example_input: ExampleInput) -> InsertionPoints:
+    """Return the places of the model in train mode that learn, and at which growth computes the same in eval mode."""
     places = find_insertion_points(model, both.training)
+    cut_off = severed(model, both.training, example_input)
+    places = places.without(
+        model,
+        {
+            place.id: RefusedError.of(why_severed(both.training, place.host))
+            for place in places.found
+            if place.host in cut_off
+        },
+    )
     if both.training.operations == both.evaluation.operations:
         return places
     evaluated = find_insertion_points(model, both.evaluation)

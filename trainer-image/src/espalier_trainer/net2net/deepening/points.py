@@ -85,7 +85,7 @@ class InsertionPoints:
     found: tuple[InsertionPoint, ...]
     refused: dict[str, Refusal]
 
-    def without(self, model: nn.Module, failed: Mapping[str, str]) -> InsertionPoints:
+    def without(self, model: nn.Module, failed: Mapping[str, str | RefusedError]) -> InsertionPoints:
         """Return the places of a model without those that failed a trial, and keep the reasons."""
         return InsertionPoints(
             tuple(place for place in self.found if place.id not in failed), self.refused | _refusals(model, failed)
@@ -102,8 +102,11 @@ class InsertionPoints:
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
 
-def _refusals(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Refusal]:
-    return {path: refusal(model, path.partition(":")[0], why, _REMEDY) for path, why in reasons.items()}
+def _refusals(model: nn.Module, reasons: Mapping[str, str | RefusedError]) -> dict[str, Refusal]:
+    return {
+        path: refusal(model, path.partition(":")[0], str(why), _REMEDY, getattr(why, "at", ""))
+        for path, why in reasons.items()
+    }
 
 
 _REMEDY = "call it by itself, `y = self.layer(x)`; within a module of torch it cannot grow: add a whole block"

@@ -25,6 +25,7 @@ from espalier_trainer.net2net.deepening.modes import executes, find_in_both_mode
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.modules import ExampleInput, copied, failing
 from espalier_trainer.net2net.remembered import once
+from espalier_trainer.net2net.trace.comparing import change
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 
@@ -46,10 +47,11 @@ def _checked(
     model: nn.Module, graph: Graph, example_input: ExampleInput, settled: Mapping[str, bool] | None
 ) -> InsertionPoints:
     both = Traces(graph, trace(model, example_input, training=False))
-    places = find_in_both_modes(model, both)
+    places = find_in_both_modes(model, both, example_input)
     # What is grown already has stood it.
     new = [place for place in places.found if not place.grown]
-    places = places.without(model, dict(_named(failing(new, partial(_problem, model, both, example_input)))))
+    failed = failing(new, partial(_problem, model, both, example_input))
+    places = places.without(model, {place.id: why for place, why in failed})
     if settled is None:
         return looking_no_further(model, both, places, example_input)
     found = tuple(
@@ -67,6 +69,9 @@ def check_insertions(
         after = traces(model, example_input)
     except GrowthError as error:
         after, problem = None, f"fails with one more module in it ({error.__cause__ or error})"
+    found = None if after is None else change(before, after, lambda: traces(model, example_input))
+    if found is not None:
+        raise RefusedError.of(found)
     if after is None or not all(
         _runs_as_before(places, one, other)
         for one, other in ((before.training, after.training), (before.evaluation, after.evaluation))
@@ -87,13 +92,9 @@ def _runs_as_before(places: Sequence[InsertionPoint], before: Graph, after: Grap
     )
 
 
-def _named(failed: Sequence[tuple[InsertionPoint, str]]) -> list[tuple[str, str]]:
-    return [(place.id, why) for place, why in failed]
-
-
 def _problem(
     model: nn.Module, both: Traces, example_input: ExampleInput, places: Sequence[InsertionPoint]
-) -> str | None:
+) -> RefusedError | None:
     """Return why `places` fail the trial together, None where they do not."""
     try:
         trial = copied(model, share=True)
@@ -103,6 +104,8 @@ def _problem(
             block = build(place.block.variant(Insertion.EXACT), weight if real else None)
             attach(trial.get_submodule(place.host), block.to(weight.dtype))
         check_insertions(trial, places, both, example_input)
-    except (RefusedError, GrowthError) as reason:
-        return str(reason)
+    except RefusedError as reason:
+        return reason
+    except GrowthError as reason:
+        return RefusedError(str(reason))
     return None

@@ -30,7 +30,7 @@ class Operation:
     arguments: str = field(default="", compare=False)
     """All non-tensor arguments of a function as text; the description has only some of them."""
     written_at: str = field(default="", compare=False)
-    """File and line of the call of a function with parameters or buffers, `model.py:12`; empty for anything else."""
+    """File and line of the call of a function, or of the first use of a parameter, `model.py:12`; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class Graph:
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
     data_dependent: str | None = None
     """The call that read a tensor's values into Python, if there was one; those of masks and lengths do not count."""
+    severed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """File and line of the calls that keep gradients out (`torch.no_grad()`, `detach`), by the module that does."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     """The calls of each module that is no single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
@@ -79,6 +81,17 @@ class Graph:
             for name in dict.fromkeys(operation.inputs):
                 readers[name].append(operation.name)
         object.__setattr__(self, "consumers", {name: tuple(found) for name, found in readers.items()})
+
+    def unread(self) -> bool:
+        """Return whether a layer with parameters is computed that no output depends on."""
+        reached, waiting = set(self.outputs), list(self.outputs)
+        while waiting:
+            new = [name for name in self.operations[waiting.pop()].inputs if name not in reached]
+            reached.update(new)
+            waiting += new
+        return any(
+            one.module is not None and one.parameters and name not in reached for name, one in self.operations.items()
+        )
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
@@ -102,6 +115,7 @@ class Graph:
             stacks={},
             real=self.real,
             data_dependent=self.data_dependent,
+            severed=self.severed,
             spans={
                 path: tuple(Span(tuple(map(original, one.inputs)), tuple(map(original, one.outputs))) for one in spans)
                 for path, spans in self.spans.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -88,6 +88,8 @@ _NOT_ATTRIBUTES = frozenset({"inplace", "return_indices", "training", "output_pa
 """Constants of modules that are not settings, or do not change the result."""
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
 """Tensor methods that hand values to Python, where they can decide what is executed next."""
 
@@ -96,6 +98,11 @@ PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropou
 
 NO_CHANGE = frozenset({"contiguous", "to", "type", "type_as", "float", "double", "half", "bfloat16"})
 """Tensor methods that return their tensor itself where there is nothing to do."""
+
+SEVERING = frozenset(
+    {torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.detach_, cast(Any, torch.Tensor.data).__get__}
+)
+"""Functions whose result passes no gradient on."""
 
 SHAPE_KEEPING = frozenset(
     {
@@ -169,8 +176,8 @@ def function_attributes(operator: str, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def written_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return the arguments of a function as text, tensors left out."""
-    return repr(tree_map_only(torch.Tensor, lambda _: ..., (args, dict(kwargs))))
+    """Return the arguments of a function as text, tensors and addresses of objects left out."""
+    return _ADDRESS.sub("", repr(tree_map_only(torch.Tensor, lambda _: ..., (args, dict(kwargs)))))
 
 
 def shape_only(values: torch.Tensor, *args: object, inplace: bool = False, **_kwargs: object) -> torch.Tensor:
@@ -194,7 +201,7 @@ def _value(value: Any) -> AttributeValue:
         return value
     if isinstance(value, tuple | list | torch.Size) and all(type(item) is int for item in value):
         return tuple(value)
-    return str(value)
+    return _ADDRESS.sub("", str(value))  # a generator's, for example: it is another in each process
 
 
 def _holds_tensor(value: Any) -> bool:

@@ -19,6 +19,7 @@ from espalier_trainer.net2net.trace.operators import (
     DECISIONS,
     NO_CHANGE,
     PASSING_ON,
+    SEVERING,
     SHAPE_KEEPING,
     function_attributes,
     function_operator,
@@ -51,6 +52,7 @@ class Recorder(TorchFunctionMode):
         self._stack_inputs: dict[str, str] = {}
         self._stacks: dict[str, Stack] = {}
         self._decision: str | None = None
+        self._severed: dict[str, list[str]] = {}
         self._growing: set[str] = set()
         self._constant: set[str] = set()
         """Parameters and buffers, and what is made of them alone."""
@@ -98,6 +100,7 @@ class Recorder(TorchFunctionMode):
             stacks=self._stacks,
             real=real,
             data_dependent=self._decision,
+            severed={path: tuple(dict.fromkeys(found)) for path, found in self._severed.items()},
             spans={path: tuple(spans) for path, spans in self._spans.items()},
         )
 
@@ -113,6 +116,8 @@ class Recorder(TorchFunctionMode):
         if self._own or self._leaf is not None or not self._scopes:
             return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
+        if func in SEVERING or (name == "_set_grad_enabled" and args[:1] == (False,)):
+            self._severed.setdefault(self._scopes[-1], []).append(_caller())
         if name in DECISIONS and self._growing.intersection(self._read(args)):
             self._decision = self._decision or name
         # Read before the call: an operation in place makes its own input stand for its output.
@@ -132,7 +137,7 @@ class Recorder(TorchFunctionMode):
                 reads,
                 attributes,
                 arguments=written_arguments(args, given),
-                written_at=_caller() if self._constant.intersection(reads) else "",
+                written_at=_caller(),
             )
         return result
 
@@ -265,7 +270,8 @@ class Recorder(TorchFunctionMode):
                 self._own = True
                 shape = tuple(tensor.shape)
                 self._own = False
-                self._add(self._free_name("", path), operator, tensor, (), {"shape": shape}, size)
+                name = self._free_name("", path)
+                self._add(name, operator, tensor, (), {"shape": shape}, size, written_at=_caller())
             if key in self._makers:
                 found.append(self._makers[key])
         return tuple(found)

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_api.architecture import GrowthError
 from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import plainly
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of, held, mode
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of, held, lent, mode
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.recorder import Recorder
@@ -84,7 +84,7 @@ def _fullest(
     """Return the trace that executes most of what the model executes by chance; on meta tensors, masks draw nothing."""
     found: list[Graph] = []
     for seed in range(_SEEDS):
-        with randomness.kept(device_of(model), seed) as drawn:
+        with randomness.kept(device_of(model), seed, model=model) as drawn:
             found.append(_record(model, args, kwargs, training=training, device=device))
             if device is None or not drawn():
                 break
@@ -99,21 +99,14 @@ def _record(
     training: bool,
     device: str | None,
 ) -> Graph:
-    tensors: dict[str, Tensor] = {}
+    tensors = lent(model, device)
     weights: dict[int, str] = {}
-    sizes: dict[str, int] = {}
-    twins: dict[int, Tensor] = {}
-    for path, parameter in held(model, "_parameters"):
-        first = id(parameter) not in twins
-        if first:
-            twins[id(parameter)] = _stand_in(parameter, device)
-            weights[id(twins[id(parameter)])] = path
-        tensors[path] = twins[id(parameter)]
-        sizes[path] = parameter.numel() if first and parameter.requires_grad else 0
-    for path, buffer in held(model, "_buffers"):
-        twin = twins.setdefault(id(buffer), _stand_in(buffer, device) if device else buffer.detach().clone())
+    for path, twin in tensors.items():
         weights.setdefault(id(twin), path)
-        tensors[path] = twin
+    sizes = {
+        path: parameter.numel() if weights[id(tensors[path])] == path and parameter.requires_grad else 0
+        for path, parameter in held(model, "_parameters")
+    }
     if device is not None:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     recorder = Recorder(model, weights, sizes)
@@ -121,13 +114,6 @@ def _record(
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
     return recorder.graph(real=device is None)
-
-
-def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
-    if device is None:
-        return tensor
-    twin = torch.empty_like(tensor, device=device)
-    return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,7 +139,8 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
     if worker is None:
         goes_on = index > 0 and not known
     elif index == 0:
-        goes_on = worker.end is None and worker.lost is None and not _lingers(state, seen, now, timing)
+        stays = worker.end is None and worker.lost is None and not worker.removed
+        goes_on = stays and not _lingers(state, seen, now, timing)
     else:
         goes_on = worker.lost is None and (worker.end is None or _is_done(worker.end))
     if goes_on:

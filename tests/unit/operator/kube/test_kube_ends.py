@@ -498,6 +498,12 @@ def test_a_job_whose_leader_has_completed_misses_no_other_worker(pods):
         assert seen(leader(), other, said=complete) == STATE
 
 
+def test_a_job_whose_leader_has_completed_and_is_deleted_is_complete_at_once():
+    complete = says(COMPLETED, Reason.BUDGET_EXHAUSTED)
+    after = seen(leader(deleting=True), worker(), said=complete)
+    assert after.ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
+
+
 def test_two_workers_that_fail_are_two_failures_and_one_restart():
     after = seen(ended(1), end_of_worker(1), said=says(TRAINING))
     assert (after.failures, after.restarts, after.attempts) == (2, 1, (5, 1))

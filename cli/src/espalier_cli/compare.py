@@ -34,7 +34,7 @@ def table_of(curves: list[Curve], width: int) -> RenderableType:
     score = "test score" if len(measures) > 1 else f"test {next(iter(measures), 'accuracy')}"
     names, runs = ("", score, *_ROWS), [(curve.label, *_column(curve.result)) for curve in curves]
     columns, rows = turned(names, runs)
-    table = table_for(width, columns, rows, right=True)
+    table = table_for(width, columns, rows, right=columns[1:])
     return table if isinstance(table, Table) else table_for(width, names, runs)
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic.alias_generators import to_camel
-from rich.console import Console
-from rich.table import Table
 
 from espalier_cli.errors import InputError
+from espalier_cli.tables import console_of_stdout, table_for
 
 if TYPE_CHECKING:
     from espalier_trainer.survey import Spot, Survey
@@ -99,25 +98,23 @@ def _spot(spot: Spot, left_out: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _show(found: Survey) -> None:
-    console = Console(highlight=False)
+    console = console_of_stdout()
     step = "" if found.step_seconds is None else f", {found.step_seconds * 1000:.3g} ms a step"
     console.print(f"{found.depth} layers with weights, {found.parameters:,} parameters{step}")
-    table = Table(show_edge=False)
-    for name in ("operation", "place", "kind"):
-        table.add_column(name, overflow="fold")
-    for name in ("layers", "parameters", "ms"):
-        table.add_column(f"+{name}", justify="right")
-    table.add_column("exact")
-    for one in (*found.points, *found.groups):
-        wider = f"{one.kind}: {one.width} to {2 * one.width}" if one.width is not None else one.kind
-        ms = "" if one.step_seconds is None else f"{one.step_seconds * 1000:.3g}"
-        exact = ", ".join(one.exact) if one.width is None else "to rounding"
-        table.add_row(one.operation, one.id, wider, str(one.depth), f"{one.parameters:,}", ms, exact or "no")
-    if table.row_count:
-        console.print(table)
+    added = ("+layers", "+parameters", "+ms")
+    rows = [_row(one) for one in (*found.points, *found.groups)]
+    if rows:
+        console.print(table_for(console.width, ("operation", "place", "kind", *added, "exact"), rows, right=added))
     else:
         console.print("It can grow nowhere.")
     for operation, refusal in found.refused:
         where = f" ({refusal.file}:{refusal.line})" if refusal.file else ""
         text = f"{operation} refused: {refusal.layer}: {refusal.reason}{where}\n    {refusal.remedy}"
         console.print(text, soft_wrap=True, markup=False)
+
+
+def _row(one: Spot) -> tuple[str, ...]:
+    kind = f"{one.kind}: {one.width} to {2 * one.width}" if one.width is not None else one.kind
+    ms = "" if one.step_seconds is None else f"{one.step_seconds * 1000:.3g}"
+    exact = ", ".join(one.exact) if one.width is None else "to rounding"
+    return one.operation, one.id, kind, str(one.depth), f"{one.parameters:,}", ms, exact or "no"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -12,17 +12,27 @@ _FRAME = 3
 """Characters of a column's frame and padding; the table has one more."""
 
 
+_WIDE = 100_000
+"""Columns where stdout is no terminal: nothing is wrapped or cut for `grep` and `awk`."""
+
+
+def console_of_stdout() -> Console:
+    """Return a console as wide as the terminal, if stdout is one."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+
+
 def table_for(
-    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False
+    width: int, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
 ) -> RenderableType:
-    """Return `rows` under `columns` for a terminal of `width` characters; `right` aligns all columns but the first."""
+    """Return `rows` under `columns` for a terminal of `width` characters; the columns `right` are flush right."""
     least = [max(map(_longest_word, cells)) for cells in zip(columns, *rows, strict=True)]
     if sum(least) + _FRAME * len(columns) + 1 > width:
         return Group(*_lists(columns, rows))
     table = Table(title_justify="left", header_style="bold")
     widths = _widths(least, [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)], width)
-    for index, (column, chosen) in enumerate(zip(columns, widths, strict=True)):
-        table.add_column(column, width=chosen, justify="right" if right and index else "left")
+    for column, chosen in zip(columns, widths, strict=True):
+        table.add_column(column, width=chosen, justify="right" if column in right else "left")
     for row in rows:
         table.add_row(*row)
     return table

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_WIDE = 100_000
-"""Columns where stdout is no terminal: nothing is wrapped or cut for `grep` and `awk`."""
+from espalier_cli.tables import console_of_stdout
 
 Row = Sequence[str]
 
@@ -31,7 +29,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name != columns[-1])
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console = _console()
+    console = console_of_stdout()
     with console.capture() as capture:
         console.print(table)
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
@@ -39,12 +37,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
 
 def print_heading(text: str) -> None:
     """Print a heading, bold on a terminal."""
-    _console().print(Text(text, style="bold"), soft_wrap=True)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+    console_of_stdout().print(Text(text, style="bold"), soft_wrap=True)
 
 
 def _yaml(data: Any) -> str:

@@ -425,6 +425,9 @@ class OneMember:
         """Begin to sum over one."""
         return self
 
+    def sent(self) -> None:
+        """All of one have begun."""
+
     def wait(self) -> None:
         """End it."""
 

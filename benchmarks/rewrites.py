@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.nets import NETS
-from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.rewriting import (
     SEARCHES,
     Comparison,
@@ -43,6 +42,7 @@ from espalier_trainer.rewriting import (
     search,
     verify,
 )
+from espalier_trainer.rewriting.comparing import seconds_of
 from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.search import State
 
@@ -91,12 +91,7 @@ class Case:
     def compared(
         self, execution: nn.Module, step: Callable[[nn.Module], None], pairs: int, than: nn.Module | None = None
     ) -> Comparison:
-        return compare(than or self.module, execution, step, pairs=pairs, clock=self.clock)
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Seconds of this process where it computes itself, seconds where it waits for a device."""
-        return time.perf_counter if self.inputs.is_cuda else time.process_time
+        return compare(than or self.module, execution, step, pairs=pairs, clock=clock_of(self.inputs))
 
     def executed(self, plan: Plan) -> tuple[nn.Module, Errors]:
         """Return the execution of a plan, and its errors. Raises `AssertionError` where they are too large."""
@@ -162,8 +157,13 @@ def case_of(name: str, sizes: Sizes, table: Path | None = None, device: str = "c
     if sizes.batch is not None:
         inputs = inputs[torch.arange(sizes.batch) % len(inputs)]
     module, inputs = module.to(device), inputs.to(device)
-    clock = time.perf_counter if inputs.is_cuda else time.process_time
-    return Case(name, module, inputs, capture(module, inputs), Costs(module, table, clock=clock), sizes)
+    costs = Costs(module, table, clock=clock_of(inputs))
+    return Case(name, module, inputs, capture(module, inputs), costs, sizes)
+
+
+def clock_of(inputs: Tensor) -> Callable[[], float]:
+    """Return seconds of this process where it computes itself, seconds where it waits for a device."""
+    return time.perf_counter if inputs.is_cuda else time.process_time
 
 
 def gains_of(case: Case, *, with_compile: bool) -> list[list[str]]:
@@ -241,13 +241,7 @@ def rank_of(case: Case) -> list[str]:
 
 def fastest(case: Case, step: Callable[[nn.Module], None], execution: nn.Module) -> float:
     """Return the seconds of the fastest of four steps, the first not counted."""
-    seconds = []
-    for _ in range(4):
-        settle(case.inputs.device)
-        began = case.clock()
-        step(execution)
-        settle(case.inputs.device)
-        seconds.append(case.clock() - began)
+    seconds = [seconds_of(execution, step, case.inputs.device, clock_of(case.inputs)) for _ in range(4)]
     return min(seconds[1:])
 
 

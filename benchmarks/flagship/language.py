@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,6 @@ from flagship.subject import Subject
 
 EPOCH_WINDOWS: Final = 128
 """16 steps."""
-_KEPT: Final = {
-    Arm.ANEW: ("embedding.", "places", "norm.", "head."),
-    Arm.EMBEDDINGS: ("embedding.", "places"),
-}
 
 
 def gpt() -> Subject:
@@ -26,7 +23,10 @@ def gpt() -> Subject:
         cost=StepCost(0.001, 0.004),
         measure="bits per character",
         short="bits",
-        kept=_KEPT,
+        kept={
+            Arm.ANEW: ("embedding.", "places", "norm.", "head."),
+            Arm.EMBEDDINGS: ("embedding.", "places"),
+        },
         first_rate=0.004,
         epoch={"windows": EPOCH_WINDOWS},
     )
@@ -35,14 +35,12 @@ def gpt() -> Subject:
 def gpt_large(path: str, device: str) -> Subject:
     """Return what `gpt_large.py` trains on the text at `path`; what its steps cost is to be measured."""
     job = load_job(Path(__file__).parent / "gpt_large.yaml")
-    return Subject(
+    return replace(
+        gpt(),
         name="gpt_large",
         job=with_spec(job, training={"dataset": {"name": "text", "path": path, "options": {"pattern": "*.py"}}}),
-        runs=("blocks.0",),
         cost=StepCost(1.0, 0.0),
-        measure="bits per character",
-        short="bits",
-        kept=_KEPT,
         first_rate=0.001,
+        epoch={},
         device=device,
     )

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from block_cases import CASES, Case, outputs
 from growth_cases import TORCHVISION, relative_error, tensors, torchvision_case
-from torch import nn
 
 from espalier_trainer.net2net import add_block, deepen, growth_points, widen, widening_groups
+from on_cuda import DEVICE, NEEDS_CUDA, full_precision, on_the_device
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICE = torch.device("cuda")
-
-
-@pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    """Compute in full single precision: with TF32 sums in another order differ in the third digit."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
-
-
-def on_the_device(model: nn.Module) -> bool:
-    return {each.device.type for each in [*model.parameters(), *model.buffers()]} == {DEVICE.type}
+__all__ = ["full_precision"]
+pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("full_precision")]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "convnext_tiny", "googlenet", "vit_b_16"])

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from espalier_api.advice import Action
@@ -23,22 +22,11 @@ from espalier_trainer.data import load_data
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.nccl import DeviceSums
 from espalier_trainer.rewriting import SEARCHES, Costs, apply, capture, search, verify
+from on_cuda import DEVICE, NEEDS_CUDA, full_precision, on_the_device
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICE = torch.device("cuda")
+__all__ = ["full_precision"]
+pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("full_precision")]
 Run = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
-
-
-def on_the_device(module: nn.Module) -> bool:
-    return {each.device.type for each in [*module.parameters(), *module.buffers()]} == {DEVICE.type}
 
 
 def test_a_job_grows_and_goes_on_after_a_stop(

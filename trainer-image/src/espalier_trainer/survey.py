@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError, Layer
@@ -18,6 +17,7 @@ from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
+from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
@@ -219,8 +219,8 @@ def _seconds(model: nn.Module, example_input: ExampleInput) -> float:
     loss = sum(leaf.square().sum() for leaf in tensors_in(result) if leaf.is_floating_point())
     if isinstance(loss, Tensor) and loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
-    if isinstance(loss, Tensor) and loss.is_cuda:
-        torch.cuda.synchronize(loss.device)
+    if isinstance(loss, Tensor):
+        settle(loss.device)
     seconds = time.perf_counter() - started
     model.zero_grad(set_to_none=True)
     return seconds

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from espalier_trainer.elastic.broken import GroupBrokenError, Sending, broken
+from espalier_trainer.elastic.rendezvous import LeaderAwayError, answered
 
 _NEVER: Final = timedelta(days=365)
 _LOOKS: Final = (1e-5, 1e-3)
@@ -30,7 +31,7 @@ class DeviceSums:
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, seconds: float) -> None:
         """Connect all members, which have all come; nobody waits longer than `seconds` for anything."""
         self._device, self._seconds = device, seconds
-        self._begun = self._done = 0
+        self._unfinished = 0
         # The watchdog reads it when a group is made. 0: it ends no process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
@@ -43,7 +44,7 @@ class DeviceSums:
         """Begin to sum `tensor` over all members, in place. Raises `GroupBrokenError`, as does what it returns."""
         with broken():
             work = self._group.allreduce([tensor])
-        self._begun += 1
+        self._unfinished += 1
         return _Sum(work, self._seconds, self._finished)
 
     def close(self) -> None:
@@ -56,30 +57,19 @@ class DeviceSums:
             return
         leave = threading.Thread(target=group.abort, name="nccl")
         leave.start()
-        if self._done < self._begun:
+        if self._unfinished:
             leave.join()
 
     def _finished(self) -> None:
-        self._done += 1
+        self._unfinished -= 1
 
     def _connect(self) -> None:
         """Take the first sum, which connects the members: in a thread, as that has no time limit."""
-        failed: list[Exception] = []
         tensor = torch.zeros(1, device=self._device)
-
-        def first() -> None:
-            try:
-                self.sending(tensor).wait()
-            except GroupBrokenError as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=first, name="nccl", daemon=True)
-        thread.start()
-        thread.join(self._seconds)
-        if thread.is_alive():
-            raise GroupBrokenError(f"NCCL has not connected the members within {self._seconds:g} s")
-        if failed:
-            raise failed[0]
+        try:
+            answered(lambda: self.sending(tensor).wait(), lambda: False, self._seconds)
+        except LeaderAwayError as error:
+            raise GroupBrokenError(f"NCCL has not connected the members within {self._seconds:g} s") from error
 
 
 class _Sum(Sending):

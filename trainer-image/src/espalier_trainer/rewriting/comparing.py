@@ -73,12 +73,13 @@ def compare(
     measured = []
     for number in range(warmup + pairs):
         order = (module, execution) if number % 2 == 0 else (execution, module)
-        first, second = (_seconds(one, step, device, clock) for one in order)
+        first, second = (seconds_of(one, step, device, clock) for one in order)
         measured.append((first, second) if number % 2 == 0 else (second, first))
     return Comparison(tuple(measured[warmup:]))
 
 
-def _seconds(model: nn.Module, step: Step, device: torch.device, clock: Callable[[], float]) -> float:
+def seconds_of(model: nn.Module, step: Step, device: torch.device, clock: Callable[[], float]) -> float:
+    """Return how long one step takes, until the device has computed it."""
     settle(device)
     start = clock()
     step(model)

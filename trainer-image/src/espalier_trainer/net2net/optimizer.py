@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer.layout import lay_moments
@@ -31,8 +31,9 @@ def grow_optimizer(
     The class, the groups and their hyperparameters, and the order of groups and parameters stay the same. A parameter
     that was kept (found by name) keeps its step count, and its moments are copied, since growth does not change its
     gradients. For a parameter in `reshaped`, that function converts each state of the parameter's old shape. A new
-    parameter starts without state. It joins the group of its neighbour (`membership.neighbours`): the parameter of the
-    same kind of the layer that it was inserted after, so that groups "with and without weight decay" stay consistent.
+    parameter starts without state, or with a momentum of zeros in a fused SGD. It joins the group of its neighbour
+    (`membership.neighbours`): the parameter of the same kind of the layer that it was inserted after, so that groups
+    "with and without weight decay" stay consistent.
     If the optimizer does not hold that neighbour, it does not take the new parameter either: of several optimizers
     over one model, each passed through this function, exactly one trains it. Parameters that the old optimizer did not
     train are ignored. `optimizer` keeps working on `old_model`. Learning-rate schedulers and hooks belong to the old
@@ -75,8 +76,20 @@ def grow_optimizer(
         new_group["params"] = kept if named else [parameter for _, parameter in kept]
     grown = construct(type(optimizer), groups, optimizer.defaults, [name for name, _ in added])
     grown.state.update(states)
+    _begin_momentum(grown)
     lay_moments(grown)
     return grown
+
+
+def _begin_momentum(optimizer: Optimizer) -> None:
+    """Give new parameters a momentum of zeros: torch's fused SGD takes a momentum of all parameters or of none."""
+    if not isinstance(optimizer, SGD):
+        return
+    for group in optimizer.param_groups:
+        new = [one for one in group["params"] if optimizer.state.get(one, {}).get("momentum_buffer") is None]
+        if group["fused"] and len(new) < len(group["params"]):
+            for parameter in new:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def construct(

@@ -16,7 +16,10 @@ def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's global generators: they belong to the process, as user code expects."""
     random.seed(seed)
     np.random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # `manual_seed` writes down the stack for each kind of accelerator that may appear: half a millisecond
+        torch.default_generator.manual_seed(seed)
 
 
 def capture(device: torch.device) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -80,8 +83,12 @@ def _held(model: nn.Module) -> list[Any]:
     found: dict[int, Any] = {}
     for module in model.modules():
         for value in vars(module).values():
-            several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            found |= {id(one): one for one in (value, *several) if isinstance(one, _GENERATORS)}
+            several = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+            )
+            for one in several:  # most are empty: growth asks this of all modules again and again
+                if isinstance(one, _GENERATORS):
+                    found[id(one)] = one
     return [one for one in found.values() if not isinstance(one, random.SystemRandom)]
 
 

@@ -122,7 +122,7 @@ CheckpointStore.save = save
     report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
     assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
     until(lambda: worlds(place)[-1:] == [2], place)
-    trains_on(place)
+    until(lambda: [one for one in place.events() if one.type == "CheckpointSaved" and one.step > report.step], place)
     # All are gone: the last checkpoint, of the grown model.
     for process in (leader, extra):
         os.kill(process.pid, signal.SIGKILL)

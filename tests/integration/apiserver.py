@@ -54,7 +54,8 @@ class ApiServer:
     """etcd and kube-apiserver with RBAC, on ports of their own; a context manager.
 
     `stop` and `start` end and start the API server on the same port and data, as a restarted control plane: tokens,
-    kubeconfigs and objects stay good. `close` ends both processes, each by its own id.
+    kubeconfigs and objects stay good. So do `rest`, which ends etcd, too, and `start`. `close` ends both processes,
+    each by its own id.
     """
 
     def __init__(self, binaries: Path, directory: Path, flags: Sequence[str] = ()) -> None:
@@ -71,10 +72,10 @@ class ApiServer:
         self._names = itertools.count(1)
         self._served: dict[str, str] = {}
         self._server: subprocess.Popen[bytes] | None = None
+        self._etcd: subprocess.Popen[bytes] | None = None
         self._api: httpx.Client | None = None
         (directory / "tokens.csv").write_text(f'{self.admin_token},admin,admin,"system:masters"\n')
         _make_key(directory / "service-accounts.key")
-        self._etcd = _spawn(self._etcd_command(), directory / "etcd.log")
         try:
             self.start()
         except BaseException:
@@ -90,7 +91,9 @@ class ApiServer:
     # ---- running it
 
     def start(self) -> None:
-        """Start the API server where it does not run; return when it is ready. `ServerError` when it is not in time."""
+        """Start what does not run; return when the API server is ready. `ServerError` when it is not in time."""
+        if self._etcd is None:
+            self._etcd = _spawn(self._etcd_command(), self.directory / "etcd.log")
         if self._server is None:
             self._server = _spawn(self._server_command(), self.directory / "apiserver.log")
         self._wait("is ready", self._is_ready)
@@ -102,12 +105,18 @@ class ApiServer:
             _end(self._server, sig)
             self._server = None
 
+    def rest(self) -> None:
+        """End both processes until `start`: an idle etcd takes CPU time as well."""
+        self.stop()
+        if self._etcd is not None:
+            _end(self._etcd, signal.SIGTERM)
+            self._etcd = None
+
     def close(self) -> None:
         """End both processes."""
         if self._api is not None:
             self._api.close()
-        self.stop()
-        _end(self._etcd, signal.SIGTERM)
+        self.rest()
 
     def _is_ready(self) -> bool:
         for process, name in ((self._etcd, "etcd"), (self._server, "apiserver")):

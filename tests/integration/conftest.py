@@ -50,11 +50,11 @@ def kubernetes_binaries() -> Path:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Stop the API servers when unit tests follow: an idle one still takes CPU time. Fixtures start it again."""
+    """Let the API servers rest when unit tests follow: idle ones still take CPU time. Fixtures start them again."""
     yield
     if nextitem is None or HERE not in nextitem.path.parents:
         for server in _RUNNING:
-            server.stop()
+            server.rest()
 
 
 _RUNNING: list[ApiServer] = []

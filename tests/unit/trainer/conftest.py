@@ -36,7 +36,7 @@ from espalier_trainer.scheduler import Arrival, VirtualScheduler
 from forked import fork_server
 from own_scripts import OWN
 
-STEP_SECONDS = 0.002
+STEP_SECONDS = 0.004
 
 
 @pytest.fixture(scope="session")

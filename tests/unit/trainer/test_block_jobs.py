@@ -137,7 +137,7 @@ def test_a_run_unfolds_over_a_stop_and_nothing_is_asked_before_it_has(run, block
     network = whole.trainer.network
     assert not network.unfolds
     assert network.architecture.block_point("3").grown == 3
-    for steps in (63, 93):  # within the first unfolding, within the second
+    for steps in (40, 55):  # within the first unfolding, within the second
         store = tmp_path / f"{steps}"
         stopped = run(job, advisor=Scripted(script), up_at=0.1, store=store, stop=stop_after(steps))
         assert stopped.result.phase is TrainerPhase.STOPPED
@@ -165,7 +165,7 @@ def test_the_stages_of_a_net_unfold_at_the_same_time_and_go_on_after_a_stop(run,
     network = whole.trainer.network
     assert not network.unfolds
     assert [point.grown for point in network.architecture.blocks] == [3, 3]
-    stopped = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(67))
+    stopped = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run", stop=stop_after(33))
     assert stopped.result.phase is TrainerPhase.STOPPED
     assert len(stopped.trainer.network.history) == 2, "it stops while both unfold"
     found = run(job, advisor=Scripted(script), up_at=0.1, store=tmp_path / "run").trainer.network.module.state_dict()

@@ -123,7 +123,7 @@ def test_with_the_batch_kept_several_workers_learn_what_one_learns(
     )
     alone, _ = together(job, 1)
     many, workers = together(job, 3)
-    assert many.result.steps == alone.result.steps > 100
+    assert many.result.steps == alone.result.steps >= 100
     assert losses(many) == pytest.approx(losses(alone), rel=1e-3)
     for name, tensor in alone.trainer.network.module.state_dict().items():
         torch.testing.assert_close(many.trainer.network.module.state_dict()[name], tensor, rtol=1e-2, atol=1e-3)

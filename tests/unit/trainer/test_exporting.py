@@ -53,7 +53,7 @@ def trained(
         job = make_job(timeBudgetSeconds=0.2, **spec)
         folder = tmp_path / "run"
         options = {} if stop is None else {"stop": stop}
-        done = run(job, advisor=Scripted(advice), up_at=0.02, store=folder / "checkpoints", **options)
+        done = run(job, advisor=Scripted(advice), up_at=0.02, store=folder / "checkpoints", step=0.0025, **options)
         (folder / "job.yaml").write_text(json.dumps(job.to_json()))
         return done
 

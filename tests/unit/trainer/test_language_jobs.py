@@ -88,7 +88,7 @@ def test_a_language_model_grows_and_is_the_same_after_a_stop(run, language, tmp_
     assert whole.result.adaptations[0].before is not None
     assert whole.result.adaptations[0].gained is not None
 
-    stopped = run(job, **arguments, store=tmp_path / "run", stop=stop_after(63))
+    stopped = run(job, **arguments, store=tmp_path / "run", stop=stop_after(40))
     assert stopped.result.phase is TrainerPhase.STOPPED
     again = run(job, **arguments, store=tmp_path / "run")
     wanted, found = whole.trainer.network, again.trainer.network

@@ -36,7 +36,7 @@ def test_an_operation_of_a_package_works_in_a_job(run, make_job, tmp_path, stop_
     twice = Action(kind="Twice", target="block1")
     job = make_job(timeBudgetSeconds=0.4, adaptation={"actions": ["Deepen", "Twice"], "maxAdaptations": 2})
     script = Scripted((twice, Action.deepen("block0")))
-    first = run(job, advisor=script, up_at=0.1, store=tmp_path / "run", stop=stop_after(80))
+    first = run(job, advisor=script, up_at=0.1, store=tmp_path / "run", stop=stop_after(45))
     assert first.result.phase is TrainerPhase.STOPPED
     done = run(job, advisor=script, up_at=0.1, store=tmp_path / "run")
     assert [str(action) for action in script.asked[0].actions()] == [

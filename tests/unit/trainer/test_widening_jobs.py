@@ -88,10 +88,10 @@ def test_widening_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeyp
         grown = losses[:]
         losses.clear()
         run(make_job(**job))
-        assert grown[:51] == losses[:51]
-        assert grown[51] == pytest.approx(losses[51], abs=1e-6)
-        assert abs(grown[52] - losses[52]) < 0.2  # moments came along: the first step takes the model nowhere else
-        assert grown[70] != losses[70]
+        assert grown[:34] == losses[:34]
+        assert grown[34] == pytest.approx(losses[34], abs=1e-6)
+        assert abs(grown[35] - losses[35]) < 0.2  # moments came along: the first step takes the model nowhere else
+        assert grown[53] != losses[53]
 
 
 def test_copies_of_a_channel_move_apart(run, make_job):
@@ -115,7 +115,7 @@ def whole(run, make_job):
 
 # Before the first decision, between the decisions, and in the middle of a later epoch.
 @pytest.mark.sweep("stops of a run")
-@pytest.mark.parametrize("cut", [30, 53, 71, 95])
+@pytest.mark.parametrize("cut", [15, 36, 53, 80])
 def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, tmp_path, cut, stop_after, whole):
     job, whole = whole
     first = run(job, advisor=Scripted(SCRIPT), up_at=0.1, store=tmp_path, stop=stop_after(cut))
@@ -131,7 +131,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_widened_model(run, tmp_path, cut
 def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, stop_after):
     script = Scripted((Action.deepen("block0"), WIDEN))
     first = run(
-        make_job(adaptation={"maxAdaptations": 1}), advisor=script, up_at=0.1, store=tmp_path, stop=stop_after(65)
+        make_job(adaptation={"maxAdaptations": 1}), advisor=script, up_at=0.1, store=tmp_path, stop=stop_after(45)
     )
     assert first.result.phase is TrainerPhase.STOPPED
     # A checkpoint from before the history was kept.

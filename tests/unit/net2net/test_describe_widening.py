@@ -19,6 +19,7 @@ from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.models import cifar8, cnn1, cnn2, digits
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
+from espalier_trainer.net2net.remembered import remembering
 
 
 def _bottleneck(m: nn.Module, x: Tensor) -> Tensor:
@@ -74,14 +75,16 @@ def _described(
 def test_every_group_of_a_structure_widens_alike(name: str) -> None:
     build, example = STRUCTURES[name]
     model = build()
-    before = _described(model, example, Insertion.EXACT)
-    assert [group.id for group in before.channel_groups] == [one.id for one in widening_groups(model, example)]
-    for group in before.channel_groups:
-        width = group.width + 2 * group.multiple_of
-        wider = widen(model, group.id, width, example, seed=1)
+    with remembering(model, example):
+        before = _described(model, example, Insertion.EXACT)
+        assert [group.id for group in before.channel_groups] == [one.id for one in widening_groups(model, example)]
+        widths = {group.id: group.width + 2 * group.multiple_of for group in before.channel_groups}
+        grown = {group: widen(model, group, width, example, seed=1) for group, width in widths.items()}
+    for group, width in widths.items():
+        wider = grown[group]
         found = _described(wider, example, Insertion.EXACT)
-        assert found == widened(before, group.id, width)
-        assert found.channel_group(group.id).width == width
+        assert found == widened(before, group, width)
+        assert found.channel_group(group).width == width
         assert found.parameters == sum(parameter.numel() for parameter in wider.parameters())
         assert found.depth == before.depth
 

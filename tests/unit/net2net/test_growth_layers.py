@@ -15,6 +15,7 @@ from espalier_api.growth.deepen import deepened
 from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points
+from espalier_trainer.net2net.remembered import remembering
 
 _IMAGES = torch.randn(3, 4, 9, 7, generator=torch.Generator().manual_seed(3))
 
@@ -52,21 +53,24 @@ ACTIVATIONS = [
 
 def _check(model: nn.Module, example: Tensor, *, kind: Insertion = Insertion.EXACT, exact: bool = True) -> nn.Module:
     """Grow at every point, twice; compare behaviour and description; return the model grown everywhere."""
-    described = describe(model, example, kind)
-    points = growth_points(model, example, kind)
-    assert points
-    assert list(described.growth_points) == points
     before = behaviour(copy.deepcopy(model), example)
+    with remembering(model, example):
+        described = describe(model, example, kind)
+        points = growth_points(model, example, kind)
+        assert points
+        assert list(described.growth_points) == points
+        grown = {point.id: deepen(model, point.id, example, kind) for point in points}
     everywhere = model
     for point in points:
-        once = deepen(model, point.id, example, kind)
-        twice = deepen(once, point.id, example, kind)
-        assert describe(once, example, kind) == deepened(described, point.id)
+        once = grown[point.id]
+        with remembering(once, example):
+            assert describe(once, example, kind) == deepened(described, point.id)
+            twice = deepen(once, point.id, example, kind)
         assert describe(twice, example, kind) == deepened(deepened(described, point.id), point.id)
-        everywhere = deepen(everywhere, point.id, example, kind)
+        everywhere = once if everywhere is model else deepen(everywhere, point.id, example, kind)
         if exact:
-            for grown in (once, twice):
-                found = assert_same_behaviour(copy.deepcopy(grown), before, example, point.id)
+            for one in (once, twice):
+                found = assert_same_behaviour(copy.deepcopy(one), before, example, point.id)
                 assert_learns(found, point.block, point.id)
     return everywhere
 

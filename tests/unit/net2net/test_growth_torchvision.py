@@ -22,6 +22,7 @@ from espalier_api.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
+from espalier_trainer.net2net.remembered import remembering
 
 pytestmark = pytest.mark.slow
 
@@ -54,11 +55,12 @@ def test_every_place_keeps_what_the_model_computes(name: str) -> None:
 @pytest.mark.parametrize("name", TORCHVISION)
 def test_growing_the_description_and_growing_the_model_commute(name: str) -> None:
     case = torchvision_case(name)
-    described = describe(case.model, case.example)
-    assert described.parameters == sum(p.numel() for p in case.model.parameters())
-    for point in described.growth_points[:: max(1, len(described.growth_points) // 4)]:
-        grown = deepen(case.model, point.id, case.example)
-        assert describe(grown, case.example) == deepened(described, point.id), point.id
+    with remembering(case.model, case.example):
+        described = describe(case.model, case.example)
+        assert described.parameters == sum(p.numel() for p in case.model.parameters())
+        for point in described.growth_points[:: max(1, len(described.growth_points) // 3)]:
+            grown = deepen(case.model, point.id, case.example)
+            assert describe(grown, case.example) == deepened(described, point.id), point.id
 
 
 @pytest.mark.sweep("torchvision models")

@@ -24,7 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long drawing or an example takes says more about what else the machine does.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy",
+    max_examples=sweeps.DEFAULT_EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 # A change lands or not for what it does, not for what a run happened to draw.
 settings.register_profile("ci", settings.get_profile("busy"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "busy")

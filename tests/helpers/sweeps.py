@@ -3,7 +3,7 @@
 A sweep asks the same question of many cases: torchvision's models, mutated jobs, moments at which an operator is
 killed. `make test` asks it of a sample that the day draws; `make test-all` asks it of every case. The header of pytest
 prints the seed; `ESPALIER_SWEEP_SEED=N` draws the same sample again, and `ESPALIER_SWEEPS=all` takes every case.
-Properties that take seconds play half of their examples in `make test`.
+Properties play half of their examples in `make test`, those that take seconds a quarter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Case = TypeVar("Case")
 
 SAMPLES = {
     "torchvision models": 1,
-    "places of a torchvision model": 5,
+    "places of a torchvision model": 3,
     "blocks of torchvision, timm and Hugging Face": 1,
     "loops of other libraries": 1,
     "models of the zoo": 1,
@@ -28,26 +28,26 @@ SAMPLES = {
     "generators that a model holds": 1,
     "descriptions that grow by a block": 3,
     "stops of a trial": 1,
-    "optimizers and schedules that resume": 2,
-    "stops of a run": 2,
+    "optimizers and schedules that resume": 1,
+    "stops of a run": 1,
     "ways to write a loop": 1,
     "kinds of insertion": 1,
     "encoders and rewards": 1,
-    "values of the chart": 3,
-    "mutated jobs sent to the server": 300,
-    "mutated jobs that an operator runs": 25,
-    "lives with a killed operator": 6,
+    "values of the chart": 2,
+    "mutated jobs sent to the server": 150,
+    "mutated jobs that an operator runs": 15,
+    "lives with a killed operator": 4,
     "jobs whose series go with them": 30,
     "cases of the operator's benchmark": 1,
     "dashboards that are drawn": 1,
     "moments at which stand-ins end": 3,
-    "lives of simulated jobs": 15,
-    "lives of jobs on one machine": 10,
-    "lives of planned jobs": 30,
-    "plans of a simulated cluster": 125,
-    "queues of simulated jobs": 150,
-    "texts that are no job": 150,
-    "histories of a shared cluster": 4,
+    "lives of simulated jobs": 8,
+    "lives of jobs on one machine": 5,
+    "lives of planned jobs": 15,
+    "plans of a simulated cluster": 60,
+    "queues of simulated jobs": 75,
+    "texts that are no job": 75,
+    "histories of a shared cluster": 3,
 }
 """Cases of each sweep that `make test` takes."""
 
@@ -58,7 +58,11 @@ WHOLE = os.environ.get("ESPALIER_SWEEPS") == "all"
 
 def examples(whole: int) -> int:
     """Return how many examples to play of a property that takes seconds."""
-    return whole if WHOLE else (whole + 1) // 2
+    return whole if WHOLE else (whole + 3) // 4
+
+
+DEFAULT_EXAMPLES = 100 if WHOLE else 50
+"""Examples of a property that does not say how many."""
 
 
 def size(sweep: str, whole: int) -> int:

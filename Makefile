@@ -155,6 +155,7 @@ bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what d
 
 .PHONY: bench-rewrites
 bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
+	$(UV) sync --locked --inexact --group saturation
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
 .PHONY: bench-rewrites-learned bench-rewrites-dreamt bench-rewrites-residual

@@ -80,6 +80,8 @@ def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
 
 
 def _lies_last(tensor: Tensor) -> bool:
-    if tensor.dim() != _IMAGES or tensor.is_contiguous():
+    """Return whether what is computed of a tensor lies channels-last: also of a part of its channels, with gaps."""
+    if tensor.dim() != _IMAGES:
         return False
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+    like = torch.empty_like(tensor, device="meta")
+    return like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from espalier_trainer.rewriting.emitting import parameters_of
 from espalier_trainer.rewriting.errors import RewritesRefusedError
-from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, attributes
+from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, assembled, attributes
 from espalier_trainer.rewriting.metas import has_grad, meta_of, value_of
 from espalier_trainer.rewriting.operators import VIEWS
 from espalier_trainer.rewriting.reading import FUNCTIONS, IN_PLACE, LAYERS, METHODS, Read, effect_of, layer_effect
@@ -44,7 +44,7 @@ class Translation:
         """Return the graph. Raises `RewritesRefusedError` where a change in place may be seen elsewhere."""
         for order, node in enumerate(traced.nodes):
             self._read(node, float(order))
-        return _without_dead(self._nodes, self._constants)
+        return assembled(self._nodes, self._constants)
 
     def _read(self, node: fx.Node, order: float) -> None:
         if node.op == "placeholder":
@@ -255,23 +255,3 @@ def _in_place(method: str) -> bool:
 
 def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _without_dead(nodes: dict[str, Node], constants: Mapping[str, Tensor]) -> Graph:
-    """Return the graph of the nodes that the result, or an effect, needs."""
-    needed: set[str] = set()
-    waiting = [name for name, node in nodes.items() if node.effect or node.operator in (OUTPUT, "input")]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting.extend(nodes[name].inputs)
-    kept = {name: node for name, node in nodes.items() if name in needed}
-    users: dict[str, tuple[str, ...]] = dict.fromkeys(kept, ())
-    index: dict[tuple[Any, ...], str] = {}
-    for name, node in kept.items():
-        for one in dict.fromkeys(node.inputs):
-            users[one] = (*users[one], name)
-        if not node.effect:
-            index.setdefault(node.content, name)
-    return Graph(kept, users, index, constants)

@@ -158,6 +158,10 @@ bench-rewrites: .venv/.ready  ## what do rewrites of the computation gain? nine 
 	$(UV) sync --locked --inexact --group saturation
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
+.PHONY: bench-rewrites-captured
+bench-rewrites-captured: .venv/.ready  ## which models can be rewritten, and where do which rules hold? 30 models, nothing is trained (2 minutes of a core)
+	.venv/bin/python benchmarks/rewrites_captured.py $(ARGS)
+
 .PHONY: bench-rewrites-learned bench-rewrites-dreamt bench-rewrites-residual
 bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared with searches, also on unseen families (1 hour of a core); ARGS=--quick
 	@mkdir -p $(RUNS)

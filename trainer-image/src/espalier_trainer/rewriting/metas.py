@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -31,11 +31,14 @@ def stand_in(value: Value) -> Tensor:
 def meta_of(result: Any, *, grad: bool) -> Meta:
     """Return the meta of what a node returns; `grad`: one of its inputs has a gradient.
 
-    Raises `TypeError` for a result that cannot be told apart from another: neither tensors, numbers nor tuples of them.
+    Raises `TypeError` for a result that cannot be told apart from another: neither tensors, numbers nor tuples or
+    dictionaries of them.
     """
     if isinstance(result, Tensor):
         floating = result.is_floating_point() or result.is_complex()
         return Value(tuple(result.shape), result.dtype, _lies_last(result), grad and floating)
+    if isinstance(result, Mapping):
+        return tuple((key, meta_of(item, grad=grad)) for key, item in result.items())
     if isinstance(result, tuple | list):
         return tuple(meta_of(item, grad=grad) for item in result)
     if not isinstance(result, Hashable):

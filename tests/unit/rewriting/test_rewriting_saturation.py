@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -71,7 +72,8 @@ class Heads(nn.Module):
     ids=["handwritten", "repvgg", "heads"],
 )
 def test_extracted_graphs_compute_what_the_model_does(model: nn.Module, inputs: Tensor, gone: str) -> None:
-    pytest.importorskip("egglog", reason="uv sync --group saturation")
+    if not os.environ.get("CI"):
+        pytest.importorskip("egglog", reason="needs egglog: make saturation")
     from rewritten.saturating import EXTRACTIONS, saturated
 
     graph = capture(model, inputs)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import (
     JobFacts,
@@ -278,3 +278,30 @@ def test_a_job_that_starts_on_borrowed_gpus_goes_before_those_that_wait_for_the_
         ),
     )
     assert plan(snapshot, FairPolicy(), NOW).actions == (Admit(job="team/x", gpu_type="b"),)
+
+
+@pytest.mark.parametrize(
+    ("used", "extra", "is_stopped"), [(0, 0, True), (1, 0, True), (2, 2, True), (2, 0, False), (3, 1, False)]
+)
+def test_borrowed_quota_is_reclaimed_only_for_a_job_that_its_namespace_lets_start(
+    used: int, extra: int, is_stopped: bool
+) -> None:
+    """At once, or without what is lent there; else the quota would only be borrowed, and reclaimed, again and again."""
+    holder = job("else/h", low=4, high=4, extra=0)
+    holder = replace(holder, terms=replace(holder.terms, queue="night", base_preemptible=True))
+    lender = job("team/l", low=1, high=3, extra=extra)
+    lender = replace(lender, terms=replace(lender.terms, queue="free"))
+    jobs = (holder, job("team/w", low=2, high=2), *((lender,) if extra else ()))
+    queues = tuple(Queue(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night"))
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=(Node(name="n", gpu_type="a", allocatable=16),),
+        workers=tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each)),
+        jobs=jobs,
+        queues=(*queues, Queue(name="free")),
+        namespace_limits=(limit(GPU, 3, used=used),),
+    )
+    found = plan(snapshot, FairPolicy(), NOW)
+    stopped = [action.job for action in found.actions if isinstance(action, Stop)]
+    assert stopped == (["else/h"] if is_stopped else [])
+    assert found.refusals["team/w"].reason is Reason.QUOTA_EXCEEDED

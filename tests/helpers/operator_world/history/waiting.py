@@ -89,6 +89,7 @@ class Waiting:
         others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
         allowed = {kind for kind in self._sites(job, bare=False) if self._quotas.allows(job, kind)}
         alike = [each for each in others if self._quotas.are_shared(job, each)]
+        near = [each for each in others if each.namespace == job.namespace]
         if reason is Reason.MIN_RUNTIME:
             young = any(self._quotas.has_just_borrowed(job, each) for each in jobs)
             demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
@@ -96,12 +97,13 @@ class Waiting:
             demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
             order = {share.job: place for place, share in enumerate(plan.shares)}
             is_first = all(order.get(job.key, 0) < order.get(each.key, 0) for each in alike)
-            if is_first and any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False)):
+            may_start = not near and self._quotas.namespace_fits(job, job.base, jobs)
+            owed_quota = any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False))
+            if is_first and may_start and owed_quota:
                 what = f"{job.key} waits for its own quota, which others have borrowed,"
                 self._returns.expect(what, checked, "is owed a quota", needs_notice=False)
             return False
         demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
-        near = [each for each in others if each.namespace == job.namespace]
         if reason is Reason.RESOURCE_QUOTA_EXCEEDED:
             room = self._quotas.namespace_fits(job, job.base, jobs)
             demand(not room or bool(near), 4, f"{job.key} waits for a ResourceQuota that has room")

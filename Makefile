@@ -35,15 +35,15 @@ setup: .venv/.ready  ## install everything; the command is .venv/bin/espalier
 
 .PHONY: run
 run: .venv/.ready  ## run the example job with and without growth, and compare
-	@.venv/bin/espalier run examples/digits.yaml --gpus 1 --arrive 30%:1 \
+	@.venv/bin/espalier run examples/digits.yaml --simulate --gpus 1 --arrive 30%:1 \
 		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/grown --restart
-	@.venv/bin/espalier run examples/digits.yaml --gpus 1 --arrive 30%:1 --adaptation Off \
+	@.venv/bin/espalier run examples/digits.yaml --simulate --gpus 1 --arrive 30%:1 --adaptation Off \
 		--time-budget $(BUDGET) --seed $(SEED) --output $(RUNS)/not-grown --restart
 	@.venv/bin/espalier compare $(RUNS)/not-grown $(RUNS)/grown
 
 .PHONY: test test-all
 test: .venv/.ready  ## run the unit and integration tests, WORKERS files at a time, with a daily sample of the sweeps
-	OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venv/bin/pytest tests --ignore tests/e2e --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export ESPALIER_SWEEPS := all
 test-all: test  ## the same with every case of the sweeps

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 Act = Callable[[Group], Any]
 
 
-def together(count: int, act: Act) -> list[Any]:
+def together(count: int, act: Act, device: torch.device = CPU) -> list[Any]:
     """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
     store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     done: list[Any] = [None] * count
@@ -29,7 +29,7 @@ def together(count: int, act: Act) -> list[Any]:
         try:
             # A connection of its own: one waits for the other in it.
             own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
-            group = Group(own, 1, rank, count, CPU, "127.0.0.1", store.port)
+            group = Group(own, 1, rank, count, device, "127.0.0.1", store.port)
             try:
                 done[rank] = act(group)
             finally:

@@ -115,6 +115,7 @@ def run(
                 *(parse_departure(text, budget, notice) for text in depart),
             ),
             devices=devices,
+            hide_devices=simulate,
             time_scale=time_scale,
             agent_url=agent_url,
             policy=policy,

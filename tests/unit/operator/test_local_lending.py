@@ -191,6 +191,13 @@ def test_real_devices_are_named_to_the_leader(local_run, job_of):
     assert environment["ESPALIER_SEED"] == "7"
 
 
+def test_simulated_gpus_hide_the_real_ones_from_all_workers(local_run, job_of, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    local_run([job_of("one", timeBudgetSeconds=0.3)], gpus=1, hide_devices=True)
+    environment = json.loads((local_run.directory / "checkpoints" / "environment.json").read_text())
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_a_job_without_gpus_runs_whatever_there_is(local_run, job_of):
     story = local_run([job_of("cpu", gpus_per_worker=0, maxReplicas=3, timeBudgetSeconds=0.3)], gpus=0)
     assert story.outcomes["cpu"].reason is Reason.BUDGET_EXHAUSTED

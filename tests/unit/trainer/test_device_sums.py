@@ -1,4 +1,4 @@
-"""Sums over GPUs, without one: how long a member waits for them. With one: test_cuda_jobs.py."""
+"""Sums over GPUs, without one: how long a member waits, and what NCCL refuses. With one: test_cuda_jobs.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from espalier_trainer.elastic import nccl
+from espalier_trainer.elastic import group, nccl
 from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.group import Group
+from groups import together
 
 
 class Work:
@@ -63,3 +66,32 @@ def test_an_error_of_the_network_breaks_the_group(clock: Any) -> None:
     with pytest.raises(GroupBrokenError, match="remote process exited"):
         nccl._Sum(Work(1, "NCCL error: remote process exited\nLast error:"), 20.0, lambda: finished.append(True)).wait()
     assert not finished
+
+
+class Sums:
+    """NCCL, which connects only the member of rank 0."""
+
+    closed = 0
+
+    def __init__(self, store: Any, rank: int, world: int, device: Any, seconds: float) -> None:
+        if rank:
+            raise GroupBrokenError("Duplicate GPU detected")
+
+    def close(self) -> None:
+        Sums.closed += 1
+
+
+def test_where_nccl_refuses_a_member_gloo_sums_for_all(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(group, "DeviceSums", Sums)
+
+    def summed(member: Group) -> float:
+        tensor = torch.tensor([member.rank + 1.0])
+        member.all_reduce(tensor)
+        return tensor.item()
+
+    assert together(2, summed, torch.device("cuda")) == [3.0, 3.0]
+    assert Sums.closed == 1
+    reasons = sorted(record.getMessage().rpartition(": ")[2] for record in caplog.records)
+    assert reasons == ["Duplicate GPU detected", "another worker has the reason in its log"]

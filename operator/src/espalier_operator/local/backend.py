@@ -11,7 +11,7 @@ from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Node, Role, Rules, Snapshot, Worker, WorkerState
 from espalier_operator.job.budget import Leader
-from espalier_operator.local.gpus import Gpus, Holder, Timeline
+from espalier_operator.local.gpus import CUDA_DEVICES, Gpus, Holder, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.settings import LocalSettings
 from espalier_operator.local.workers import WorkerSpec
@@ -129,7 +129,7 @@ class LocalBackend:
             held = self.gpus.of(job.key, Role.BASE)
             # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
             devices = [held[0]] if job.has_processes else held.values()
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for own in devices for device in own)
+            variables[CUDA_DEVICES] = ",".join(device for own in devices for device in own)
         job.start(now, self._settings.trainer_command, agent_url, variables)
 
     def train_together(self, job: LocalJob, now: float) -> None:
@@ -156,6 +156,8 @@ class LocalBackend:
         variables = {names.TIME_SCALE: repr(self._settings.time_scale), "PYTHONUNBUFFERED": "1"}
         if self._settings.seed is not None:
             variables[names.SEED] = str(self._settings.seed)
+        if self._settings.hide_devices:
+            variables[CUDA_DEVICES] = ""
         return variables
 
     def lose(self, holder: Holder) -> None:

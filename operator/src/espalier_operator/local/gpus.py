@@ -7,9 +7,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from espalier_operator.facts import Role
 from espalier_operator.local.settings import GpuChange, LocalRunError
+
+CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that lists the CUDA devices that a process sees; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -117,7 +121,7 @@ def cuda_devices() -> tuple[str, ...]:
 
     Asks nvidia-smi (no torch, no driver library loaded); `CUDA_VISIBLE_DEVICES`, if set, overrides it.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(CUDA_DEVICES)
     smi = shutil.which("nvidia-smi")
     if smi is None or visible == "":
         return ()

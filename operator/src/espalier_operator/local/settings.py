@@ -51,6 +51,8 @@ class LocalSettings:
     devices: tuple[str, ...] = ()
     """Ids of the CUDA devices to use, at least the largest number of GPUs present at once; empty: the GPUs are
     simulated."""
+    hide_devices: bool = False
+    """Whether trainers see no CUDA device, as GPUs are simulated."""
     time_scale: float = 1.0
     """Budget seconds in a second of wall time: for budgets, arrivals, notices, cooldowns and minimum runtimes.
     Not for starting (`preRunningDeadlineSeconds`) and stopping, which take as long at any scale."""

@@ -15,6 +15,7 @@ from espalier_api import environment as names
 from espalier_operator.clock import Backoff
 from espalier_operator.facts import Role
 from espalier_operator.job.observation import End, Incarnation
+from espalier_operator.local.gpus import CUDA_DEVICES
 from espalier_operator.local.process import Process
 
 PID_FILES: Final = "worker-*.pid"
@@ -44,7 +45,7 @@ class WorkerSpec:
     def variables(self) -> dict[str, str]:
         """The environment variables with the worker's role, index and GPUs."""
         identity = {names.WORKER_ROLE: str(self.role), names.WORKER_INDEX: str(self.index)}
-        return identity | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.real else {})
+        return identity | ({CUDA_DEVICES: ",".join(self.devices)} if self.real else {})
 
 
 class Workers:

@@ -6,6 +6,7 @@ memory, and gloo notices at once that a process has died, which NCCL does not.
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from espalier_trainer.elastic.broken import Sending, broken
+from espalier_trainer.elastic.broken import GroupBrokenError, Sending, broken
 from espalier_trainer.elastic.nccl import DeviceSums
 
 if TYPE_CHECKING:
     from espalier_trainer.elastic.buckets import Buckets
+
+logger = logging.getLogger(__name__)
 
 FORM_SECONDS = 5.0
 """A planned member may be dead already: the group forms without those that have not come by then."""
@@ -51,8 +54,27 @@ class Group:
             # The first collective is part of forming: a member that died meanwhile is found here.
             self._group.barrier().wait()
             self._group.set_timeout(timedelta(seconds=COLLECTIVE_SECONDS))
-            if device.type == "cuda":
-                self._device_sums = DeviceSums(PrefixStore("nccl", prefixed), rank, world, device, COLLECTIVE_SECONDS)
+        if device.type == "cuda":
+            self._connect_devices(PrefixStore("nccl", prefixed))
+
+    def _connect_devices(self, store: Any) -> None:
+        """Let NCCL sum what is on GPUs, if it connects all members; otherwise gloo does, by way of main memory.
+
+        NCCL refuses members that share a GPU (before 2.30), as in clusters whose GPUs are shared by time.
+        """
+        why = ""
+        try:
+            self._device_sums = DeviceSums(store, self.rank, self.world, self.device, COLLECTIVE_SECONDS)
+        except GroupBrokenError as error:
+            why = str(error)
+        refused = torch.tensor([float(bool(why))])
+        self.all_reduce(refused)
+        if refused.item():
+            self._leave_devices()
+            logger.warning(
+                "NCCL does not connect the workers, so gradients are summed by way of main memory, which is slower: %s",
+                why or "another worker has the reason in its log",
+            )
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum `tensor` over all members, in place; all get the same bits."""
@@ -101,8 +123,11 @@ class Group:
 
     def close(self) -> None:
         """Close the connections; the other members notice it."""
-        sums, self._group = self._device_sums, None
-        self.buckets = self._device_sums = None
+        self._group = self.buckets = None
+        self._leave_devices()
+
+    def _leave_devices(self) -> None:
+        sums, self._device_sums = self._device_sums, None
         if sums is not None:
             sums.close()
 

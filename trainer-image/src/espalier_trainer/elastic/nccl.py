@@ -29,7 +29,10 @@ class DeviceSums:
     """NCCL's communicator of one generation."""
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, seconds: float) -> None:
-        """Connect all members, which have all come; nobody waits longer than `seconds` for anything."""
+        """Connect all members, which have all come; nobody waits longer than `seconds` for anything.
+
+        Raises `GroupBrokenError` if NCCL does not connect them.
+        """
         self._device, self._seconds = device, seconds
         self._unfinished = 0
         # The watchdog reads it when a group is made. 0: it ends no process.
@@ -38,7 +41,11 @@ class DeviceSums:
         options._timeout = _NEVER
         with broken():
             self._group: Any = dist.ProcessGroupNCCL(store, rank, world, options)
-        self._connect()
+        try:
+            self._connect()
+        except GroupBrokenError:
+            self.close()
+            raise
 
     def sending(self, tensor: Tensor) -> Sending:
         """Begin to sum `tensor` over all members, in place. Raises `GroupBrokenError`, as does what it returns."""

@@ -142,7 +142,7 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
         stays = worker.end is None and worker.lost is None and not worker.removed
         goes_on = stays and not _lingers(state, seen, now, timing)
     else:
-        goes_on = worker.lost is None and (worker.end is None or _is_done(worker.end))
+        goes_on = worker.lost is None and not worker.removed and (worker.end is None or _is_done(worker.end))
     if goes_on:
         return None
     return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])

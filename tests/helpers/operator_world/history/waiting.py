@@ -122,7 +122,9 @@ class Waiting:
             self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
             return False
         told = plan.refusals.get(job.key)
-        gets = told is not None and told.starts_by is None and given  # others, in a notice
+        has_room = self._quotas.namespace_fits(job, job.base, jobs)
+        # What others give back, of GPUs or of its namespace's ResourceQuota, it gets in a notice.
+        gets = told is not None and ((told.starts_by is None and given) or not has_room)
         waited = now - self._since.setdefault(job.key, now) if gets else math.inf
         demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
         return True

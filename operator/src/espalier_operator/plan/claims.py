@@ -49,6 +49,8 @@ class Claims:
             moved = tuple(worker.index for worker in places.moved[job.key] if worker.role is Role.BASE)
             if supply is Supply.NEVER:
                 self._record.act(self._give_up(job))
+            elif moved and self._tick.reclaims.is_asked(job.key):
+                continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif len(bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:

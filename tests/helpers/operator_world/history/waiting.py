@@ -132,10 +132,13 @@ class Waiting:
     def _is_after_another(self, job: Seen, others: list[Seen], allowed: set[str], plan: Plan, given: bool) -> bool:
         """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
 
-        Or one that waits for a quota that both need.
+        Or one that waits for a quota that both need. Who borrows, or is behind one of its queue that does, comes last.
         """
         order = {share.job: place for place, share in enumerate(plan.shares)}
-        borrows = not any(self._quotas.allows(job, kind, borrows=False) for kind in allowed)
+        queue = job.spec.get("queue", "default")
+        ahead = [other for other in others if order.get(other.key, 0) < order.get(job.key, 0)]
+        same = [other for other in ahead if other.spec.get("queue", "default") == queue and other.reason in _BUSY]
+        borrows = self._borrows(job, allowed) or any(self._borrows(other, self._room.types()) for other in same)
         for other in others:
             refusal = plan.refusals.get(other.key)
             if refusal is None or refusal.reason not in _BUSY:
@@ -147,6 +150,10 @@ class Waiting:
             if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
                 return True
         return False
+
+    def _borrows(self, job: Seen, kinds: set[str]) -> bool:
+        """Return whether the queue of a job must borrow for it, on each of these types of GPU."""
+        return not any(self._quotas.allows(job, kind, borrows=False) for kind in kinds)
 
     def _ends_by(self, job: Seen) -> float:
         budget = float(job.spec["timeBudgetSeconds"])

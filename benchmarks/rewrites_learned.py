@@ -28,7 +28,7 @@ from typing import Final
 import torch
 from harness.printed import environment, progress, rendered
 from harness.statistics import half_width
-from rewrites import Case, Sizes, case_of
+from rewritten.cases import Case, Sizes, case_of
 
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.families import FAMILIES, member

@@ -28,7 +28,8 @@ from typing import Final
 import torch
 from harness.printed import environment, progress, rendered
 from harness.statistics import half_width
-from rewrites import Case, Sizes, walked
+from rewritten.cases import Case, Sizes
+from rewritten.ranks import walked
 
 from espalier_rewriting.families import member
 from espalier_rewriting.residual import Measured, choose

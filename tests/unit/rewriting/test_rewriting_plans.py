@@ -31,6 +31,7 @@ from espalier_trainer.rewriting import (
     verify,
 )
 from espalier_trainer.rewriting.graph import Graph, Node
+from espalier_trainer.rewriting.metas import value_of
 from espalier_trainer.rewriting.search import State
 
 
@@ -310,3 +311,11 @@ def test_pairs_of_steps_are_measured_in_turn() -> None:
     assert not comparison.faster(0.6)
     with pytest.raises(ValueError, match="pairs is 1"):
         compare(model, execution, step, pairs=1)
+
+
+def test_a_part_of_the_channels_lies_as_the_whole() -> None:
+    """A convolution computes it channels-last, and a dropout draws for it in that order."""
+    images = torch.randn(2, 6, 4, 4)
+    last = images.contiguous(memory_format=torch.channels_last)
+    assert [value_of(one[:, 2:5]).channels_last for one in (images, last)] == [False, True]
+    assert value_of(nn.Conv2d(3, 4, 1)(last[:, 2:5])).channels_last

@@ -23,7 +23,17 @@ from espalier_api.adaptation import AdaptationSpec, Optimise
 from espalier_api.allocation import Allocation
 from espalier_api.report import Adaptation
 from espalier_api.training import MemoryFormat
-from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, gained, is_tried, too_little
+from espalier_trainer.core.attempts import (
+    CHANNELS_LAST,
+    REWRITE,
+    Found,
+    cost_of,
+    gained,
+    is_tried,
+    may_export,
+    search_seconds,
+    too_little,
+)
 from espalier_trainer.core.hooks import Change
 from espalier_trainer.core.probation import WARMUP, Probation
 from espalier_trainer.execution import executed, has_layouts, lay
@@ -44,10 +54,6 @@ from espalier_trainer.rewriting import (
 from espalier_trainer.scheduler import Scheduler
 
 _COMPARING_STEPS: Final = 2 * (PAIRS + WARMUP)
-_SEARCHING_STEPS: Final = 9
-"""A search measures each operator: in steps. With a ResNet-18 on a CPU it took 4.4, with a SqueezeNet 9."""
-_LAYER_SECONDS: Final = 0.007
-"""What capture, search and application take for each layer besides: with these two, 5 and 6 ms."""
 _CHECKED_ROWS: Final = 4
 """Examples of the check in double precision, which does not depend on their number."""
 _MOST_SECONDS: Final = 20.0
@@ -224,10 +230,7 @@ class Optimiser:
     def _least(self, kind: str, network: Network) -> float:
         """Return the seconds that an attempt takes about, if it succeeds."""
         step = median(self._steps)
-        if kind == CHANNELS_LAST:
-            return _COMPARING_STEPS * step
-        layers = sum(not list(module.children()) for module in network.module.modules())
-        return _SEARCHING_STEPS * step + _LAYER_SECONDS * layers
+        return _COMPARING_STEPS * step if kind == CHANNELS_LAST else search_seconds(network.module, step)
 
     def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
         other = copied(network.module)
@@ -251,7 +254,8 @@ class Optimiser:
         """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
         module = network.module
         costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
-        searched = search(capture(module, inputs), costs)
+        exports = may_export(module, median(self._steps), self._allowed, self._probe.method.precision)
+        searched = search(capture(module, inputs, exports=exports), costs)
         plan = searched.plan
         rules = ", ".join(sorted({step.rule for step in plan.rules}))
         found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)

@@ -1,35 +1,39 @@
-"""A model's forward as a graph: traced by torch.fx, read into known operators, run once to learn shapes and layouts."""
+"""A model's forward as a graph: traced, read into known operators, run once to learn shapes and layouts."""
 
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer import randomness
-from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, mode, undisturbed
 from espalier_trainer.rewriting.errors import RewritesRefusedError
+from espalier_trainer.rewriting.exporting import exported
 from espalier_trainer.rewriting.graph import Graph
+from espalier_trainer.rewriting.tracing import traced
 from espalier_trainer.rewriting.translating import Translation
 
 
-def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
+def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = True) -> Graph:
     """Return what `module` computes in train mode, at the shapes of one batch; the module is not changed.
 
-    It is run once without gradients, and the random generators are restored.
+    It is run once without gradients, and the random generators are restored. torch.fx traces it; with `exports`,
+    torch.export does where torch.fx cannot, which takes seconds. Its graph holds in train mode alone, and in the type
+    of these inputs: under autocast, it would compute a part in another.
 
-    Raises `RewritesRefusedError` for a model with hooks of its own, one that torch.fx cannot trace, that changes
-    tensors in place which others may read, or attributes of its modules, draws random numbers that no input asks for,
-    or computes a part without gradients or under autocast.
+    Raises `RewritesRefusedError` for a model with hooks of its own, one that cannot be traced, that changes tensors in
+    place which others may read, or attributes of its modules, draws random numbers that no input asks for, or computes
+    a part without gradients or under autocast.
     """
     _check(module)
     try:
@@ -38,95 +42,74 @@ def capture(module: nn.Module, example_inputs: ExampleInput) -> Graph:
         raise RewritesRefusedError(str(error)) from error
     args, kwargs = as_arguments(example_inputs)
     given = _given(module, args, kwargs)
-    training = _translated(copy, given, training=True)
     try:
-        both = training.key() == _translated(copy, given, training=False).key()
+        training = _translated(copy, given, traced, training=True)
+    except _UntraceableError as error:
+        if not exports:
+            raise RewritesRefusedError(
+                f"torch.fx cannot trace {type(module).__name__} ({error}), and torch.export is not tried where steps "
+                "run under autocast or time is short; its forward must not decide by values or sizes of tensors"
+            ) from error
+        return _by_export(copy, given, error)
+    try:
+        both = training.key() == _translated(copy, given, traced, training=False).key()
     except RewritesRefusedError:
         both = False
     return Graph(training.nodes, training.users, training.index, training.constants, both_modes=both)
 
 
-class _Parameters(TorchFunctionMode):
-    """Within the context, nothing may be computed of parameters alone: torch.fx would hold the result as a constant."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call the function; `RewritesRefusedError` where parameters that are no proxies give numbers."""
-        result = func(*args, **dict(kwargs or {}))
-        if any(isinstance(each, Tensor | float) for each in tree_leaves(result)):
-            given = tree_leaves((args, kwargs))
-            trained = any(isinstance(each, nn.Parameter) and each.requires_grad for each in given)
-            if trained and not any(isinstance(each, fx.Proxy) for each in given):
-                raise RewritesRefusedError(
-                    f"the forward computes {getattr(func, '__name__', func)} of a parameter that torch.fx does not "
-                    "follow (from `parameters()`), so a rewritten computation would hold its value; take the parameter "
-                    "from its module's attribute"
-                )
-        return result
+class _UntraceableError(RewritesRefusedError):
+    """The forward asks for values that the tracer does not know."""
 
 
-class _Tracer(fx.Tracer):
-    """Takes each layer of torch as one call, but looks into those that host a growth.
-
-    torch.fx records no contexts: what a forward does within `torch.no_grad()` would get gradients.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._modes = _modes()
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        """Add a node; `RewritesRefusedError` within a context that changes how it is computed."""
-        if _modes() != self._modes:
-            raise RewritesRefusedError(
-                "a part of the forward runs within torch.no_grad, torch.autocast or an autograd.Function of its own, "
-                "which a rewritten computation would not; take it out, or do without rewrites"
-            )
-        return super().create_node(*args, **kwargs)
-
-    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        """Return whether the call of a module is one node."""
-        return base_class(module) is type(module) and super().is_leaf_module(module, path)
-
-
-def _modes() -> tuple[bool, ...]:
-    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-
-
-def _translated(model: nn.Module, given: dict[str, Any], *, training: bool) -> Graph:
+def _translated(
+    model: nn.Module, given: dict[str, Any], trace: Callable[[nn.Module, dict[str, Any]], fx.Graph], *, training: bool
+) -> Graph:
     versions = {name: buffer._version for name, buffer in model.named_buffers()}
     with mode(model, training=training):
         try:
-            traced = _traced(model, given)
+            graph = _unchanged(model, lambda: trace(model, given))
         except RewritesRefusedError:
             raise
         # Whatever the user's forward raises on values that it cannot look at.
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]
-            raise RewritesRefusedError(
-                f"torch.fx cannot trace {type(model).__name__} ({type(error).__name__}: {line}); its forward must not "
-                "decide by the values of tensors"
-            ) from error
+            raise _UntraceableError(f"{type(error).__name__}{_place(error)}: {line}") from error
         if versions != {name: buffer._version for name, buffer in model.named_buffers()}:
             raise RewritesRefusedError("the forward changes a buffer by its own code, not by a layer of torch")
         with undisturbed(model):
-            return Translation(model, given).graph(traced)
+            return Translation(model, given).graph(graph)
 
 
-def _traced(model: nn.Module, given: dict[str, Any]) -> fx.Graph:
-    """Return what torch.fx records of `model`, which must do nothing on the way that a graph would hold as it was then.
+def _by_export(model: nn.Module, given: dict[str, Any], untraceable: RewritesRefusedError) -> Graph:
+    """Return the graph of a model that torch.fx cannot trace. Raises `RewritesRefusedError` with both reasons."""
+    try:
+        found = _translated(model, given, exported, training=True)
+    except RewritesRefusedError as error:
+        remedy = "; its forward must not decide by the values of tensors" * isinstance(error, _UntraceableError)
+        raise RewritesRefusedError(
+            f"{type(model).__name__} cannot be traced by torch.fx ({untraceable}), nor by torch.export: {error}{remedy}"
+        ) from error
+    return replace(found, both_modes=False)
+
+
+def _place(error: Exception) -> str:
+    """Return where the innermost code that is not torch's raised an error, '' where there is none."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(Path(frame.filename).is_relative_to(each) for each in ours) and not frame.filename.startswith("<"):
+            return f" at {frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _unchanged(model: nn.Module, trace: Callable[[], fx.Graph]) -> fx.Graph:
+    """Return what `trace` records of `model`, which must do nothing that the record would hold as it was then.
 
     A draw that needs no input is made while the forward is traced, and an attribute has the value of that moment.
     """
     held = _attributes(model)
     with randomness.kept(device_of(model)) as drawn:
-        with _Parameters():
-            traced = _Tracer().trace(model, concrete_args=_left_out(model, given))
+        graph = trace()
         if drawn():
             raise RewritesRefusedError(
                 "the forward draws random numbers without an input (torch.rand(1), random.random()), so a rewritten "
@@ -135,12 +118,16 @@ def _traced(model: nn.Module, given: dict[str, Any]) -> fx.Graph:
             )
     now = _attributes(model)
     for name in now.keys() | held.keys():
-        if not _same(now.get(name), held.get(name)) and not name.startswith("_tensor_constant"):  # torch.fx's own
+        if not _same(now.get(name), held.get(name)) and not name.rpartition(".")[2].startswith(_OF_TRACERS):
             raise RewritesRefusedError(
                 f"the forward changes {name!r}, an attribute of a module, which a rewritten computation would not; "
                 "keep it out of the forward, or do without rewrites"
             )
-    return traced
+    return graph
+
+
+_OF_TRACERS: Final = ("_tensor_constant", "lifted_tensor_")
+"""Attributes in which torch.fx and torch.export put tensors that the forward makes of numbers."""
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:
@@ -155,8 +142,8 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
 
 def _contents(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return tuple(value.items())
-    return tuple(value) if isinstance(value, list | set) else value
+        return tuple((key, _contents(one)) for key, one in value.items())
+    return tuple(map(_contents, value)) if isinstance(value, list | set | tuple) else value
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -177,15 +164,13 @@ def _given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) and name in bound.arguments:
             raise RewritesRefusedError(f"the forward takes any number of inputs (`{name}`); name them")
     for name, value in bound.arguments.items():
-        if not isinstance(value, Tensor):
-            raise RewritesRefusedError(f"input {name!r} of the forward is {type(value).__name__}, not a tensor")
+        if not isinstance(value, Tensor) and not (
+            isinstance(value, dict) and all(isinstance(one, Tensor) for one in value.values())
+        ):
+            raise RewritesRefusedError(
+                f"input {name!r} of the forward is {type(value).__name__}, neither a tensor nor a dictionary of tensors"
+            )
     return dict(bound.arguments)
-
-
-def _left_out(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults of the forward's parameters that are not given."""
-    parameters = inspect.signature(module.forward).parameters.items()
-    return {name: one.default for name, one in parameters if name not in given and one.default is not one.empty}
 
 
 def _check(module: nn.Module) -> None:

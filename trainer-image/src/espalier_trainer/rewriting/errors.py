@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+CONTEXT: Final = (
+    "a part of the forward runs within torch.no_grad, torch.autocast or an autograd.Function of its own, which a "
+    "rewritten computation would not; take it out, or do without rewrites"
+)
+"""Neither torch.fx nor ATen's graphs keep such a context."""
+
 
 class RewritesRefusedError(Exception):
     """The computation of this model is left as it is; the message says why, and what would help."""

@@ -157,6 +157,26 @@ class Graph:
         return found, roots
 
 
+def assembled(nodes: Mapping[str, Node], constants: Mapping[str, Tensor]) -> Graph:
+    """Return the graph of those nodes that the result, or an effect, needs, and of the inputs."""
+    needed: set[str] = set()
+    waiting = [name for name, node in nodes.items() if node.effect or node.operator in (OUTPUT, "input")]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting.extend(nodes[name].inputs)
+    kept = {name: node for name, node in nodes.items() if name in needed}
+    users: dict[str, tuple[str, ...]] = dict.fromkeys(kept, ())
+    index: dict[tuple[Any, ...], str] = {}
+    for name, node in kept.items():
+        for one in dict.fromkeys(node.inputs):
+            users[one] = (*users[one], name)
+        if not node.effect:
+            index.setdefault(node.content, name)
+    return Graph(kept, users, index, constants)
+
+
 def written(part: object) -> str:
     """Return a text of nested settings that is the same in every process."""
     if isinstance(part, tuple):

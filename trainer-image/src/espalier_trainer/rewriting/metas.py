@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -31,11 +31,14 @@ def stand_in(value: Value) -> Tensor:
 def meta_of(result: Any, *, grad: bool) -> Meta:
     """Return the meta of what a node returns; `grad`: one of its inputs has a gradient.
 
-    Raises `TypeError` for a result that cannot be told apart from another: neither tensors, numbers nor tuples of them.
+    Raises `TypeError` for a result that cannot be told apart from another: neither tensors, numbers nor tuples or
+    dictionaries of them.
     """
     if isinstance(result, Tensor):
         floating = result.is_floating_point() or result.is_complex()
         return Value(tuple(result.shape), result.dtype, _lies_last(result), grad and floating)
+    if isinstance(result, Mapping):
+        return tuple((key, meta_of(item, grad=grad)) for key, item in result.items())
     if isinstance(result, tuple | list):
         return tuple(meta_of(item, grad=grad) for item in result)
     if not isinstance(result, Hashable):
@@ -80,6 +83,8 @@ def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
 
 
 def _lies_last(tensor: Tensor) -> bool:
-    if tensor.dim() != _IMAGES or tensor.is_contiguous():
+    """Return whether what is computed of a tensor lies channels-last: also of a part of its channels, with gaps."""
+    if tensor.dim() != _IMAGES:
         return False
-    return tensor.is_contiguous(memory_format=torch.channels_last)
+    like = torch.empty_like(tensor, device="meta")
+    return like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 
+from espalier_trainer.rewriting import aten
 from espalier_trainer.rewriting.emitting import parameters_of
 from espalier_trainer.rewriting.errors import RewritesRefusedError
-from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, attributes
+from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, assembled, attributes
 from espalier_trainer.rewriting.metas import has_grad, meta_of, value_of
 from espalier_trainer.rewriting.operators import VIEWS
 from espalier_trainer.rewriting.reading import FUNCTIONS, IN_PLACE, LAYERS, METHODS, Read, effect_of, layer_effect
@@ -44,14 +46,15 @@ class Translation:
         """Return the graph. Raises `RewritesRefusedError` where a change in place may be seen elsewhere."""
         for order, node in enumerate(traced.nodes):
             self._read(node, float(order))
-        return _without_dead(self._nodes, self._constants)
+        return assembled(self._nodes, self._constants)
 
     def _read(self, node: fx.Node, order: float) -> None:
         if node.op == "placeholder":
             if node.target in self._given:
                 value = self._given[str(node.target)]
                 self._results[node] = value
-                self._add(node, Node("input", (("name", str(node.target)),), (), value_of(value), order))
+                meta = value_of(value) if isinstance(value, Tensor) else meta_of(value, grad=False)
+                self._add(node, Node("input", (("name", str(node.target)),), (), meta, order))
             return
         if node.op == "get_attr":
             self._leaf(node, str(node.target), order)
@@ -74,11 +77,11 @@ class Translation:
         except TypeError as error:
             raise RewritesRefusedError(f"{node.name}: {error}") from error
         self._add(node, Node(operator, settings, inputs, meta, order, effect))
-        if changes is not None:
+        if changes is not None and not self._is_buffer(changes):
             self._change(changes, node)
 
     def _has_grad(self, node: fx.Node, operator: str, inputs: tuple[str, ...]) -> bool:
-        if node.op == "call_method" and node.target == "detach":
+        if node.target in ("detach", torch.ops.aten.detach.default, torch.ops.aten.detach_.default):
             return False
         if operator == "module" and any(one.requires_grad for one in self._submodule(node).parameters()):
             return True
@@ -110,10 +113,20 @@ class Translation:
         if not callable(target) or target is python.setitem:
             raise RewritesRefusedError(f"{node.name}: the forward writes into a tensor in place")
         function: Callable[..., Any] = IN_PLACE.get(target, target)
+        if (
+            target in aten.CASTS
+            and (result := target(*args, **kwargs)) is args[0]
+            and isinstance(node.args[0], fx.Node)
+        ):
+            return result, node.args[0], ""  # torch.export writes down the type that a tensor has anyway
+        if isinstance(target, OpOverload) and aten.changes_its_input(target):
+            if self._is_buffer(node.args[0]):
+                return target(*args, **kwargs), self._counted(node), "buffers"
+            function = aten.without_change(target)
         settings = {key: value for key, value in node.kwargs.items() if key != "inplace"}
         plain_kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         result = function(*args, **plain_kwargs)
-        read = self._try(FUNCTIONS.get(function), node, node.args, settings, result)
+        read = self._try(FUNCTIONS.get(function) or aten.READERS.get(function), node, node.args, settings, result)
         known = self._known(read) or self._opaque(node, "call", "target", function, settings)
         return result, known, effect_of(function) if known[0] == "call" else ""
 
@@ -128,8 +141,8 @@ class Translation:
         except TypeError:
             return None
         read = reader(*args, **kwargs)
-        if read is None:
-            return None
+        if read is None or ("scalar" in read[2] and not result.is_floating_point()):
+            return None  # rules compute with real numbers
         if read[0] == "transpose" and node.target != "transpose" and result.dim() != _MATRIX:
             return None  # `T` of more dimensions turns all of them
         tensors = all(isinstance(one, str) or self._is_tensor(one) for one in read[1])
@@ -170,6 +183,7 @@ class Translation:
             changes = _in_place(str(node.target))
         else:
             changes = node.target in IN_PLACE or node.kwargs.get("inplace") is True
+            changes = changes or aten.changes_its_input(node.target)
             changes = changes or (node.target in _INPLACE_SECOND and len(node.args) > 1 and node.args[1] is True)
         first = node.args[0] if node.args else None
         return first if changes and isinstance(first, fx.Node) and self._is_tensor(first) else None
@@ -199,7 +213,20 @@ class Translation:
         """Return whether the memory of a node's output may belong to another."""
         if node.operator == "module":
             return isinstance(self._model.get_submodule(node.get("path")), _MAY_SHARE)
+        if isinstance(node.get("target"), OpOverload):
+            return aten.may_return_its_input(node.get("target"))
+        if node.operator == "method" and node.get("target") in _NEW:
+            return False
         return node.operator in VIEWS or node.operator in LEAVES or node.operator in ("call", "method")
+
+    def _is_buffer(self, value: Any) -> bool:
+        return isinstance(value, fx.Node) and value.op == "get_attr" and id(self._results[value]) in self._buffers
+
+    def _counted(self, node: fx.Node) -> tuple[str, Attributes, tuple[str, ...]]:
+        """Return the change of a buffer that nobody else reads: batch norms count their steps."""
+        if node.users or any(len(one.users) > 1 for one in node.all_input_nodes):
+            raise RewritesRefusedError("the forward changes a buffer by its own code, not by a layer of torch")
+        return self._opaque(node, "call", "target", node.target)
 
     def _is_tensor(self, value: Any) -> bool:
         return isinstance(value, fx.Node) and isinstance(self._results.get(value), Tensor)
@@ -245,6 +272,9 @@ _MATRIX = 2
 _VIEWING = frozenset({"view", "reshape", "permute", "unsqueeze", "squeeze", "contiguous"})
 """Methods of a tensor whose result may share its memory, and no other's."""
 
+_NEW = frozenset({"new_empty", "new_zeros", "new_ones", "new_full", "clone", "bernoulli"})
+"""Methods of a tensor whose result has memory of its own."""
+
 _INPLACE_SECOND = frozenset({nn.functional.relu, nn.functional.silu})
 """Functions whose second argument is `inplace`."""
 
@@ -255,23 +285,3 @@ def _in_place(method: str) -> bool:
 
 def _items(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _without_dead(nodes: dict[str, Node], constants: Mapping[str, Tensor]) -> Graph:
-    """Return the graph of the nodes that the result, or an effect, needs."""
-    needed: set[str] = set()
-    waiting = [name for name, node in nodes.items() if node.effect or node.operator in (OUTPUT, "input")]
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting.extend(nodes[name].inputs)
-    kept = {name: node for name, node in nodes.items() if name in needed}
-    users: dict[str, tuple[str, ...]] = dict.fromkeys(kept, ())
-    index: dict[tuple[Any, ...], str] = {}
-    for name, node in kept.items():
-        for one in dict.fromkeys(node.inputs):
-            users[one] = (*users[one], name)
-        if not node.effect:
-            index.setdefault(node.content, name)
-    return Graph(kept, users, index, constants)

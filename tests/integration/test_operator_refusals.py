@@ -82,6 +82,31 @@ def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World
     world.server.request("DELETE", f"{path}/none")
 
 
+def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_room(world: World) -> None:
+    """The planner counts one quota; the other, with a scope, refuses a pod as if another operator had been faster."""
+    world.kubelet.add_node("node", 2)
+    world.kubelet.binds = False  # a job that has trained is patient
+    world.operate()
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    for name, pods, more in (("team", "3", {}), ("scoped", "1", {"scopes": ["NotTerminating"]})):
+        quota = {"metadata": {"name": name}, "spec": {"hard": {"pods": pods}, **more}}
+        world.server.request("POST", path, quota)
+        status = {"hard": {"pods": pods}, "used": {"pods": "0"}}
+        world.server.request("PATCH", f"{path}/{name}/status", {"status": status})
+    world.jobs.make("job", minReplicas=2, maxReplicas=2)
+    world.until_condition("job", "Running", "False", "PodRejected")
+    world.until("a part of it is made", lambda: len(world.pods("job")) == 1)
+    world.server.request("PATCH", f"{path}/team/status", {"status": {"used": {"pods": "3"}}})
+    world.until_condition("job", "Admitted", "False", "PodRejected")
+    world.until("its pods are gone", lambda: world.pods("job") == {})
+    status = world.jobs.status("job")
+    assert (status["preemptions"], status["scheduling"]["failures"], status["scheduling"]["unplaced"]) == (0, 0, 0)
+    assert status["scheduling"]["holdUntil"], "it comes back within 20 s"
+    assert "exceeded quota: scoped" in status["scheduling"]["lastFailure"]
+    for name in ("team", "scoped"):
+        world.server.request("DELETE", f"{path}/{name}")
+
+
 def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) -> None:
     """It is not taken over and not deleted; when its owner takes it away the job starts."""
     world.kubelet.add_node("node", 1)

@@ -141,7 +141,7 @@ class SchedulingStatus(Record):
     """The time up to which the budgets are counted."""
     budget_end_seconds: float | None = Field(default=None, ge=0)
     """The used seconds at which the time budget ends: timeBudgetSeconds, or what was used when that was lowered to
-    less."""
+    less, or when it was found to be used up."""
     trained: bool = False
     """Whether the job has trained since it was admitted."""
     failures: int = Field(default=0, ge=0)

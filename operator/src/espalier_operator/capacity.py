@@ -46,10 +46,10 @@ class Capacity(Stock):
             if own is not None:
                 self._change(own, gpus, site.requests, now=-1, later=-1, placed=1)
                 return own
-            for shelves in self._racks.close(site, near) if self._racks is not None else ():
-                node = self._place(shelves, site, gpus, now=-1, later=-1)
-                if node is not None:
-                    return node
+            close = None if self._racks is None else self._racks.nearest(site, gpus, near, self._room_now)
+            if close is not None:
+                self._change(close, gpus, site.requests, now=-1, later=-1, placed=1)
+                return close
         return self._place(self._offers, site, gpus, now=-1, later=-1)
 
     def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
@@ -68,13 +68,10 @@ class Capacity(Stock):
         rack = split.one_for_all(workers)
         if rack is not None:
             return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
-        mark = self.mark()
-        if not self._fill(self._offers, site, gpus, workers):
-            return False
-        self.undo(mark)
-        for rack, part in split.several(workers):
+        parts = split.several(workers)
+        for rack, part in parts:
             self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
-        return True
+        return bool(parts)
 
     def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""

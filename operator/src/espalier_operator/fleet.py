@@ -34,7 +34,7 @@ class Fleet:
         """The types that nodes have, in order of name."""
         self.groups: Mapping[str, int] = {node.name: grouping.group_of(node) for node in usable}
         """By node that takes pods, or is about to go: the nodes that no constraint tells apart."""
-        self.offers: Mapping[str, int] = {node.name: node.allocatable - node.departing for node in usable}
+        self.offers: Mapping[str, int] = {node.name: node.offered for node in usable}
         """By node: its GPUs without those that are announced to go."""
         self.places: Mapping[str, int] = {node.name: place for place, node in enumerate(nodes)}
         """By node: its place among the nodes of a snapshot."""

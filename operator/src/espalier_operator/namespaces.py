@@ -107,6 +107,20 @@ class NamespaceLedger:
                 found[resource] = max(over, found.get(resource, 0))
         return found
 
+    def is_overdrawn(self, job: JobFacts) -> bool:
+        """Return whether more of what a job requests was granted in its namespace than others have left of it, also
+        once what is being given back has gone.
+        """
+        demand = _demand(job)
+        accounts = self._accounts.get(_namespace(job), ()) if self._accounts else ()
+        return any(account.left + account.leaving < 0 for account in accounts if demand[account.limit.resource])
+
+    def expect(self, job: JobFacts, workers: int) -> None:
+        """Count so many workers of a job as being given back."""
+        demand = _demand(job)
+        for account in self._accounts.get(_namespace(job), ()):
+            account.leaving += workers * demand[account.limit.resource]
+
     def could_ever_fit(self, job: JobFacts, workers: int) -> bool:
         """Return whether the workers would fit if all our jobs in the namespace had ended."""
         demand = _demand(job)

@@ -5,12 +5,13 @@ A rack is known by its zone and its own label. Nodes without a label share one z
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
-from espalier_operator.buckets import Key, Room, Shelf
+from espalier_operator.buckets import Key, Room, Shelf, choose
 from espalier_operator.facts import Node
 from espalier_operator.sites import Site
 
@@ -53,6 +54,8 @@ class Racks:
         """Take the rack of each node; no node is on a shelf yet."""
         self._rack = racks
         self._shelves: dict[Rack, dict[int, Shelf]] = defaultdict(lambda: defaultdict(Shelf))
+        self._having: dict[str, dict[Key, list[tuple[Rack, int]]]] = defaultdict(lambda: defaultdict(list))
+        """By zone and key: the racks and groups that have nodes of the key, in order."""
         self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
         """By group: free GPUs of each rack that has any."""
         self._views: dict[tuple[int, ...], Counter[Rack]] = {}
@@ -65,7 +68,10 @@ class Racks:
     def put(self, node: str, group: int, key: Key) -> None:
         """Add a node."""
         rack = self._rack[node]
-        self._shelves[rack][group].put(node, key)
+        shelf = self._shelves[rack][group]
+        if key not in shelf:
+            insort(self._having[rack[0]][key], (rack, group))
+        shelf.put(node, key)
         self.rooms.pop(rack, None)
         for free in (self._free[group], *self._views_of.get(group, ())):
             free[rack] += key[0]
@@ -73,7 +79,13 @@ class Racks:
     def drop(self, node: str, group: int, key: Key) -> None:
         """Take a node out."""
         rack = self._rack[node]
-        self._shelves[rack][group].drop(node, key)
+        shelf = self._shelves[rack][group]
+        shelf.drop(node, key)
+        if key not in shelf:
+            having = self._having[rack[0]]
+            del having[key][bisect_left(having[key], (rack, group))]
+            if not having[key]:
+                del having[key]
         self.rooms.pop(rack, None)
         for free in (self._free[group], *self._views_of.get(group, ())):
             if free[rack] == key[0]:
@@ -102,13 +114,23 @@ class Racks:
         found = ((self._shelves[rack], group) for rack in racks for group in site.groups)
         return [shelves[group] for shelves, group in found if group in shelves]
 
-    def close(self, site: Site, nodes: Collection[str]) -> Iterator[list[Shelf]]:
-        """Yield the shelves of the racks of `nodes`, and then those of the other racks of their zones."""
+    def nearest(self, site: Site, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+        """Return the node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
+
+        Of several the fullest; None if there is none.
+        """
         near = {self._rack[node] for node in nodes if node in self._rack}
-        free = self.free(site)
-        yield self.shelves(site, sorted(near & free.keys()))
-        zones = {zone for zone, _ in near}
-        yield self.shelves(site, sorted(rack for rack in free if rack[0] in zones and rack not in near))
+        chosen = choose(self.shelves(site, sorted(near)), gpus, site.requests, room)
+        if chosen is not None:
+            return chosen[0]
+        zones = sorted({zone for zone, _ in near})
+        for key in sorted({key for zone in zones for key in self._having[zone] if key[0] >= gpus}):
+            for rack, group in chain.from_iterable(self._having[zone].get(key, ()) for zone in zones):
+                if group in site.members and rack not in near:
+                    found = self._shelves[rack][group][key].first(site.requests, room)
+                    if found is not None:
+                        return found[0]
+        return None
 
 
 class Split:
@@ -130,8 +152,10 @@ class Split:
         return self._one_of(self._free, workers)
 
     def several(self, workers: int) -> list[tuple[Rack, int]]:
-        """Return the racks for `workers`, and how many go into each; not all do where `site` has no room for all."""
+        """Return the racks for `workers`, and how many go into each; none where `site` has no room for all."""
         totals = {rack: self._room_of(rack).workers for rack, free in self._free.items() if free >= self._gpus}
+        if sum(totals.values()) < workers:
+            return []
         chosen: list[tuple[Rack, int]] = []
         while workers > 0 and totals:
             rack = self._one_of([rack for rack, total in totals.items() if total >= workers], workers)

@@ -119,7 +119,7 @@ def _has_room(snapshot: Snapshot, plan: Plan, job: JobFacts, types: Mapping[str,
     stopped = {action.job for action in plan.actions if isinstance(action, Stop | Requeue | Finish | Fail)}
     stopped |= {each.key for each in snapshot.jobs if each.stopping is not None}
     stays = [each for each in snapshot.workers if each.node in names and each.job not in stopped]
-    free = sum(node.allocatable - node.departing for node in nodes if node.name in names)
+    free = sum(node.offered for node in nodes if node.name in names)
     free -= sum(
         each.gpus for each in stays if each.role is not Role.EXTRA and each.state is not WorkerState.TERMINATING
     )
@@ -248,7 +248,7 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
     """Place each granted worker on some node that admits it, by search."""
     nodes = {node.name: node for node in snapshot.nodes if node.ready and node.schedulable}
     types = {node.name: node.gpu_type for node in nodes.values()}
-    free = Counter({n.name: n.allocatable - n.departing for n in snapshot.nodes if n.name in types})
+    free = Counter({n.name: n.offered for n in snapshot.nodes if n.name in types})
     for worker in snapshot.workers:
         if worker.node in types:
             free[worker.node] -= worker.gpus

@@ -59,7 +59,7 @@ class Process:
     started_at: float
     used: float = 0.0
     resumed_at: float = 0.0
-    """Budget seconds that were used when it started."""
+    """Budget seconds that were used when it started, by what the operator knew."""
     phase: TrainerPhase = TrainerPhase.STARTING
     reason: Reason | None = None
     acknowledged: int = 0
@@ -96,8 +96,8 @@ class Process:
         if process.leads:
             document = json.loads(metadata["annotations"][ALLOCATION_ANNOTATION])
             process.budget = document["timeBudget"]["budgetSeconds"]
-            process.used = max(document["timeBudget"]["usedSeconds"], world.checkpoints.get(process.job_uid, 0.0))
-            process.resumed_at = process.used
+            process.resumed_at = document["timeBudget"]["usedSeconds"]
+            process.used = max(process.resumed_at, world.checkpoints.get(process.job_uid, 0.0))
         return process
 
     def terminate(self, now: float, grace: float) -> None:

@@ -100,13 +100,21 @@ def test_taints_labels_and_conditions_say_that_a_node_is_about_to_go(change: dic
     assert parse_node(raw, KubeSettings(departing_nodes=("none",))).departing == 0
 
 
+def test_a_node_is_about_to_go_though_all_its_gpus_have_failed() -> None:
+    """Jobs that allow it leave it: their workers may hold these GPUs."""
+    raw = raw_node("n", 0)
+    raw["spec"] = {"unschedulable": True}
+    node = parse_node(raw, KubeSettings())
+    assert (node.is_leaving, node.offered) == (True, 0)
+
+
 def test_a_machine_with_other_gpus_only_is_departing_too() -> None:
     raw = raw_node("n", 0)
     raw["status"]["allocatable"] = {"amd.com/gpu": "2"}
     raw["spec"] = {"unschedulable": True}
     settings = KubeSettings(other_gpu_resources=("amd.com/gpu", "nvidia.com/mig-1g.5gb"))
     found = {node.name: (node.allocatable, node.departing) for node in nodes_of(parse_node(raw, settings), settings)}
-    assert found == {"n": (0, 0), "n/amd.com/gpu": (2, 2)}
+    assert found == {"n": (0, 1), "n/amd.com/gpu": (2, 2)}
 
 
 @pytest.mark.parametrize("label", ["", "MI300X", "NVIDIA-A100-SXM4-40GB"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import (
     JobFacts,
@@ -18,6 +18,7 @@ from espalier_operator.facts import (
     Promise,
     Reclaim,
     Role,
+    Rules,
     Snapshot,
     Terms,
     Worker,
@@ -156,6 +157,44 @@ def test_nothing_is_reclaimed_where_that_would_not_be_enough_or_is_in_another_na
     assert other.actions == ()
 
 
+def refused(key: str, made: int, **changes: object) -> tuple[JobFacts, list[Worker]]:
+    """A gang of three that was admitted just now: some of its pods a ResourceQuota refuses, `made` were made."""
+    stands = {"admitted_at": NOW, "gpu_type": "a", "refused_since": NOW, "trouble": Reason.POD_REJECTED}
+    facts = job(key, low=3, high=3, **{**stands, "last_failure": "exceeded quota: q", **changes})
+    return facts, [replace(each, state=WorkerState.PENDING) for each in workers_of(facts)[:made]]
+
+
+def given_up(*gangs: tuple[JobFacts, list[Worker]], used: int, hard: int = 4) -> list[Requeue]:
+    """The jobs that wait again at once; a ResourceQuota of `hard` GPUs counts `used`."""
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=(Node(name="n", gpu_type="a", allocatable=16),),
+        workers=tuple(worker for _, made in gangs for worker in made),
+        jobs=tuple(facts for facts, _ in gangs),
+        namespace_limits=(limit(GPU, hard, used=used),),
+    )
+    return [action for action in plan(snapshot, FairPolicy(), NOW).actions if isinstance(action, Requeue)]
+
+
+def test_a_gang_gives_way_at_once_if_others_took_the_room_that_a_quota_had_for_it() -> None:
+    """For a random time: a gang of another operator may have been granted the same room."""
+    (action,) = given_up(refused("team/a", 2), used=4)
+    assert (action.reason, action.message) == (Reason.RESOURCE_QUOTA_EXCEEDED, "exceeded quota: q")
+    assert action.hold_until is not None
+    assert NOW <= action.hold_until <= NOW + Rules().rivalry_seconds
+    (other,) = given_up(refused("team/b", 2), used=4)
+    assert other.hold_until != action.hold_until
+
+
+def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
+    assert len(given_up(refused("team/a", 2), refused("team/b", 2), used=5, hard=6)) == 1
+
+
+@pytest.mark.parametrize(("changes", "used"), [({"trained": True}, 4), ({}, 3), ({"trouble": Reason.UNSCHEDULABLE}, 4)])
+def test_a_gang_that_may_still_get_its_pods_or_has_trained_is_patient(changes: dict[str, object], used: int) -> None:
+    assert given_up(refused("team/a", 2, **changes), used=used) == []
+
+
 @given(
     hard=st.integers(0, 8),
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5),
@@ -239,3 +278,30 @@ def test_a_job_that_starts_on_borrowed_gpus_goes_before_those_that_wait_for_the_
         ),
     )
     assert plan(snapshot, FairPolicy(), NOW).actions == (Admit(job="team/x", gpu_type="b"),)
+
+
+@pytest.mark.parametrize(
+    ("used", "extra", "is_stopped"), [(0, 0, True), (1, 0, True), (2, 2, True), (2, 0, False), (3, 1, False)]
+)
+def test_borrowed_quota_is_reclaimed_only_for_a_job_that_its_namespace_lets_start(
+    used: int, extra: int, is_stopped: bool
+) -> None:
+    """At once, or without what is lent there; else the quota would only be borrowed, and reclaimed, again and again."""
+    holder = job("else/h", low=4, high=4, extra=0)
+    holder = replace(holder, terms=replace(holder.terms, queue="night", base_preemptible=True))
+    lender = job("team/l", low=1, high=3, extra=extra)
+    lender = replace(lender, terms=replace(lender.terms, queue="free"))
+    jobs = (holder, job("team/w", low=2, high=2), *((lender,) if extra else ()))
+    queues = tuple(Queue(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night"))
+    snapshot = Snapshot(
+        taken_at=NOW,
+        nodes=(Node(name="n", gpu_type="a", allocatable=16),),
+        workers=tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each)),
+        jobs=jobs,
+        queues=(*queues, Queue(name="free")),
+        namespace_limits=(limit(GPU, 3, used=used),),
+    )
+    found = plan(snapshot, FairPolicy(), NOW)
+    stopped = [action.job for action in found.actions if isinstance(action, Stop)]
+    assert stopped == (["else/h"] if is_stopped else [])
+    assert found.refusals["team/w"].reason is Reason.QUOTA_EXCEEDED

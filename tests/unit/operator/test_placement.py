@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, Plan, Replace, Requeue
+from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
 from espalier_operator.facts import JobFacts, Node, Placement, Promise, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -151,3 +151,11 @@ def test_a_job_without_gpus_runs_anywhere() -> None:
     terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
     planned = decide({}, JobFacts(key="a", terms=terms, submitted_at=0.0))
     assert planned.placements == {"a": Placement(base={0: None})}
+
+
+def test_a_worker_whose_place_its_job_is_lent_is_made_again_once_that_is_given_back() -> None:
+    """Each plan made it again for the same node, and never asked for what is lent."""
+    facts = job("a", high=2, extra=1, **TRAINS)
+    planned = decide({"n": 1}, facts, worker("a", pin="n"), worker("a", role=Role.EXTRA, node="n"))
+    (notice,) = planned.actions
+    assert (type(notice), notice.job) == (NoticeReclaim, "a")

@@ -60,6 +60,16 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     ) -> tuple[str, int] | None:
         return choose(self.on(site), gpus, requests, room, workers)
 
+    def each_rack(self: topology.Racks, site: Site, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+        near = {self._rack[node] for node in nodes if node in self._rack}
+        zones = {zone for zone, _ in near}
+        others = (rack for rack in self.free(site) if rack[0] in zones and rack not in near)
+        for racks in (near, others):
+            found = choose(self.shelves(site, sorted(racks)), gpus, site.requests, room)
+            if found is not None:
+                return found[0]
+        return None
+
     def made_again(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> Fleet:
         return Fleet(nodes, Mentioned.by(constraints), rack_label)
 
@@ -70,6 +80,7 @@ def plain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shelves, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)
     patch.setattr(topology.Split, "_room_of", counted_again)
+    patch.setattr(topology.Racks, "nearest", each_rack)
     patch.setattr(Loans, "by_node", summed_again)
     patch.setattr(Loans, "lines", by_rank)
 
@@ -90,7 +101,7 @@ def test_plans_are_the_same_without_shortcuts(seed: int, policy: Policy) -> None
 
 def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above compares two ways: in these snapshots workers are swapped, put into racks and given up."""
-    taken = {"_swap": 0, "_swap_one": 0, "_room_of": 0, "by_node": 0, "is_hopeless": 0}
+    taken = {"_swap": 0, "_swap_one": 0, "_room_of": 0, "nearest": 0, "by_node": 0, "is_hopeless": 0}
 
     def counting(owner: Any, name: str) -> None:
         method = getattr(owner, name)
@@ -105,6 +116,7 @@ def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     counting(ReclaimQueue, "_swap")
     counting(ReclaimQueue, "_swap_one")
     counting(topology.Split, "_room_of")
+    counting(topology.Racks, "nearest")
     counting(Loans, "by_node")
     counting(Vain, "is_hopeless")
     for seed in range(20):

@@ -186,7 +186,7 @@ class JobFacts:
     """As of `counted_until`; see `gpu_seconds_at`."""
     budget_end_seconds: float | None = None
     """The used seconds at which its time budget ends, where that is later than its terms say: when these were changed
-    to less than it had used."""
+    to less than it had used, or it had used them up unseen."""
     counted_until: float | None = None
     """Up to when its budgets are counted; from then on they run. None: they stand still."""
     failures: int = 0

@@ -34,13 +34,18 @@ class Node:
     used: Mapping[str, int] = field(default_factory=dict, hash=False)
     """What pods that are nobody's worker request of that."""
     departing: int = 0
-    """GPUs of `allocatable` that are announced to go at `departs_at`."""
+    """GPUs of `allocatable` that are announced to go at `departs_at`; more if the node goes and all have failed."""
     departs_at: float | None = None
 
     @property
     def is_leaving(self) -> bool:
         """Whether all its GPUs are announced to go."""
-        return 0 < self.allocatable <= self.departing
+        return 0 < self.departing >= self.allocatable
+
+    @property
+    def offered(self) -> int:
+        """Its GPUs without those that are announced to go."""
+        return max(0, self.allocatable - self.departing)
 
     @property
     def host(self) -> str:

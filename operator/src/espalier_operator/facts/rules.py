@@ -26,7 +26,8 @@ class Rules:
     """Seconds between the demand to write a checkpoint and end (suspension, end of the GPU budget) and a forced end."""
     rivalry_seconds: float = 20.0
     """A job that lost its GPUs before it trained waits for a random part of this, if another Espalier has workers on
-    nodes that it can use: two gangs that each got a part of these nodes must not meet there again."""
+    nodes that it can use: two gangs that each got a part of these nodes must not meet there again. So does one of which
+    a ResourceQuota refuses a part."""
     placement_seconds: float = 60.0
     """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
     pin_seconds: float = 5.0

@@ -130,7 +130,7 @@ def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterat
 def _completed(state: JobState, seen: Observation, index: int, now: float, timing: Timing) -> Ended | None:
     """Return the end of a job whose leader reported completion, however that and its other workers ended after that.
 
-    The process of the leader is about to end: it is waited for, unless another worker would have to be started again.
+    The process of the leader is about to end: it is waited for, unless another worker would have to be started.
     """
     leader, worker, known = seen.leader, seen.worker(index), state.incarnations[index]
     report = seen.report_of(state.incarnations[0] or (leader.id if leader else ""))
@@ -142,7 +142,8 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
         stays = worker.end is None and worker.lost is None and not worker.removed
         goes_on = stays and not _lingers(state, seen, now, timing)
     else:
-        goes_on = worker.lost is None and (worker.end is None or _is_done(worker.end))
+        stays = worker.lost is None and not worker.removed
+        goes_on = stays and (worker.running if worker.end is None else _is_done(worker.end))
     if goes_on:
         return None
     return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])

@@ -7,6 +7,7 @@ says may raise the count, and never lowers it: one that says that it ends, and d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -26,9 +27,10 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
         return state
     if state.admitted_at is None:
         # Its last leader may take a while to end.
-        return _with_budget(_count_reported(state, seen, terms, now), terms)
+        return _with_budget(_count_reported(state, seen, terms, now), state, _reported(state, seen, now), terms)
+    unwatched = _unwatched(state, seen, now)
     state = _watch(state.with_workers(terms.min_replicas), seen, now)
-    before, state = state, _with_budget(_count(state, seen, terms, now, timing), terms)
+    before, state = state, _with_budget(_count(state, seen, terms, now, timing), state, unwatched, terms)
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
     refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
@@ -86,9 +88,23 @@ def _watch(state: JobState, seen: Observation, now: float) -> JobState:
         watch = replace(watch, since=began)
     if seen.leader_is_silent:
         watch = replace(watch, since=now)  # it may have ended unseen: what it ran before does not count as a start-up
+    watch = replace(watch, heard=watch.heard or seen.fresh, out_of_reach=seen.leader_is_silent)
     if watch.done_since is None and seen.phase in LAST_PHASES:
         watch = replace(watch, done_since=now)
     return state if watch == state.watch else replace(state, watch=watch)
+
+
+def _unwatched(state: JobState, seen: Observation, now: float) -> float:
+    """Return up to how many used seconds nobody watched what counts since the last look: the first word of a leader
+    tells what those before it have left, and of one whose node reports again nobody knows what it has heard of.
+    """
+    leader = seen.leader
+    if leader is None or seen.leader_is_silent:
+        return 0.0
+    watch = state.watch_of(leader.id)
+    if watch.out_of_reach:
+        return math.inf
+    return _reported(state, seen, now) if seen.fresh and not watch.heard else 0.0
 
 
 def _is_silent(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
@@ -173,13 +189,17 @@ def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float
     return replace(state, used_seconds=state.used_seconds + more, gpu_seconds_used=state.gpu_seconds_used + more * gpus)
 
 
-def _with_budget(state: JobState, terms: Terms) -> JobState:
+def _with_budget(state: JobState, before: JobState, unwatched: float, terms: Terms) -> JobState:
     """Return the state with the end of the time budget.
 
-    Where a budget is lowered to less than is used, it ends now: the leader has the usual time to evaluate.
+    Where a budget is lowered to less than is used, it ends now: the leader has the usual time to evaluate. So it does
+    where it was used up since `before` and nobody watched, up to `unwatched` used seconds. That is so once: a leader
+    that goes on telling of more stretches nothing.
     """
     known = terms.time_budget_seconds if state.budget_end_seconds is None else state.budget_end_seconds
     end = max(terms.time_budget_seconds, min(state.used_seconds, known))
+    if before.used_seconds <= end < state.used_seconds <= unwatched:
+        end = state.used_seconds
     return state if end == state.budget_end_seconds else replace(state, budget_end_seconds=end)
 
 

@@ -30,6 +30,10 @@ class Watch:
     """Since when it runs; None before that."""
     done_since: float | None = None
     """Since when it says that it ends; None while it does not."""
+    heard: bool = False
+    """It has reported."""
+    out_of_reach: bool = False
+    """Its node did not report at the last look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ class JobState:
     counted_until: float | None = None
     """The moment up to which its budgets are counted."""
     budget_end_seconds: float | None = None
-    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less."""
+    """The used seconds at which its time budget ends: its budget, or what it had used when that was lowered to less, or
+    when it was found to be used up."""
     trained: bool = False
     """It has trained since it was admitted."""
     failures: int = 0

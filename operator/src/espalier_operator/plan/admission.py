@@ -10,6 +10,7 @@ from espalier_operator.actions import Admit
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts
 from espalier_operator.lifecycle import is_held_back, obstacle
+from espalier_operator.loans import Loan
 from espalier_operator.plan.starting import Starting
 from espalier_operator.plan.tick import Tick
 from espalier_operator.sites import Site
@@ -86,8 +87,11 @@ class Admission:
             if not borrowing and self._tick.allowed(job, sites, borrowing=True):
                 self._tick.ledger.defer(claim, types)
                 return False
-            self._record.refuse(job, self._reclaim_quota(job, types))
-            self._tick.ledger.wait(claim, types)
+            if self._would_have_room_in_namespace(job):
+                self._record.refuse(job, self._reclaim_quota(job, types))
+                self._tick.ledger.wait(claim, types)
+            else:  # it could not start with the quota either, and others would only borrow that again
+                self._record.refuse(job, Reason.QUOTA_EXCEEDED)
         elif not self._gets_room_in_namespace(job, allowed):
             self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
         elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(sites):
@@ -104,19 +108,32 @@ class Admission:
         These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
         """
         namespaces, workers = self._tick.namespaces, job.terms.min_replicas
-        if namespaces.is_closed(job):
-            return False
-        if namespaces.fits(job, workers):
+        if not namespaces.is_closed(job) and namespaces.fits(job, workers):
             return True
+        lent = self._lent_that_keeps_out(job)
+        if lent is not None and not self._starting.gets_gpus(job, sites):
+            return True
+        if lent is not None:
+            self._tick.reclaims.ask_back(self._tick.capacity, lent)
+            self._tick.hold_quota(job, sites[0])
         if namespaces.could_ever_fit(job, workers):
-            lent = self._tick.reclaims.lent_in_namespace(job.key, namespaces.lacks(job, workers))
-            if lent is not None and not self._starting.gets_gpus(job, sites):
-                return True
-            if lent is not None:
-                self._tick.reclaims.ask_back(self._tick.capacity, lent)
-                namespaces.hold(job, workers)
             namespaces.wait(job)
         return False
+
+    def _would_have_room_in_namespace(self, job: JobFacts) -> bool:
+        """Return whether ResourceQuotas have room for a job, or would have it without what is lent in its namespace."""
+        namespaces = self._tick.namespaces
+        fits = not namespaces.is_closed(job) and namespaces.fits(job, job.terms.min_replicas)
+        return fits or self._lent_that_keeps_out(job) is not None
+
+    def _lent_that_keeps_out(self, job: JobFacts) -> list[Loan] | None:
+        """Return the loans in the namespace of a job without which its ResourceQuotas would have room; None: others
+        keep it out, too.
+        """
+        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        if namespaces.is_closed(job) or not namespaces.could_ever_fit(job, workers):
+            return None
+        return self._tick.reclaims.lent_in_namespace(job.key, namespaces.lacks(job, workers))
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
         """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.

@@ -49,6 +49,8 @@ class Claims:
             moved = tuple(worker.index for worker in places.moved[job.key] if worker.role is Role.BASE)
             if supply is Supply.NEVER:
                 self._record.act(self._give_up(job))
+            elif moved and self._tick.reclaims.is_asked(job.key):
+                continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
             elif len(bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
@@ -93,20 +95,32 @@ class Claims:
         site = self._tick.places.site(job)
         if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
             return Requeue(job=job.key, reason=Reason.GPU_LOST)
-        wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
-        return Requeue(job=job.key, reason=Reason.GPU_LOST, message=message, hold_until=self._tick.now + wait)
+        return self._outrun(job, Reason.GPU_LOST, message)
+
+    def _outrun(self, job: JobFacts, reason: Reason, message: str) -> Requeue:
+        """Let a job wait again that has not trained, as others took a part of what it was granted at the same moment.
+
+        For a random time: two gangs that have outrun each other would else do so again.
+        """
+        wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
+        return Requeue(job=job.key, reason=reason, message=message, hold_until=self._tick.now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
         """Act on base workers that kube-scheduler, or a ResourceQuota, has refused for long, though GPUs are free.
 
         kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where
-        that does not help either, the job waits again.
+        that does not help either, the job waits again. At once where others have visibly taken the room that a
+        ResourceQuota had for it: it would hold GPUs that cannot be used.
         """
         if job.refused_since is None:
             return
         # A ResourceQuota that refuses some of the workers says nothing of nodes that were chosen for others.
         by_quota = obstacle(job) is Reason.POD_REJECTED
+        if by_quota and not job.trained and self._tick.namespaces.is_overdrawn(job):
+            self._tick.namespaces.expect(job, job.terms.min_replicas)
+            self._record.act(self._outrun(job, Reason.RESOURCE_QUOTA_EXCEEDED, job.last_failure))
+            return
         pinned = () if by_quota else tuple(sorted(self._tick.places.pinned[job.key]))
         patience = job.refused_since + (self._tick.rules.pin_seconds if pinned else self._tick.rules.placement_seconds)
         self._record.wake(patience)

@@ -15,7 +15,7 @@ A history checks these whenever the operator has come to rest, that is: has seen
 5.  *What others need comes back*, within two notices and cooldowns: GPUs that are lent, where a job waits that would
     fit without them; a quota that others have borrowed, where jobs that hold it allow to be stopped (`waiting`); lent
     GPUs, and jobs that allow it, on a node that is about to go (`returns`).
-6.  *Ends are in order.* No leader whose count of its time budget is about the operator's, and that did not start past
+6.  *Ends are in order.* No leader whose count of its time budget is about the operator's, and that was not started past
     its end, is ended because that is used up before its last evaluation is over; no job runs again whose leader has
     said that it is complete; a job that is deleted has no workers, though a finalizer holds it (`ends`).
 

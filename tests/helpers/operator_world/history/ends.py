@@ -37,13 +37,13 @@ class Ends:
                 continue
             (facts,) = (each for each in snapshot.jobs if each.key == action.job)
             counted, terms = facts.used_at(self._world.now), facts.terms
-            latest = max(terms.time_budget_seconds, facts.budget_end_seconds or 0.0) + terms.grace_seconds
+            end = max(terms.time_budget_seconds, facts.budget_end_seconds or 0.0)
             for leader in self._world.live_leaders(job["metadata"]["uid"]):
                 # An operator that was away while a leader started counts its start-up as well.
                 agrees = counted - leader.used < COUNTS_DIFFER_SECONDS
                 trains = leader.phase in (TrainerPhase.TRAINING, TrainerPhase.EVALUATING)
-                # Where an earlier one trained on, on a node that is lost, nothing may be left for this one.
-                trains = trains and leader.resumed_at < latest
+                # One that is started past the end has what an earlier one has left of the time to evaluate.
+                trains = trains and leader.resumed_at <= end
                 if trains and agrees and self._world.is_ready(leader.node):
                     checked["ended by force"] += 1
                     since = leader.evaluating_since

@@ -84,11 +84,13 @@ class Stage:
     def _operators_work(self) -> bool:
         """Let each operator work that has anything to do; return whether one had.
 
-        Each sees what those before it have done, and kube-scheduler has not seen yet; or all of them look at once.
+        Each sees what those before it have done, and kube-scheduler has not seen yet; or all of them look at once, and
+        work in turn or at the same time.
         """
         if len(self.operators) > 1:
             self.random.shuffle(self.operators)
-        if len(self.operators) == 1 or self.random.random() < 0.5:
+        way = 0.0 if len(self.operators) == 1 else self.random.random()
+        if way < 0.5:
             worked = False
             for each in self.operators:
                 if each.look():
@@ -96,6 +98,9 @@ class Stage:
                     worked = True
             return worked
         busy = [each for each in self.operators if each.look()]
+        if way < 0.75 and len(busy) > 1:
+            busy[0].work_beside(busy[1:])
+            return True
         for number, each in enumerate(busy):
             each.clauses.is_fresh = number == 0
             each.work()

@@ -89,6 +89,7 @@ class Waiting:
         others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
         allowed = {kind for kind in self._sites(job, bare=False) if self._quotas.allows(job, kind)}
         alike = [each for each in others if self._quotas.are_shared(job, each)]
+        near = [each for each in others if each.namespace == job.namespace]
         if reason is Reason.MIN_RUNTIME:
             young = any(self._quotas.has_just_borrowed(job, each) for each in jobs)
             demand(young, 4, f"{job.key} says {reason}, and nobody has just started")
@@ -96,12 +97,13 @@ class Waiting:
             demand(not allowed or bool(alike), 4, f"{job.key} waits for a quota that has room")
             order = {share.job: place for place, share in enumerate(plan.shares)}
             is_first = all(order.get(job.key, 0) < order.get(each.key, 0) for each in alike)
-            if is_first and any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False)):
+            may_start = not near and self._quotas.namespace_fits(job, job.base, jobs)
+            owed_quota = any(self._quotas.owes(job, kind, jobs) for kind in self._sites(job, bare=False))
+            if is_first and may_start and owed_quota:
                 what = f"{job.key} waits for its own quota, which others have borrowed,"
                 self._returns.expect(what, checked, "is owed a quota", needs_notice=False)
             return False
         demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
-        near = [each for each in others if each.namespace == job.namespace]
         if reason is Reason.RESOURCE_QUOTA_EXCEEDED:
             room = self._quotas.namespace_fits(job, job.base, jobs)
             demand(not room or bool(near), 4, f"{job.key} waits for a ResourceQuota that has room")
@@ -120,7 +122,9 @@ class Waiting:
             self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
             return False
         told = plan.refusals.get(job.key)
-        gets = told is not None and told.starts_by is None and given  # others, in a notice
+        has_room = self._quotas.namespace_fits(job, job.base, jobs)
+        # What others give back, of GPUs or of its namespace's ResourceQuota, it gets in a notice.
+        gets = told is not None and ((told.starts_by is None and given) or not has_room)
         waited = now - self._since.setdefault(job.key, now) if gets else math.inf
         demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
         return True
@@ -128,10 +132,13 @@ class Waiting:
     def _is_after_another(self, job: Seen, others: list[Seen], allowed: set[str], plan: Plan, given: bool) -> bool:
         """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
 
-        Or one that waits for a quota that both need.
+        Or one that waits for a quota that both need. Who borrows, or is behind one of its queue that does, comes last.
         """
         order = {share.job: place for place, share in enumerate(plan.shares)}
-        borrows = not any(self._quotas.allows(job, kind, borrows=False) for kind in allowed)
+        queue = job.spec.get("queue", "default")
+        ahead = [other for other in others if order.get(other.key, 0) < order.get(job.key, 0)]
+        same = [other for other in ahead if other.spec.get("queue", "default") == queue and other.reason in _BUSY]
+        borrows = self._borrows(job, allowed) or any(self._borrows(other, self._room.types()) for other in same)
         for other in others:
             refusal = plan.refusals.get(other.key)
             if refusal is None or refusal.reason not in _BUSY:
@@ -143,6 +150,10 @@ class Waiting:
             if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
                 return True
         return False
+
+    def _borrows(self, job: Seen, kinds: set[str]) -> bool:
+        """Return whether the queue of a job must borrow for it, on each of these types of GPU."""
+        return not any(self._quotas.allows(job, kind, borrows=False) for kind in kinds)
 
     def _ends_by(self, job: Seen) -> float:
         budget = float(job.spec["timeBudgetSeconds"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from espalier_operator.actions import Plan
@@ -51,6 +51,16 @@ class Watched:
         """Work by what it sees, and take note of whether that was all."""
         calls = self.operator.client.calls
         self._is_quiet = self.tick() and self.operator.client.calls == calls
+
+    def work_beside(self, others: Collection[Watched]) -> None:
+        """Work at the same time as others: what each creates comes between what the others do."""
+        both = (self, *others)
+        calls = [each.operator.client.calls for each in both]
+        for each in both:
+            each.clauses.is_fresh = False
+        self.operator.tick_beside([each.operator for each in others])
+        for each, before in zip(both, calls, strict=True):
+            each._is_quiet = each.operator.client.calls == before
 
     def tick(self) -> bool:
         """Let it work once by what it sees; return whether it lives."""

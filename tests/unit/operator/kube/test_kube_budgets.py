@@ -54,6 +54,8 @@ class Account:
         self.pods: list[dict[str, Any]] = []
         self.report: Report | None = None
         self.ready: tuple[str, ...] = ("node",)
+        self.is_silent = False
+        """The leader's node does not report, and the leader is not given up."""
 
     def runs(self, uid: str = "first", attempt: int = 0, since: float = 0.0) -> None:
         """The leader's container has run since then."""
@@ -74,7 +76,8 @@ class Account:
 
     def seen(self) -> Observation:
         pods = [parse_pod(raw, SETTINGS) for raw in self.pods]
-        return observed(JOB, self.state, pods, self.report, self.ready)
+        found = observed(JOB, self.state, pods, self.report, self.ready)
+        return replace(found, base=tuple(each and replace(each, silent=self.is_silent) for each in found.base))
 
     def look(self, *at: float) -> float:
         """Look at these seconds; return what is used after the last."""
@@ -228,6 +231,52 @@ def test_a_budget_that_is_used_up_is_not_stretched_by_lowering_it(account):
     lowered = kube_job("one", {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": 900, "template": TWO_GPUS})
     account.state = look(lowered, account.state, account.seen(), EPOCH + 1008, SETTINGS)
     assert account.state.budget_end_seconds == 1000
+
+
+def lower(account: Account, budget: float, *at: float) -> None:
+    """Look at the job at these seconds, with another budget."""
+    spec = {"minReplicas": 1, "maxReplicas": 3, "timeBudgetSeconds": budget, "template": TWO_GPUS}
+    for second in at:
+        account.state = look(kube_job("one", spec), account.state, account.seen(), EPOCH + second, SETTINGS)
+
+
+def test_a_budget_that_is_lowered_while_a_leader_trains_out_of_reach_ends_when_that_is_known(account):
+    """It may not have heard of it: it has the usual time to evaluate from then on, and no more after that."""
+    account.runs()
+    account.says(TRAINING, 40, at=40)
+    account.look(40)
+    account.is_silent = True
+    lower(account, 50, 45, 60)
+    assert (account.state.used_seconds, account.state.budget_end_seconds) == (40, 50)
+    account.is_silent = False
+    account.says(TRAINING, 70)
+    lower(account, 50, 72)
+    assert (account.state.used_seconds, account.state.budget_end_seconds) == (72, 72)
+    for second in (73, 75, 76):
+        account.says(TRAINING, second)
+        lower(account, 50, second)
+    assert account.state.budget_end_seconds == 72, "nobody stretches it by telling of more"
+
+
+@pytest.mark.parametrize("budget", [50, 20])
+def test_a_leader_that_goes_on_where_one_trained_unseen_past_a_lowered_budget_evaluates(account, budget):
+    """The one before has saved a checkpoint on a node that was lost; by what was known, some of the budget was left, or
+    it was over already.
+    """
+    account.runs()
+    account.says(TRAINING, 40)
+    account.look(40)
+    account.pods = []
+    lower(account, budget, 60)
+    assert account.state.budget_end_seconds == max(budget, 40)
+    account.runs("second", 1, since=61)
+    account.says(STARTING, 70, "second")
+    lower(account, budget, 75)
+    assert (account.state.used_seconds, account.state.budget_end_seconds) == (70, 70)
+    for second in (76, 77, 78):
+        account.says(TRAINING, second, "second")
+        lower(account, budget, second)
+    assert account.state.budget_end_seconds == 70
 
 
 # ---- the end of a leader

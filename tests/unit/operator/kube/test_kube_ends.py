@@ -488,6 +488,8 @@ def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():
         [end_of_worker(1)],
         [end_of_worker(137, deleting=True)],
         [end_of_worker(0, deleting=True)],
+        [worker(deleting=True)],
+        [worker("Pending", state={})],
     ],
 )
 def test_a_job_whose_leader_has_completed_misses_no_other_worker(pods):

@@ -270,6 +270,38 @@ def test_jobs_that_wait_for_the_answer_of_a_policy_file_break_clause_4(stage: St
     assert "vision/job might run and says HeldByPolicy" in fails(stage, 4)
 
 
+# ---- two operators grant the same room of a ResourceQuota at the same moment
+
+
+class AtOnce(Stage):
+    """All operators work at the same time: what each creates comes between what the others do."""
+
+    def _operators_work(self) -> bool:
+        busy = [each for each in self.operators if each.look()]
+        if busy:
+            busy[0].work_beside(busy[1:])
+        return bool(busy)
+
+
+def test_gangs_of_two_operators_for_which_one_quota_has_room_in_turn_both_run() -> None:
+    """The API server refuses a part of one: that gives way at once, and runs whole later."""
+    stage = AtOnce(0, policy=FairPolicy(), kind=Kind(controllers=(DEFAULT_CONTROLLER, SECOND_CONTROLLER)))
+    try:
+        stage.world.add_machine("node", 8, 16, {}, [])
+        stage.world.set_resource_quota("vision", {f"requests.{GPU}": 4})
+        for name, controller in (("one", DEFAULT_CONTROLLER), ("other", SECOND_CONTROLLER)):
+            submit(stage, name, minReplicas=3, maxReplicas=3, timeBudgetSeconds=12, controllerName=controller)
+        stage.rest()
+        assert "ResourceQuotaExceeded" in stage.lines[-1]
+        left = [key for key, pod in stage.world.pods.items() if "deletionTimestamp" not in pod["metadata"]]
+        assert sorted(left) == [f"vision/one-base-{index}-0" for index in range(3)]
+        lives(stage, 50)
+        for job in stage.world.jobs.values():
+            assert (job["status"]["phase"], job["status"]["scheduling"]["failures"]) == ("Complete", 0)
+    finally:
+        stage.close()
+
+
 # ---- what stages are made of
 
 Broken = Callable[[Any, str, Any], None]

@@ -31,7 +31,7 @@ def nodes_of(node: Node, settings: KubeSettings) -> Iterator[Node]:
         return
     is_departing = node.departing > 0
     labels = {**node.labels, RESOURCE_LABEL: settings.gpu_resource}
-    yield replace(node, labels=labels, departing=min(node.departing, node.allocatable))
+    yield replace(node, labels=labels)
     for resource in others:
         amount = node.resources.get(resource, 0)
         if amount:

@@ -25,8 +25,7 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
         name=text(metadata, "name"),
         gpu_type=text(metadata, "labels", settings.gpu_type_label),
         allocatable=gpus,
-        # A machine may have GPUs of other resources only.
-        departing=(gpus or len(settings.other_gpu_resources)) if _is_departing(raw, settings) else 0,
+        departing=max(gpus, 1) if _is_departing(raw, settings) else 0,
         ready=_ready(status) in ("True", "False"),
         silent_since=None if _ready(status) in ("True", "False") else time(_condition(status), "lastTransitionTime"),
         schedulable=_ready(status) == "True"

@@ -184,6 +184,8 @@ class ManagedJob(WorkItem):
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
+            if not self.state.active:
+                self.doing.succeeded()  # its pods are ended at once, though new ones were refused
             self.mark_dirty(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:

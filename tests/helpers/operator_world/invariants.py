@@ -119,10 +119,12 @@ def _has_room(snapshot: Snapshot, plan: Plan, job: JobFacts, types: Mapping[str,
     stopped = {action.job for action in plan.actions if isinstance(action, Stop | Requeue | Finish | Fail)}
     stopped |= {each.key for each in snapshot.jobs if each.stopping is not None}
     stays = [each for each in snapshot.workers if each.node in names and each.job not in stopped]
-    free = sum(node.offered for node in nodes if node.name in names)
-    free -= sum(
-        each.gpus for each in stays if each.role is not Role.EXTRA and each.state is not WorkerState.TERMINATING
-    )
+    held = Counter[str | None]()
+    for each in stays:
+        if each.role is not Role.EXTRA and each.state is not WorkerState.TERMINATING:
+            held[each.node] += each.gpus
+    # Those on a node that is about to go take nothing of what the others offer.
+    free = sum(max(0, node.offered - held[node.name]) for node in nodes if node.name in names)
     return free >= _base_gpus(job)
 
 

@@ -90,7 +90,7 @@ def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(lo
     story = local_run([job_of("one", maxReplicas=2)], **change)
     assert story.outcomes["one"].phase is JobPhase.COMPLETE
     assert story.told("one", TrainerStarted)[0].used_seconds == 0
-    assert story.told("one", GPUsChanged)[0].used_seconds >= 0.3, "GPUs come again, too"
+    assert story.told("one", GPUsChanged)[0].used_seconds > 0.2, "GPUs come again, too, and not at once"
 
 
 def test_a_cause_that_a_program_has_printed_is_told_and_the_report_of_others_is_not(local_run, job_of):

@@ -112,9 +112,7 @@ class Cluster:
         self.now += seconds
         for node in list(self.nodes.values()):
             if node.departs_at is not None and node.departs_at <= self.now:
-                self.nodes[node.name] = replace(
-                    node, allocatable=node.allocatable - node.departing, departing=0, departs_at=None
-                )
+                self.nodes[node.name] = replace(node, allocatable=node.offered, departing=0, departs_at=None)
                 while self.free(self.nodes[node.name]) < 0:
                     self.lose_worker([w.name for w in self.workers.values() if w.node == node.name][-1])
         for job in list(self.jobs.values()):

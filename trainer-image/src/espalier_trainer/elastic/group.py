@@ -62,18 +62,18 @@ class Group:
 
         NCCL refuses members that share a GPU (before 2.30), as in clusters whose GPUs are shared by time.
         """
-        why = ""
+        why = "another worker has the reason in its log"
         try:
             self._device_sums = DeviceSums(store, self.rank, self.world, self.device, COLLECTIVE_SECONDS)
         except GroupBrokenError as error:
             why = str(error)
-        refused = torch.tensor([float(bool(why))])
+        refused = torch.tensor([float(self._device_sums is None)])
         self.all_reduce(refused)
         if refused.item():
             self._leave_devices()
             logger.warning(
                 "NCCL does not connect the workers, so gradients are summed by way of main memory, which is slower: %s",
-                why or "another worker has the reason in its log",
+                why,
             )
 
     def all_reduce(self, tensor: Tensor) -> None:

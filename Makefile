@@ -194,6 +194,10 @@ bench-answers: .venv/.ready  ## how long does a policy file take to decide about
 bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (10 minutes); ARGS=--quick
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
 
+.PHONY: bench-together
+bench-together: .venv/.ready  ## does it pay to decide numbers of workers and their nodes together, if both are free? (30 minutes of a core); ARGS=--quick
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/together.py $(ARGS)
+
 .PHONY: bench-advice-unseen
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)

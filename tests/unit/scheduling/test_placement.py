@@ -17,7 +17,7 @@ from espalier_scheduling.placement import Family, NoActionError, PlacementEnviro
 from espalier_scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
 from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import step_time
+from espalier_scheduling.placement.performance import Truth, step_time
 from espalier_scheduling.placement.placers import RULES, Oracle, Random, Rule, run
 from espalier_scheduling.placement.tasks import KINDS, episode, kinds
 
@@ -178,3 +178,19 @@ def test_after_a_shift_the_second_cluster_decides_the_speeds() -> None:
     times = [arrival.at for arrival in drawn.arrivals]
     assert all(one <= two for one, two in itertools.pairwise(times))
     assert drawn.shift_at == times[SMALL.jobs // 2]
+
+
+def test_what_trainers_measure_is_of_the_jobs_that_were_beside_them() -> None:
+    cluster, ended = Cluster(episode(SMALL, Purpose.TRAIN, 1)), False
+    truth, asked = Truth(cluster.episode.tasks[0]), cluster.decisions()
+    pending = next(asked, None)
+    while pending is not None:
+        measured = cluster.measured_in
+        for name, placed in measured.jobs.items():
+            assert cluster.jobs[name].step_time == step_time(truth, measured, name, placed)
+        ended |= any(name not in cluster.occupancy.jobs for name in measured.jobs)
+        try:
+            pending = asked.send(0)
+        except StopIteration:
+            pending = None
+    assert ended, "no job ended when another one was placed"

@@ -35,7 +35,7 @@ class SoonestPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most, in the order in which jobs start."""
-        weights = _weights(view)
+        weights = weights_of(view)
         order = sorted(view.jobs, key=lambda job: (-weights[job.key] / _base_gpus(job), job.submitted_at, job.key))
 
         def worth(job: Candidate, workers: int) -> float:
@@ -58,7 +58,7 @@ def _log_gain(outlook: Outlook, workers: int) -> float:
     return math.log(now / then) if now > 0 < then else 0.0
 
 
-def _weights(view: View) -> Mapping[str, float]:
+def weights_of(view: View) -> Mapping[str, float]:
     """Return by job how much it counts: (60 s + rest) ** -½, with the rest at its best number of workers."""
     speeds = [_best_speed(view, job) for job in view.jobs]
     steps = remaining_steps(view, view.jobs, speeds)

@@ -1,7 +1,7 @@
 """A run of an episode: the simulator's driver by rounds, which asks where to place the job at the head of the queue.
 
-Jobs wait in the order in which they come, gangs start as a whole, and nothing moves that runs. What trainers measure of
-their steps is known at each decision, with noise.
+Jobs wait in the order in which they come, gangs start as a whole, and nothing moves that runs; where the number of
+workers is free, see `elastic`. What trainers measure of their steps is known at each decision, with noise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from espalier_operator.policies import Policy
 from espalier_operator.policies.fifo import FifoPolicy
 from espalier_operator.policies.view import Decision, Share, View
 from espalier_operator.simulation.jobs import SimulatedJob
@@ -43,12 +44,16 @@ class ContendingJob(SimulatedJob):
         """Return how long it takes on an ideal node."""
         return self.steps_left * kinds()[self.kind].compute_seconds
 
+    def worth(self, workers: int) -> float:
+        """Return how many steps one with so many workers is worth."""
+        return 1.0
+
     def _train(self, now: float, seconds: float) -> bool:
-        steps = seconds / self.step_time.total
-        if self.steps_left > steps:
-            self.steps_left -= steps
+        pace = self.step_time.total / self.worth(self.workers)
+        if self.steps_left > seconds / pace:
+            self.steps_left -= seconds / pace
             return False
-        self.completed_at = now + self.steps_left * self.step_time.total
+        self.completed_at = now + self.steps_left * pace
         self.steps_left = 0.0
         return True
 
@@ -62,23 +67,25 @@ class Pending:
     """Where it may run; at least one."""
 
 
-class Cluster:
-    """One run."""
+class Running:
+    """One run of an episode, by any jobs and any policy."""
 
-    def __init__(self, episode: Episode) -> None:
-        """Prepare; `decisions` runs it."""
+    def __init__(self, episode: Episode, job: Callable[[Arrival], ContendingJob], policy: Policy) -> None:
+        """Prepare."""
         family = self.family = episode.family
         self.episode = episode
-        self.jobs = {arrival.name: ContendingJob(arrival) for arrival in episode.arrivals}
+        self.jobs = {arrival.name: job(arrival) for arrival in episode.arrivals}
         self.occupancy = Occupancy(family.nodes, family.node_gpus, family.rack_nodes)
         self.now = 0.0
         self.job_seconds = 0.0
         """Seconds that all jobs together have waited or run until `now`."""
         self.changes = 0
         """How often the jobs on the nodes have changed."""
+        self.measured_in = self._copied()
+        """Who was on which nodes when steps took what trainers measure now: jobs that end now were still there."""
         self._noise = np.random.default_rng((9, *(int(arrival.steps) for arrival in episode.arrivals[:2])))
         nodes = [Node(str(index), family.node_gpus) for index in range(family.nodes)]
-        self._rounds = Rounds(list(self.jobs.values()), nodes, FifoPolicy(), self._moved)
+        self._rounds = Rounds(list(self.jobs.values()), nodes, policy, self._moved)
         self._completed = 0.0
         self._shares: dict[str, Share] = {}
         self._known: tuple[int, Task | None] = (0, None)
@@ -100,14 +107,6 @@ class Cluster:
         one, two = np.exp(self._noise.normal(0.0, NOISE, 2))
         return StepTime(true.compute * float(one), true.exchange * float(two))
 
-    def decisions(self) -> Generator[Pending, int, None]:
-        """Run; each job that can be placed is answered with the index of one of its candidates."""
-        return self._play(self._place)
-
-    def bursts(self) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
-        """Run; all jobs that can be placed at a time are answered with the nodes of each."""
-        return self._play(self._place_together)
-
     def _play(self, place: Callable[[View], Generator[Asked, Chosen, None]]) -> Generator[Asked, Chosen, None]:
         views = self._rounds.views()
         view = next(views, None)
@@ -126,10 +125,50 @@ class Cluster:
         for name in view.ended:
             job = self.jobs[name]
             self._completed += (job.completed_at or view.now) - job.submitted_at
-            self.occupancy.remove(name)
-            del self._shares[name]
-            self.changes += 1
+            self._take_off(name)
         self.job_seconds = self._completed + sum(view.now - job.submitted_at for job in view.jobs)
+
+    def _put(self, job: ContendingJob, nodes: Nodes) -> None:
+        placed = Placed(job.kind, nodes)
+        self.occupancy.add(job.name, placed)
+        self._shares[job.name] = _share(job.name, placed)
+        self.changes += 1
+
+    def _take_off(self, name: str) -> None:
+        self.occupancy.remove(name)
+        del self._shares[name]
+        self.changes += 1
+
+    def _moved(self, held: Mapping[str, Sequence[int]]) -> None:
+        task = self.episode.task_at(self.now)
+        if (self.changes, task) == self._known:
+            return
+        self._known = self.changes, task
+        truth = Truth(task)
+        for name, placed in self.occupancy.jobs.items():
+            self.jobs[name].step_time = step_time(truth, self.occupancy, name, placed)
+        self.measured_in = self._copied()
+
+    def _copied(self) -> Occupancy:
+        family = self.family
+        jobs = self.occupancy.jobs.items()
+        return Occupancy(family.nodes, family.node_gpus, family.rack_nodes, jobs)
+
+
+class Cluster(Running):
+    """One run in which gangs wait in the order in which they come, and nothing moves that runs."""
+
+    def __init__(self, episode: Episode) -> None:
+        """Prepare; `decisions` or `bursts` runs it."""
+        super().__init__(episode, ContendingJob, FifoPolicy())
+
+    def decisions(self) -> Generator[Pending, int, None]:
+        """Run; each job that can be placed is answered with the index of one of its candidates."""
+        return self._play(self._place)
+
+    def bursts(self) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
+        """Run; all jobs that can be placed at a time are answered with the nodes of each."""
+        return self._play(self._place_together)
 
     def _place(self, view: View) -> Generator[Pending, int, None]:
         for job in self._waiting(view):
@@ -151,21 +190,6 @@ class Cluster:
 
     def _waiting(self, view: View) -> Iterator[ContendingJob]:
         return (self.jobs[candidate.key] for candidate in view.jobs if not candidate.workers)
-
-    def _put(self, job: ContendingJob, nodes: Nodes) -> None:
-        placed = Placed(job.kind, nodes)
-        self.occupancy.add(job.name, placed)
-        self._shares[job.name] = _share(job.name, placed)
-        self.changes += 1
-
-    def _moved(self, held: Mapping[str, Sequence[int]]) -> None:
-        task = self.episode.task_at(self.now)
-        if (self.changes, task) == self._known:
-            return
-        self._known = self.changes, task
-        truth = Truth(task)
-        for name, placed in self.occupancy.jobs.items():
-            self.jobs[name].step_time = step_time(truth, self.occupancy, name, placed)
 
 
 def _share(name: str, placed: Placed) -> Share:

@@ -10,7 +10,7 @@ import numpy as np
 from espalier_operator.simulation.rounds import answer
 from espalier_scheduling.placement.beliefs import Belief
 from espalier_scheduling.placement.candidates import Nodes, consolidate, emptiest, first_fit
-from espalier_scheduling.placement.cluster import Cluster, ContendingJob, Pending
+from espalier_scheduling.placement.cluster import Cluster, ContendingJob, Pending, Running
 from espalier_scheduling.placement.costs import Costs, Floats, Gang
 from espalier_scheduling.placement.joint import together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
@@ -27,7 +27,7 @@ class Placer(Protocol):
 class Expecting(Protocol):
     """What expects a performance of the cluster."""
 
-    def performance(self, cluster: Cluster) -> Performance:
+    def performance(self, cluster: Running) -> Performance:
         """Return what is expected now."""
 
 
@@ -58,7 +58,7 @@ class Random:
 class Oracle:
     """Knows the true performance; looks no further than the jobs that run."""
 
-    def performance(self, cluster: Cluster) -> Performance:
+    def performance(self, cluster: Running) -> Performance:
         """Return the true one."""
         return Truth(cluster.episode.task_at(cluster.now))
 
@@ -78,7 +78,7 @@ class Model:
         self.belief, self._optimism, self._until = belief, optimism, learns_until
         self._seen: dict[str, tuple[str, ...]] = {}
 
-    def performance(self, cluster: Cluster) -> Performance:
+    def performance(self, cluster: Running) -> Performance:
         """Learn, and return the belief."""
         self._learn(cluster)
         return self.belief
@@ -92,15 +92,12 @@ class Model:
             seconds = seconds - self._optimism * doubts * pending.job.steps_left
         return int(seconds.argmin())
 
-    def _learn(self, cluster: Cluster) -> None:
+    def _learn(self, cluster: Running) -> None:
         if cluster.now >= self._until:
             return
         self.belief.pass_to(cluster.now)
-        occupancy = cluster.occupancy
-        for name, placed in cluster.running():
-            job = cluster.jobs[name]
-            if not job.workers:  # it was placed in this round, and nothing was measured yet
-                continue
+        occupancy = cluster.measured_in
+        for name, placed in occupancy.jobs.items():
             beside = tuple(sorted({other for node, _ in placed.nodes for other in occupancy.on_node[node]}))
             if self._seen.get(name) != beside:  # what is measured again beside the same jobs says nothing new
                 self._seen[name] = beside

@@ -1,0 +1,93 @@
+"""Numbers of workers and nodes that are free: jobs, configurations in arrays, the search, and the benchmark."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier_scheduling.placement.candidates import Nodes, candidates, emptiest
+from espalier_scheduling.placement.configurations import Configurations, Weighed, counts
+from espalier_scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
+from espalier_scheduling.placement.occupancy import Occupancy, Placed
+from espalier_scheduling.placement.performance import Truth, step_time
+from espalier_scheduling.placement.placers import Oracle
+from espalier_scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
+from espalier_scheduling.placement.tasks import KINDS, Arrival, Family, draw_task, episode
+from espalier_scheduling.purposes import Purpose
+
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import together
+
+FAMILY = Family(nodes=6, rack_nodes=3, jobs=12, load=1.0)
+
+
+def test_more_workers_are_worth_less_each_and_the_authors_number_is_worth_one() -> None:
+    for requested in (1, 2, 4, 8):
+        job = ElasticJob(Arrival("a", 0.0, 3, requested, 100.0), 4)
+        worth = np.array([job.worth(workers) for workers in range(1, MOST_WORKERS + 1)])
+        assert job.worth(requested) == pytest.approx(1.0)
+        assert (np.diff(worth) > 0).all()
+        assert (np.diff(worth, 2) < 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**16))
+def test_configurations_take_as_long_as_one_job_after_the_other_by_the_formula(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    occupancy, truth = Occupancy(6, 4, 3), Truth(draw_task(FAMILY, rng))
+    jobs = []
+    for number in range(6):
+        choices = candidates(occupancy, int(rng.integers(1, 8)))
+        if choices:
+            kind, nodes = int(rng.integers(KINDS)), choices[int(rng.integers(len(choices)))]
+            occupancy.add(f"j{number}", Placed(kind, nodes))
+            jobs.append(Weighed(ElasticJob(Arrival(f"j{number}", 0.0, kind, 2, 10.0), 4), 1.0, nodes))
+    found = Configurations(truth, occupancy, jobs)
+    seconds = [step_time(truth, occupancy, each.job.name, occupancy.jobs[each.job.name]).total for each in jobs]
+    now = np.array([counts(each.held, 6) for each in jobs])
+    np.testing.assert_allclose(found.step_seconds(np.array([now, 0 * now]))[0], seconds)
+    left = [10 / each.job.worth(sum(row)) * one for each, row, one in zip(jobs, now, seconds, strict=True)]
+    assert found.losses(now[None])[0] == pytest.approx(np.log(left).sum())
+
+
+class Watched(ByModel):
+    """Checks each decision."""
+
+    def places(self, cluster: ElasticCluster, wanted: Wanted) -> Mapping[str, Nodes]:
+        found = super().places(cluster, wanted)
+        after = Occupancy(6, 4, 3, ((name, Placed(0, nodes)) for name, nodes in found.items()))
+        assert min(after.free) >= 0, "a node has fewer GPUs than it gives"
+        assert list(found) == list(wanted.workers)
+        numbers = {name: sum(gpus for _, gpus in nodes) for name, nodes in found.items()}
+        assert all(1 <= number <= MOST_WORKERS for number in numbers.values())
+        assert self._together or numbers == wanted.workers
+        return found
+
+
+@pytest.mark.parametrize(
+    "sharing", [ByRule(emptiest), Watched(Oracle(), together=False), Watched(Oracle(), together=True)]
+)
+def test_episodes_are_played_to_their_ends_by_the_rules_numbers_or_others(sharing: Sharing) -> None:
+    cluster = ElasticCluster(episode(FAMILY, Purpose.TRAIN, 2))
+    assert run_elastic(cluster, sharing) == pytest.approx(cluster.job_seconds / FAMILY.jobs)
+    assert all(job.completed_at is not None for job in cluster.jobs.values())
+
+
+def test_the_benchmark_prints_a_table_for_each_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(together, "FAMILY", Family(jobs=4))
+    together.main(["--train", "1", "--episodes", "2", "--loads", "0.35", "1"])
+    printed = capsys.readouterr().out
+    for title in ("load 0.35, 2 episodes", "load 1, 2 episodes"):
+        assert title in printed
+    for name in ("consolidate", "first-fit", "emptiest", together.FIRST, together.TOGETHER, "oracle, together"):
+        assert printed.count(name) >= 2

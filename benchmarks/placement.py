@@ -1,7 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
-    [--markdown] [--quick]
+    [--processes 1] [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -12,8 +12,9 @@ completion time is below that of the row, in the mean over episodes, with its 95
   learnt prior    the same model, with a prior learnt on other clusters; no hidden parameter is looked at
   PPO, frozen    a network that learnt on other clusters what to do, without a model; it remembers nothing
   PPO, fine-tuned    the same network, and PPO goes on in each episode
+  SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
   oracle      knows the true performance; no model can be expected to be better by much
-The rows of PPO are means over seeds of learning, episode by episode; what each seed gives is printed first.
+The rows of PPO and SAC are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
 """
 
@@ -24,7 +25,10 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from typing import Final
 
 from harness.printed import command, environment, progress, rendered
@@ -43,6 +47,8 @@ MEMORIES: Final = (float("inf"), 40_000.0)
 """Seconds after which 1/e is left of what was measured."""
 OPTIMISMS: Final = (0.0, 0.2)
 """Standard deviations by which what is not known is taken for better than expected."""
+SAC_ENTROPIES: Final = (0.98, 0.2)
+"""What SAC aims at, as a part of the entropy of choosing at random: as in the source, or less."""
 JUDGED: Final = ("online", "learnt prior")
 FAMILY: Final = Family()
 
@@ -90,24 +96,50 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
-def actor(seed: int, decisions: int) -> Actor:
-    """Return what PPO learns by this seed."""
+def actor(seed: int, decisions: int, sac_entropy: float | None = None) -> Actor:
+    """Return what PPO, or SAC with this entropy, learns by this seed."""
     cpu = time.process_time()
+    name = f"PPO, seed {seed}" if sac_entropy is None else f"SAC, entropy {sac_entropy:g}, seed {seed}"
     settings = replace(SETTINGS, decisions=decisions)
-    learnt = learn_placement(seed, settings, FAMILY, lambda line: progress(f"PPO, seed {seed}: {line}"))
-    print(f"PPO, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
+    told = partial(_said, name)
+    learnt = learn_placement(seed, settings, FAMILY, told, sac_entropy=sac_entropy)
+    print(f"{name}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
     return learnt
 
 
-def reinforced(actors: Sequence[Actor], judge: int, *, shift: bool) -> dict[str, list[float]]:
-    """Return the rows of PPO: mean completion times of episodes, in the mean over seeds."""
-    ways = {"PPO, frozen": frozen, "PPO, fine-tuned": fine_tuned}
-    found = {}
-    for name, way in ways.items() if actors else ():
-        by_seed = [way(each, judge, Purpose.JUDGE, shift=shift, family=FAMILY) for each in actors]
+def _said(name: str, line: str) -> None:
+    progress(f"{name}: {line}")
+
+
+def workers(processes: int) -> Executor:
+    """Return where seeds are learnt and judged: here, or in so many processes."""
+    if processes == 1:
+        return ThreadPoolExecutor(1)
+    return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+
+
+def learnt_actors(pool: Executor, seeds: int, decisions: int) -> dict[str, list[Actor]]:
+    """Return what PPO and SAC learn by each seed."""
+    entropies = {"PPO": None, **{f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}}
+    waiting = {
+        name: [pool.submit(actor, seed, decisions, entropy) for seed in range(seeds)]
+        for name, entropy in entropies.items()
+    }
+    return {name: [each.result() for each in found] for name, found in waiting.items()}
+
+
+def reinforced(pool: Executor, actors: dict[str, list[Actor]], judge: int, *, shift: bool) -> dict[str, list[float]]:
+    """Return the rows without a model: mean completion times of episodes, in the mean over seeds."""
+    found, rows = {}, [(name, frozen, each) for name, each in actors.items()]
+    rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
+    for name, way, learnt in rows if actors["PPO"] else ():
+        play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=FAMILY)
+        by_seed = [each.result() for each in [pool.submit(play, each) for each in learnt]]
         means = ", ".join(f"{statistics.fmean(each):,.0f}" for each in by_seed)
         print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
-        found[name] = [statistics.fmean(each) for each in zip(*by_seed, strict=True)]
+        found[name if way is fine_tuned else f"{name}, frozen"] = [
+            statistics.fmean(each) for each in zip(*by_seed, strict=True)
+        ]
     return found
 
 
@@ -135,8 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--choose", type=int, default=20, help="episodes to choose settings on, with and without a shift"
     )
     parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
-    parser.add_argument("--seeds", type=int, default=3, help="of PPO; 0 leaves its rows out")
-    parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that PPO learns from")
+    parser.add_argument("--seeds", type=int, default=3, help="of PPO and SAC; 0 leaves their rows out")
+    parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
+    parser.add_argument("--processes", type=int, default=1, help="seeds at a time")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes, 1 seed, 2,000 decisions")
     options = parser.parse_args(arguments)
@@ -145,32 +178,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{command()}\n{environment('torch', 'numpy')}\n{train} episodes to learn, {choose} to choose, {judge} to judge"
     )
-    print(f"{seeds} seeds of PPO, {decisions:,} decisions each")
+    print(f"{seeds} seeds of PPO and SAC, {decisions:,} decisions each")
     prior = learn_prior(
         [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
-    actors = [actor(seed, decisions) for seed in range(seeds)]
-    for shift in (False, True):
-        drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
-        judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
-        rules: dict[str, Callable[[Episode], Placer]] = {
-            name: lambda _, p=place: Rule(p) for name, place in RULES.items()
-        }
-        rules["random"] = lambda one: Random(len(one.arrivals))
-        found = {name: seconds(judged, make) for name, make in rules.items()}
-        for name, start, until in (
-            ("frozen", wide_prior(), until_the_middle),
-            ("online", wide_prior(), always),
-            ("learnt prior", prior, always),
-        ):
-            setting = chosen(start, drawn, until)
-            progress(f"{name}: {setting}")
-            found[name] = seconds(judged, model(start, setting, until))
-        found |= reinforced(actors, judge, shift=shift)
-        found["oracle"] = seconds(judged, lambda _: Oracle())
-        title = "cluster and workload change in the middle" if shift else "one cluster"
-        print(table(found, title, markdown=options.markdown))
+    with workers(options.processes) as pool:
+        actors = learnt_actors(pool, seeds, decisions)
+        for shift in (False, True):
+            drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
+            judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
+            rules: dict[str, Callable[[Episode], Placer]] = {
+                name: lambda _, p=place: Rule(p) for name, place in RULES.items()
+            }
+            rules["random"] = lambda one: Random(len(one.arrivals))
+            found = {name: seconds(judged, make) for name, make in rules.items()}
+            for name, start, until in (
+                ("frozen", wide_prior(), until_the_middle),
+                ("online", wide_prior(), always),
+                ("learnt prior", prior, always),
+            ):
+                setting = chosen(start, drawn, until)
+                progress(f"{name}: {setting}")
+                found[name] = seconds(judged, model(start, setting, until))
+            found |= reinforced(pool, actors, judge, shift=shift)
+            found["oracle"] = seconds(judged, lambda _: Oracle())
+            title = "cluster and workload change in the middle" if shift else "one cluster"
+            print(table(found, title, markdown=options.markdown))
 
 
 if __name__ == "__main__":

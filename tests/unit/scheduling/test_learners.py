@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from espalier_operator.policies.view import Outlook
 from espalier_operator.simulation.jobs import FixedJob
@@ -17,8 +19,10 @@ from espalier_scheduling.allocation.forms import WorkerForm
 from espalier_scheduling.allocation.learning import learn_workers
 from espalier_scheduling.allocation.rules import chosen_by
 from espalier_scheduling.allocation.workloads import Mixed, StepByStep
+from espalier_scheduling.learned.network import MASKED
 from espalier_scheduling.learned.serving import LearnedAllocation
 from espalier_scheduling.learned.twin import Twin
+from espalier_scheduling.learners import sac
 from espalier_scheduling.learners.actor_critic import _remembered
 from espalier_scheduling.learners.learner import Settings
 from espalier_scheduling.learners.registry import LEARNERS
@@ -183,3 +187,37 @@ def test_placement_is_learnt_frozen_and_fine_tuned() -> None:
     tuned = [fine_tuned(actor, 2, Purpose.JUDGE, small, shift=False, family=SMALL) for actor in actors]
     assert tuned[0] == tuned[1]
     assert len(both[0]) == len(tuned[0]) == 2
+
+
+def test_sac_learns_which_action_is_better_and_keeps_the_entropy_that_is_aimed_at() -> None:
+    """Of three candidates one is forbidden, and of the others the second earns more."""
+    generator = torch.Generator().manual_seed(1)
+    network = nn.Linear(2, 4)
+    nn.init.zeros_(network.weight)
+    nn.init.zeros_(network.bias)
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network
+
+        def forward(self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor) -> Any:
+            return self.inner(jobs[:, 0]).masked_fill(~mask, MASKED), present
+
+    count = 64
+    seen = (
+        torch.ones(count, 1, 2), torch.zeros(count, 1, 3, 1), torch.zeros(count, 1, 1), torch.ones(count, 1),
+        torch.tensor([[True, True, False, False]]).expand(count, 4),
+    )  # fmt: skip
+    columns = torch.randint(0, 2, (count,), generator=generator)
+    remembered = sac.Remembered(seen, columns, columns.float(), torch.zeros(count), seen)
+    scores = Scores()
+    run = sac.Run(scores, 0.5)
+    for optimizer in run._optimizers:
+        optimizer.param_groups[0]["lr"] = 0.05
+    for _ in range(150):
+        figures = run.update([remembered])
+    chances = torch.softmax(scores(*seen)[0][0].detach(), 0)
+    assert chances[1] > chances[0]
+    assert float(chances[2:].sum()) == 0
+    assert figures["entropy"] == pytest.approx(0.5 * np.log(2), abs=0.1)

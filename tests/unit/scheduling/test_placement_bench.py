@@ -26,5 +26,14 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
     printed = capsys.readouterr().out
     for title in ("one cluster", "cluster and workload change in the middle"):
         assert title in printed
-    for name in ("consolidate", "random", "frozen", "online", "learnt prior", "PPO, fine-tuned", "oracle"):
+    for name in (
+        "consolidate",
+        "random",
+        "frozen",
+        "online",
+        "learnt prior",
+        "PPO, fine-tuned",
+        "SAC, entropy 0.2, frozen",
+        "oracle",
+    ):
         assert printed.count(name) >= 2

@@ -1,4 +1,4 @@
-"""Placement by reinforcement learning without a model: imitation of a rule, then PPO; and PPO on in an episode."""
+"""Placement by reinforcement learning without a model: imitation of a rule, then PPO or SAC; PPO on in an episode."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from espalier_scheduling.learners import sac
 from espalier_scheduling.learners.learner import Learner, Settings
 from espalier_scheduling.learners.rollout import tensors
 from espalier_scheduling.placement.actor import Actor
@@ -31,8 +32,13 @@ def learn_placement(
     settings: Settings = SETTINGS,
     family: Family | None = None,
     told: Callable[[str], object] = lambda _: None,
+    *,
+    sac_entropy: float | None = None,
 ) -> Actor:
-    """Return a network that learnt on clusters drawn from `family`; torch is held to one thread."""
+    """Return a network that learnt on clusters drawn from `family`; torch is held to one thread.
+
+    By the learner of the settings; with `sac_entropy` by SAC, see `learners.sac`.
+    """
     torch.set_num_threads(1)
     family = family or Family()
     actor = Actor(family.nodes // family.rack_nodes, family.rack_nodes, seed)
@@ -48,7 +54,10 @@ def learn_placement(
                 f"{learner.learnt_from:,} decisions: {sum(recent) / max(1, len(recent)):,.0f} s a job while it explores"
             )
 
-    learner.improve(progress)
+    if sac_entropy is None:
+        learner.improve(progress)
+    else:
+        sac.improve(learner, progress, sac_entropy)
     return actor
 
 

@@ -296,6 +296,15 @@ def digits(name: str, *, budget: float, seconds: float = 2, **spec: Any) -> dict
     }
 
 
+def sleeper(name: str, *, seconds: int) -> dict[str, Any]:
+    """Return a job that holds one GPU for so long and computes nothing: its pod starts at once and needs no CPU."""
+    job = digits(name, budget=600, maxReplicas=1, program={})
+    del job["spec"]["adaptation"]
+    container = {"name": "program", "command": ["sleep", str(seconds)], "resources": {"limits": {GPU: 1}}}
+    job["spec"]["template"] = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    return job
+
+
 def shared_folder(space: Space, node: str) -> None:
     """Make a folder on `node` that pods of any user may write to: what a volume of the cluster would be."""
     image = pods_of("operator")[0]["spec"]["containers"][0]["image"]

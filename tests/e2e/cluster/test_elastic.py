@@ -47,7 +47,7 @@ TEMPLATE = {
 }
 
 
-def elastic(name: str, most: int = 2, batch: int = 64, example_seconds: float = 2e-4) -> dict[str, Any]:
+def elastic(name: str, most: int = 2, batch: int = 64, example_seconds: float = 5e-4) -> dict[str, Any]:
     """Return a job that trains `SLOW`, which `space.apply(MODEL)` gives it."""
     model = {"entrypoint": "slow:network", "options": {"example_seconds": example_seconds}}
     schedule = {"name": "Constant"}

@@ -8,49 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kube import GPU, Nodes, Space, digits, kubectl, sleeper, stranger, wait_for
+from kube import Nodes, Space, digits, kubectl, stranger, wait_for, waiting
+from paced_models import SLOW_NETWORK
 
 pytestmark = pytest.mark.without_agent
 
-SLOW = """
-import time
-from torch import nn
 
-class Slow(nn.Sequential):
-    def __init__(self, example_seconds, *layers):
-        super().__init__(*layers)
-        self.example_seconds = example_seconds
-
-    def forward(self, inputs):
-        time.sleep(self.example_seconds * len(inputs))
-        return super().forward(inputs)
-
-def network(example_seconds):
-    return Slow(example_seconds, nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-"""
-"""A network on a device of its own, for which the CPU waits: what a GPU is to a worker.
-
-Workers that compute on the cores of this machine would contend for them, with each other and with Kubernetes."""
-MODEL = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "model"}, "data": {"slow.py": SLOW}}
-TEMPLATE = {
-    "spec": {
-        "containers": [
-            {
-                "name": "trainer",
-                "env": [{"name": "PYTHONPATH", "value": "/model"}],
-                "volumeMounts": [{"name": "model", "mountPath": "/model"}],
-                "resources": {"limits": {GPU: 1}},
-            }
-        ],
-        "volumes": [{"name": "model", "configMap": {"name": "model"}}],
-    }
-}
-
-
-def elastic(name: str, most: int = 2, batch: int = 64, example_seconds: float = 5e-4) -> dict[str, Any]:
-    """Return a job that trains `SLOW`, which `space.apply(MODEL)` gives it."""
-    model = {"entrypoint": "slow:network", "options": {"example_seconds": example_seconds}}
-    schedule = {"name": "Constant"}
+def elastic(name: str, most: int = 2, **training: Any) -> dict[str, Any]:
     return digits(
         name,
         budget=300,
@@ -58,8 +22,7 @@ def elastic(name: str, most: int = 2, batch: int = 64, example_seconds: float = 
         adaptation={"mode": "Off"},
         # Longer than the test: what a new leader knows it has from the other worker.
         checkpoint={"path": "/checkpoints", "intervalSeconds": 3600},
-        training={"elasticBatch": "keepGlobal", "schedule": schedule, "model": model, "batchSize": batch},
-        template=TEMPLATE,
+        training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}, **training},
     )
 
 
@@ -104,7 +67,7 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
     """Start a job beside one spare GPU, and wait until two of its workers train together; returns the leader's pod."""
     name = manifest["metadata"]["name"]
     nodes.set_gpus(2)
-    space.apply(MODEL, manifest)
+    space.apply(manifest)
     space.wait_extra(name, 1)
     wait_for("two train together", lambda: space.training(name) == 2)
     space.trains_on(name)
@@ -116,7 +79,7 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
 @pytest.mark.nodes(2)
 def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1, 0)
-    space.apply(MODEL, elastic("together"))
+    space.apply(elastic("together"))
     space.wait_condition("together", "Running")
     space.trains_on("together")
     nodes.set_gpus(1, 1)
@@ -125,7 +88,7 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
     space.trains_on("together")
     before = loss(space, "together")
 
-    space.apply(sleeper("second", seconds=600))
+    space.apply(waiting("second"))
     space.wait_condition("second", "Running")
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
     wait_for("it reports that it trains alone", lambda: space.training("together") == 1)
@@ -138,7 +101,7 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
 def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a step is long enough to be shared, and each worker has a device for it: a network of a user's own."""
     nodes.set_gpus(1)
-    space.apply(MODEL, elastic("slow", batch=512, example_seconds=1e-3))
+    space.apply(elastic("slow", model=SLOW_NETWORK, batchSize=512))
     space.wait_condition("slow", "Running")
     wait_for("it trains", lambda: step(space, "slow") > 5)
     alone = pace(space, "slow", 8)
@@ -201,7 +164,7 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
 def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
     """Of equal priority: the second does not find all of it held by the first until its end."""
     nodes.set_gpus(2, 2)
-    space.apply(MODEL, elastic("first", most=3))
+    space.apply(elastic("first", most=3))
     space.wait_extra("first", 2)
     wait_for("three train together", lambda: space.training("first") == 3)
     space.apply(elastic("second", most=3))

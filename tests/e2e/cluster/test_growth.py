@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, sleeper, stranger, wait_for
+from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, stranger, wait_for, waiting
 
 PROJECT = Path(__file__).parents[3]
 ESPALIER = Path(sys.executable).with_name("espalier")
@@ -26,7 +26,7 @@ def espalier(*arguments: str, stdin: str | None = None) -> str:
 
 def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    space.apply(sleeper("first", seconds=600))
+    space.apply(waiting("first"))
     example = yaml.safe_load((PROJECT / "examples" / "digits.yaml").read_text())
     # The example's 20 s may pass on a busy machine before the extra worker has started.
     space.apply(example | {"spec": example["spec"] | {"timeBudgetSeconds": BUDGET}})
@@ -70,7 +70,7 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
 
 def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
-    space.apply(sleeper("one", seconds=600))
+    space.apply(waiting("one"))
     space.wait_condition("one", "Running")
     space.apply(digits("two", budget=60))
     wait_for("two waits", lambda: space.condition("two", "Admitted").get("reason") == "NoFreeGPU")
@@ -117,7 +117,7 @@ def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
         "the extra worker runs",
         lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
     )
-    space.apply(sleeper("second", seconds=15))
+    space.apply(waiting("second", timeBudgetSeconds=15))
     space.wait_condition("second", "Running")
     wait_for(
         "there was notice",

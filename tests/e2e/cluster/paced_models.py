@@ -1,7 +1,7 @@
 """Models of users' own whose steps pause: training that tests only want to be there leaves the cores to Kubernetes.
 
-A trainer takes all of a core that it gets. With two cores for a cluster and four tests at a time, everything that tests
-wait for took several times as long while dozens of workers computed what nobody looked at.
+A trainer takes all of a core that it gets, and four tests at a time may share two cores with their cluster: pods that
+start, which tests wait for, would contend with training that nobody looks at.
 """
 
 from __future__ import annotations

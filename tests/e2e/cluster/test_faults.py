@@ -66,6 +66,7 @@ def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
     assert [entry["source"] for entry in space.status("advised")["adaptations"]] == ["agent"]
 
 
+@pytest.mark.without_agent
 def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     shared_folder(space, nodes.names[0])
@@ -148,6 +149,7 @@ def test_a_namespace_is_deleted_in_the_middle(space: Space, nodes: Nodes) -> Non
     space.wait_condition("after", "Running")
 
 
+@pytest.mark.without_agent
 def test_an_image_that_cannot_be_pulled(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     template = {"spec": {"containers": [{"name": "trainer", "image": "localhost/espalier-no-such-image:1"}]}}
@@ -162,6 +164,7 @@ def test_an_image_that_cannot_be_pulled(space: Space, nodes: Nodes) -> None:
     space.wait_condition("next", "Running")
 
 
+@pytest.mark.without_agent
 def test_an_image_without_the_trainer_library(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     image = pods_of("operator")[0]["spec"]["containers"][0]["image"]
@@ -179,6 +182,7 @@ def test_an_image_without_the_trainer_library(space: Space, nodes: Nodes) -> Non
     assert space.status("own")["allocation"]["generation"] <= 2, "nothing was lent to it"
 
 
+@pytest.mark.without_agent
 def test_a_jobs_account_sees_its_own_job_and_nothing_else(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     space.apply(digits("mine", budget=20, maxReplicas=1), digits("other", budget=20, maxReplicas=1))

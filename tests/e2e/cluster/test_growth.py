@@ -68,6 +68,7 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
         assert word in story, story
 
 
+@pytest.mark.without_agent
 def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     space.apply(waiting("one"))

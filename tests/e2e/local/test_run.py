@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 
 Start = Callable[..., Any]
+PACED = """
+import time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from espalier_trainer.models import digits
+
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.02))
+"""
+"""The example's network with a pause after each step: workers that start get a core although others train."""
 
 
 def test_a_model_grows_into_a_gpu_that_appears(
@@ -44,10 +52,13 @@ def test_workers_train_together_while_the_job_has_gpus_for_them(
     eventually: Callable[..., Any],
     events_of: Callable[..., list[dict[str, Any]]],
     alive: Callable[[Path], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
+    (tmp_path / "paced.py").write_text(PACED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = job_file(budget=300, most=3, gpu_seconds=10000)
-    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal}\n")
+    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal, model: {entrypoint: 'paced:digits'}}\n")
     run = espalier("run", job, "--gpus", "1", "--arrive", "0s:2", "--depart", "30s:2", "--output", out, "--simulate")
 
     def members() -> list[int]:

@@ -16,7 +16,7 @@ import time
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from espalier_trainer.models import digits
 
-register_optimizer_step_post_hook(lambda *_: time.sleep(0.02))
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.1))
 """
 """The example's network with a pause after each step: workers that start get a core although others train."""
 

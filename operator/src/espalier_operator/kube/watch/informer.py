@@ -81,14 +81,15 @@ class Informer:
         """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
         for resource in (resources.PRIORITY_CLASSES, resources.NODES):
             found = await self._client.list(resource, None, keep=self._taking(resource))
-            self._store.replace(resource, found.items, found.version)
+            self._store.replace(resource, (), found.version, [*map(resources.key_of, found.items)])
         for resource, namespaced in handlers.optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
         take = self._taking(resources.PODS)
         pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS, keep=take)
-        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS)
-        self._store.replace(resources.PODS, [*pods.items, *own.items], pods.version)
+        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS, keep=take)
+        taken = [resources.key_of(pod) for found in (pods, own) for pod in found.items]
+        self._store.replace(resources.PODS, (), pods.version, taken)
         await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
         self._store.all_listed()
         self._listed()

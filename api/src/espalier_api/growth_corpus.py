@@ -53,7 +53,7 @@ class MomentRecord(Record):
 
 
 class CaseRecord(Record):
-    """All arms of one case and seed."""
+    """All arms of one case and seed, decided in one way."""
 
     case: str
     family: str
@@ -61,16 +61,25 @@ class CaseRecord(Record):
     steps: int
     batch_size: int
     architecture: Architecture | None
-    """Of the starting model; None where it cannot be described."""
+    """Of the model that decides; None where it cannot be described."""
+    grown: tuple[Action, ...] = ()
+    """Growths before these moments; the description has them."""
+    speed: float = Field(default=1.0, gt=0)
+    """How many times as many steps all arms make in the rest of the budget, as with more workers."""
     places: dict[str, int] = Field(default_factory=dict)
     moments: tuple[MomentRecord, ...]
     left_out: tuple[str, ...] = ()
     """Growths that could not be carried out, with the reasons."""
 
     def request(self, moment: MomentRecord) -> AdviceRequest | None:
-        """Return what the agent is asked at a moment; None where the model cannot grow."""
+        """Return what the agent is asked at a moment; None where the model cannot grow.
+
+        Its seconds are steps of the starting model, so more speed means that more of them are left.
+        """
         if self.architecture is None or len(moment.arms) == 1:
             return None
+        used = self.steps * moment.share
+        left = (self.steps - used) * self.speed
         metrics = {
             "validation_accuracy": moment.validation_accuracy,
             "validation_loss": moment.validation_loss,
@@ -79,11 +88,12 @@ class CaseRecord(Record):
         return AdviceRequest(
             job=f"judge/{self.family}"[:300],
             architecture=self.architecture,
-            time_left_seconds=self.steps * (1 - moment.share),
-            time_budget_seconds=self.steps,
+            time_left_seconds=left,
+            time_budget_seconds=used + left,
             allowed_actions=tuple(arm.action for arm in moment.arms),
             progress=Progress(
-                step=round(self.steps * moment.share),
+                step=round(used),
+                adaptations=len(self.grown),
                 metrics=tuple(Metric(name=name, value=value) for name, value in metrics.items() if value is not None),
             ),
             places=self.places,

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from espalier_api.advice import Action, offered
+from espalier_api.growth.widen import WIDEN
 from espalier_cli.judge.case import Case, CaseFile
 from espalier_cli.judge.course import Course, Slice
-from espalier_cli.judge.deciding import Setting, chosen, decided
+from espalier_cli.judge.deciding import OPERATIONS, Setting, chosen, decided
 
 
 def case(name: str) -> Case:
@@ -55,8 +56,38 @@ def test_all_arms_of_a_case_are_decided_alike_for_the_same_seed(name: str) -> No
     assert (name == "linear") == (found.request(moment) is None)
 
 
+def test_a_model_that_has_grown_decides_again_and_more_workers_leave_it_more_steps() -> None:
+    one, operations = case("mlp/on a table"), (*OPERATIONS, WIDEN.name)
+    plain, grown, faster = (
+        decided(one, 0, Setting((0.25, 0.5), operations, **way)) for way in ({}, {"grown": True}, {"speed": 2.0})
+    )
+    assert plain.architecture is not None
+    assert grown.architecture is not None
+    (before,) = grown.grown
+    assert before in offered(plain.architecture)
+    assert grown.architecture.parameters > plain.architecture.parameters
+    assert [moment.share for moment in grown.moments] == [0.5]
+    assert decided(one, 1, Setting((0.25, 0.5), operations, grown=True)).grown == grown.grown
+    assert {arm.action.kind for arm in plain.moments[0].arms} == {"Nothing", "Deepen", "Widen"}
+    usual, more = (record.request(record.moments[1]) for record in (plain, faster))
+    assert usual is not None
+    assert more is not None
+    assert (usual.time_left_seconds, usual.time_budget_seconds) == (6, 12)
+    assert (more.time_left_seconds, more.time_budget_seconds) == (12, 18)
+    assert faster.moments[0].validation_loss == plain.moments[0].validation_loss
+    assert faster.moments[0].arms[0].losses != plain.moments[0].arms[0].losses
+
+
+def test_a_model_that_cannot_grow_is_not_decided_about_again() -> None:
+    assert decided(case("linear"), 0, Setting((0.25, 0.5), grown=True)).moments == ()
+
+
 def test_of_many_growths_first_and_last_are_tried() -> None:
     growths = [Action.deepen(str(place)) for place in range(11)]
     assert [one.target for one in chosen(growths, 3)] == ["0", "5", "10"]
     assert chosen(growths, 20) == tuple(growths)
     assert chosen(growths, 1) == (growths[0],)
+    widening = [Action.widen(str(place)) for place in range(5)]
+    assert [str(one) for one in chosen([*growths, *widening], 2)] == [
+        "Deepen(0)", "Deepen(10)", "Widen(0)", "Widen(4)"
+    ]  # fmt: skip

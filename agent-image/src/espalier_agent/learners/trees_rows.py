@@ -14,7 +14,7 @@ from espalier_agent.policies.tree_features import Facts, dynamic_features, stati
 from espalier_agent.tables.tree import DecisionTree
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
-from espalier_api.growth_corpus import GrowthCorpus
+from espalier_api.growth_corpus import CaseRecord, GrowthCorpus
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,9 +48,9 @@ class Row:
 def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[Row]:
     """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were not known."""
     for corpus in corpora:
-        by_case: dict[str, list[Any]] = {}
+        by_case: dict[tuple[Any, ...], list[CaseRecord]] = {}
         for record in corpus.cases:
-            by_case.setdefault(record.case, []).append(record)
+            by_case.setdefault((record.case, record.grown, record.speed), []).append(record)
         for case, records in by_case.items():
             for place, moment in enumerate(records[0].moments):
                 gains = _gains([record.moments[place] for record in records])
@@ -59,12 +59,13 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[R
                     if request is None:
                         continue
                     decision = f"{case}/{moment.share}"
+                    left = request.time_left_seconds / request.time_budget_seconds
                     for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
                         if weight:
                             yield from _rows(
-                                record.architecture,
+                                request.architecture,
                                 facts,
-                                1 - moment.share,
+                                left,
                                 gains,
                                 weight / len(records),
                                 record.family,

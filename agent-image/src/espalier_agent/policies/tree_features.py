@@ -57,7 +57,7 @@ STATIC: Final = (
     "grown here",
     "depth",
     "log parameters",
-    "growths offered",
+    "layers and blocks offered",
     "normed model",
     "recurrent model",
     "attends",
@@ -93,7 +93,8 @@ def static_features(architecture: Architecture, facts: Facts) -> dict[Action, Ve
     mixed: set[str] = set()
     alike = Counter(action.kind for action in growths)
     before: Counter[str] = Counter()
-    whole = model.whole(len(growths))
+    # Without those that widen: most jobs do not allow them, and the same model would look different.
+    whole = model.whole(sum(action.kind != WIDEN.name for action in growths))
     for action in growths:
         share = before[action.kind] / max(1, alike[action.kind] - 1)
         before[action.kind] += 1

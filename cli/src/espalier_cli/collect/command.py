@@ -15,7 +15,7 @@ from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
 from espalier_api.validation import JobFileError, load_job, with_spec
-from espalier_cli.collect.corpus import collect_corpus
+from espalier_cli.collect.corpus import CorpusOptions, Way, collect_corpus, part_of
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.judge.options import shares
 from espalier_cli.timeline import TimelineError, parse_moment
@@ -39,7 +39,22 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="For a corpus: number of growths to try for each model.",
+    help="For a corpus: number of growths to try for each model, and again as many that widen.",
+)
+@click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    type=click.Choice([way.value for way in Way]),
+    help="For a corpus: how models come to a decision. plain; grown: they have grown at the first moment; faster: "
+    "--throughput speeds up what follows. Repeatable.  [default: all; grown only with two moments]",
+)
+@click.option(
+    "--part",
+    metavar="K/N",
+    default="1/1",
+    callback=part_of,
+    help="For a corpus: the K-th of N parts of its models, for one of N machines. `learn` takes several files.",
 )
 @click.option("--start-at", metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
 @click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="Decisions per sequence.")
@@ -70,7 +85,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=1),
     default=1.8,
     show_default=True,
-    help="Speed-up of steps in the control that only has more throughput.",
+    help="Speed-up of steps in the control that only has more throughput; for a corpus, in --way faster.",
 )
 @click.option("--scenario", help="Name of the scenario in the table.  [default: the value of --start-at]")
 @click.option("--device", default="cpu", show_default=True, help="Device for training: cpu, cuda, cuda:1.")
@@ -89,6 +104,8 @@ def collect(
     corpus: str | None,
     moments: tuple[float, ...],
     most: int,
+    ways: tuple[str, ...],
+    part: tuple[int, int],
     start_at: str | None,
     decisions: int,
     seeds: int,
@@ -129,7 +146,10 @@ def collect(
     if (job_file is None) == (corpus is None):
         raise click.UsageError("give either a JOB or --corpus")
     if corpus is not None:
-        collect_corpus(corpus, moments, most, range(first_seed, first_seed + seeds), parallel, work_dir, output)
+        options = CorpusOptions(
+            corpus, moments, most, [*map(Way, ways)], throughput, range(first_seed, first_seed + seeds), part
+        )
+        collect_corpus(options, parallel, work_dir, output)
         return
     if job_file is None or start_at is None:
         raise click.UsageError("a JOB needs --start-at")

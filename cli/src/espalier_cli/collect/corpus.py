@@ -4,24 +4,73 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from espalier_api.growth.widen import WIDEN
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
 
+if TYPE_CHECKING:
+    from espalier_cli.judge.deciding import Setting
 
-def collect_corpus(
-    name: str,
-    moments: tuple[float, ...],
-    most: int,
-    seeds: Sequence[int],
-    parallel: int,
-    work_dir: Path | None,
-    output: Path,
-) -> None:
-    """Train all arms of all cases, first of one seed, then of the next, and write the corpus.
+
+class Way(StrEnum):
+    """How a model comes to the decisions of a record."""
+
+    PLAIN = "plain"
+    """It has never grown, and its steps stay as fast as they are."""
+    GROWN = "grown"
+    """It has grown at the first moment."""
+    FASTER = "faster"
+    """From each decision on, more workers make its steps faster, whether it grows or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusOptions:
+    """What is to be collected."""
+
+    name: str
+    """A set of families, or a file of Python with `cases()`."""
+    moments: tuple[float, ...]
+    """Shares of the budget, ascending."""
+    most: int
+    """Growths that are tried of a model, and again as many that widen."""
+    ways: Sequence[Way]
+    """None: all that these moments allow."""
+    speed: float
+    """Of `Way.FASTER`."""
+    seeds: Sequence[int]
+    part: tuple[int, int] = (1, 1)
+    """Which of how many parts of the cases, counted from 1."""
+
+    def chosen(self) -> list[Way]:
+        """Return the ways; raises `InputError` where moments do not allow one that was asked for."""
+        if len(self.moments) > 1:
+            return [way for way in Way if way in self.ways] if self.ways else [*Way]
+        if Way.GROWN in self.ways:
+            raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
+        return [way for way in Way if way is not Way.GROWN and (way in self.ways or not self.ways)]
+
+    def source(self) -> str:
+        """Return the command that makes the same corpus with one seed."""
+        told = ",".join(f"{share * 100:g}%" for share in self.moments)
+        return " ".join(
+            (
+                f"espalier agent collect --corpus {Path(self.name).name} --moments {told} --most {self.most}",
+                *(f"--way {way}" for way in self.chosen()),
+                f"--throughput {self.speed:g}",
+                *(["--part {}/{}".format(*self.part)] if self.part[1] > 1 else []),
+            )
+        )
+
+
+def collect_corpus(options: CorpusOptions, parallel: int, work_dir: Path | None, output: Path) -> None:
+    """Train all arms of all cases in all ways, first of one seed, then of the next, and write the corpus.
 
     What is done is kept in the work folder. The file is written after each seed, so that a part can be used already.
     Raises `InputError`.
@@ -29,30 +78,51 @@ def collect_corpus(
     from espalier_api.growth_corpus import GrowthCorpus, write_corpus
     from espalier_cli.corpus.families import SETS
     from espalier_cli.judge.case import CaseError, CaseFile, Cases
-    from espalier_cli.judge.deciding import Setting
     from espalier_cli.judge.judging import made
     from espalier_cli.judge.running import Runner
     from espalier_cli.judge.tasks import Arms
 
+    name = options.name
     if name not in SETS and not name.endswith(".py"):
         raise InputError(f"--corpus {name!r}: no such set of families ({', '.join(SETS)}), and no file of Python")
     if not output.absolute().parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.absolute().parent}")
     make: Cases = SETS.get(name) or CaseFile(name)
-    setting = Setting(moments, most=most)
+    settings = _settings(options)
     folder = work_dir or output.with_name(f"{output.name}.work")
     records = []
     try:
         cases = made(make)
+        number, parts = options.part
+        if parts > len(cases):
+            raise InputError(f"--part {number}/{parts}: there are {len(cases)} cases; name as many parts at most")
+        places = range(number - 1, len(cases), parts)
         with Runner(make, cases, folder, parallel) as runner:
-            for seed in seeds:
-                tasks = [Arms(place, seed, setting) for place in range(len(cases))]
-                records += runner.run(tasks, ProgressLine(f"cases of seed {seed}"), time.monotonic)
-                told = ",".join(f"{share:.0%}" for share in moments)
-                source = f"espalier agent collect --corpus {Path(name).name} --moments {told} --most {most}"
-                corpus = GrowthCorpus(name=Path(name).stem, source=source, cases=tuple(records))
+            for seed in options.seeds:
+                tasks = [Arms(place, seed, setting) for setting in settings for place in places]
+                found = runner.run(tasks, ProgressLine(f"cases of seed {seed}"), time.monotonic)
+                records += [record for record in found if record.moments]
+                if not records:
+                    raise InputError(f"--corpus {name}: no model in it can grow, so there is nothing to decide")
+                corpus = GrowthCorpus(name=Path(name).stem, source=options.source(), cases=tuple(records))
                 write_corpus(corpus, output)
     except (CaseError, OSError) as error:
         raise InputError(str(error)) from error
     families = len({record.family for record in records})
     click.echo(f"{output}: {len(records)} records of {families} families, {output.stat().st_size / 1024:.0f} KiB")
+
+
+def _settings(options: CorpusOptions) -> list[Setting]:
+    from espalier_cli.judge.deciding import OPERATIONS, Setting
+
+    plain = Setting(options.moments, (*OPERATIONS, WIDEN.name), options.most)
+    known = {Way.PLAIN: plain, Way.GROWN: replace(plain, grown=True), Way.FASTER: replace(plain, speed=options.speed)}
+    return [known[way] for way in options.chosen()]
+
+
+def part_of(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, int]:
+    """Return the part that `2/8` means."""
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise click.BadParameter(f"{text!r} is not a part; write 2/8 for the second of eight")
+    return int(number), int(parts)

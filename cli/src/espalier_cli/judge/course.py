@@ -64,7 +64,9 @@ class Course:
     seed: int
     network: Network
     cost: float
-    """Of a step."""
+    """Of a step, without more workers."""
+    speed: float = 1.0
+    """How many times as fast steps are by more workers."""
     used: float = 0.0
     """Of the budget, which is `case.steps`."""
     origin: float = 0.0
@@ -145,7 +147,8 @@ class Course:
             torch.set_rng_state(self.random)
         batches = len(case.train) // case.batch_size
         epoch, order = -1, torch.empty(0)
-        while not self.diverged and self.used + self.cost <= until + _ROUNDING:
+        cost = self.cost / self.speed
+        while not self.diverged and self.used + cost <= until + _ROUNDING:
             if self.steps // batches != epoch:
                 epoch = self.steps // batches
                 generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
@@ -158,7 +161,7 @@ class Course:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             self.steps += 1
-            self.used += self.cost
+            self.used += cost
             now = loss.item()
             self.recent = 0.9 * self.recent + 0.1 * now if math.isfinite(self.recent) else now
             self.diverged = not math.isfinite(now)

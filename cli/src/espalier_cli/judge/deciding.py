@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from espalier_api.advice import Action, offered
 from espalier_api.architecture import GrowthError
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
 from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_api.job import Trials
 from espalier_api.trials import SHARES
@@ -32,10 +34,34 @@ class Setting:
     """Shares of the budget, ascending."""
     operations: tuple[str, ...] = OPERATIONS
     most: int = MAX_GROWTHS
-    """Growths that are tried of a model that offers more: the first of all, and others evenly spaced."""
+    """Growths that are tried of a model that offers more, and again as many that widen: the first of all, and others
+    evenly spaced."""
+    grown: bool = False
+    """Whether the model grows at the first moment, and the others are what is decided."""
+    speed: float = 1.0
+    """How many times as fast all arms are."""
+
+    def facts(self) -> tuple[object, ...]:
+        """Return what records depend on; ways of deciding that are not the plain one add theirs."""
+        ways = (("grown", self.grown), ("speed", self.speed))
+        plain = Setting()
+        return (
+            self.moments,
+            self.operations,
+            self.most,
+            *(way for way in ways if way[1] != getattr(plain, way[0])),
+        )
 
 
 def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
+    """Return at most `most` growths that add layers, and as many that widen, in their order."""
+    adding = [action for action in actions if action.kind != WIDEN.name]
+    widening = [action for action in actions if action.kind == WIDEN.name]
+    found = {*_spaced(adding, most), *_spaced(widening, most)}
+    return tuple(action for action in actions if action in found)
+
+
+def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
     """Return at most `most` of the growths: first, last, and between them evenly spaced."""
     if len(actions) <= most or most < 2:
         return tuple(actions[:most])
@@ -44,15 +70,25 @@ def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
 
 
 def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
-    """Train all arms of a case at all moments; raises `CaseError`."""
+    """Train all arms of a case at all moments; raises `CaseError`.
+
+    There are no moments where the model should have grown before, and cannot.
+    """
     course = Course.begin(case, seed, setting.operations)
+    shares: tuple[float, ...] = setting.moments
+    grown: tuple[Action, ...] = ()
+    if setting.grown:
+        share, *rest = setting.moments
+        course.advance(share * course.budget)
+        course, grown = _grown_before(course, setting.most)
+        shares = tuple(rest) if grown else ()
     architecture = course.network.architecture
     growths = chosen(offered(architecture) if architecture is not None else (), setting.most)
     found = known_places(course.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
     left_out: dict[str, str] = {}
-    for share in setting.moments:
-        moment, refused = _moment(course, share, growths)
+    for share in shares:
+        moment, refused = _moment(course, share, growths, setting.speed)
         moments.append(moment)
         left_out |= refused
     return CaseRecord(
@@ -62,20 +98,37 @@ def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
         steps=case.steps,
         batch_size=case.batch_size,
         architecture=architecture,
+        grown=grown,
+        speed=setting.speed,
         places=found,
         moments=tuple(moments),
         left_out=tuple(f"{action}: {why}" for action, why in left_out.items()),
     )
 
 
-def _moment(course: Course, share: float, growths: Sequence[Action]) -> tuple[MomentRecord, dict[str, str]]:
+def _grown_before(course: Course, most: int) -> tuple[Course, tuple[Action, ...]]:
+    """Return the course after a growth, the same one for all seeds, and which; unchanged where none is possible."""
+    architecture = course.network.architecture
+    growths = list(chosen(offered(architecture) if architecture is not None else (), most))
+    random.Random(course.case.name).shuffle(growths)
+    for action in growths:
+        try:
+            return course.grown(action), (action,)
+        except GrowthError:
+            continue
+    return course, ()
+
+
+def _moment(
+    course: Course, share: float, growths: Sequence[Action], speed: float
+) -> tuple[MomentRecord, dict[str, str]]:
     course.advance(share * course.budget)
     validation = course.case.validation
     now = course.score(validation)
     arms, refused = [], {}
     for action in (Action.nothing(), *growths):
         try:
-            arm = course.grown(action)
+            arm = replace(course.grown(action), speed=speed)
         except GrowthError as error:
             refused[str(action)] = str(error)
             continue

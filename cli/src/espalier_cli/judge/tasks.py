@@ -34,9 +34,7 @@ class Arms:
             "arms",
             MARKS,
             SHARES[Manner.CONFIRM],
-            self.setting.moments,
-            self.setting.operations,
-            self.setting.most,
+            *self.setting.facts(),
         )
 
     def record(self) -> type[CaseRecord]:
@@ -61,11 +59,8 @@ class Trials:
 
     def file(self, case: Case) -> str:
         """Return the file's name."""
-        setting = self.setting
         rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS, sorted(KEPT.items()))
-        return key_of(
-            case, self.arms.seed, "trials", self.version, setting.moments, setting.operations, setting.most, rules
-        )
+        return key_of(case, self.arms.seed, "trials", self.version, *self.setting.facts(), rules)
 
     def record(self) -> type[TrialsRecord]:
         """Return its class."""

@@ -1,0 +1,52 @@
+"""Collecting a corpus: which ways and which part, and the file that comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from espalier_api.growth_corpus import read_corpus
+from espalier_cli.collect.command import collect
+from espalier_cli.collect.corpus import CorpusOptions, Way
+from espalier_cli.errors import InputError
+
+MODELS = Path(__file__).parents[1] / "judge/models.py"
+
+
+def options(moments: tuple[float, ...], *ways: Way, part: tuple[int, int] = (1, 1)) -> CorpusOptions:
+    return CorpusOptions("growth", moments, 3, ways, 1.8, range(2), part)
+
+
+def test_one_moment_leaves_no_second_decision() -> None:
+    assert options((0.2, 0.5)).chosen() == [*Way]
+    assert options((0.2,)).chosen() == [Way.PLAIN, Way.FASTER]
+    assert options((0.2, 0.5), Way.FASTER, Way.PLAIN).chosen() == [Way.PLAIN, Way.FASTER]
+    with pytest.raises(InputError, match="--way grown"):
+        options((0.2,), Way.GROWN).chosen()
+
+
+def test_a_corpus_says_how_it_is_made_again() -> None:
+    assert options((0.125, 0.5), Way.PLAIN, part=(2, 8)).source() == (
+        "espalier agent collect --corpus growth --moments 12.5%,50% --most 3 --way plain --throughput 1.8 --part 2/8"
+    )
+
+
+def test_a_part_is_collected_in_all_ways_and_one_that_cannot_grow_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.json.xz"
+
+    def run(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(
+            collect, ["--corpus", str(MODELS), "--output", str(file), *arguments], standalone_mode=False
+        )
+        return result.exit_code, str(result.exception or result.output)
+
+    code, said = run("--part", "4/4", "--most", "1")
+    assert code == 0, said
+    records = read_corpus(file).cases
+    assert {record.case for record in records} == {"values"}
+    assert [(bool(record.grown), record.speed) for record in records] == [(False, 1.0), (True, 1.0), (False, 1.8)]
+    assert "no model in it can grow" in run("--part", "2/4", "--way", "grown")[1]
+    assert "there are 4 cases" in run("--part", "5/5")[1]
+    assert "write 2/8" in run("--part", "5/4")[1]

@@ -26,7 +26,7 @@ from espalier_cli.judge.trialling import RACE_GPUS, proposal, race_winner
 from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
 
 MODELS = Path(__file__).with_name("unseen_models.py")
-QUICK = 8
+QUICK = 5
 """Families of the quick form."""
 BARS = (
     ("advice", 0.6, "before delay"),

@@ -203,15 +203,20 @@ def _as_json(found: Found) -> dict[str, Any]:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the example alone, once, up to 2 workers, no torchrun")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the example alone, once, up to 2 workers, one pair of windows, no torchrun",
+    )
     parser.add_argument("--repetitions", type=int, help="default: 5, or 1")
     parser.add_argument("--millions", type=float, nargs="*", help="parameters of the perceptrons; default 1 5 20 100")
-    parser.add_argument("--windows", type=int, default=8, help="pairs of windows of each throughput; default: 8")
+    parser.add_argument("--windows", type=int, help="pairs of windows of each throughput; default: 8, or 1")
     parser.add_argument("--only", choices=PARTS, nargs="+", help="parts; default: all, or the first two")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
     parser.add_argument("--json", type=Path, help="write the figures of each repetition there")
     options = parser.parse_args()
     options.repetitions = options.repetitions or (1 if options.quick else 5)
+    options.windows = options.windows or (1 if options.quick else 8)
     options.only = options.only or (PARTS[:2] if options.quick else PARTS)
     if options.millions is None:
         options.millions = [] if options.quick else list(MILLIONS)

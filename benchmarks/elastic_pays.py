@@ -1,7 +1,7 @@
 """Does it pay? What a job makes of a GPU that comes and goes: train with it, grow into it, both, or nothing.
 
 python benchmarks/elastic_pays.py examples/digits.yaml [--seeds 5] [--come 10% 35% 65% 85%] [--length 30%]
-    [--scaling measured | ideal] [--runs FILE] [--picture FILE] [--markdown FILE]
+    [--scaling measured | ideal] [--rounds 5] [--runs FILE] [--picture FILE] [--markdown FILE]
 
 The base GPU is there from the start; one more comes when so much of the budget is used (`--come`), and goes again after
 `--length` of it, at 95 % at the latest. Arms, with the same budget, data and seeds:
@@ -67,11 +67,11 @@ def one(setting: Setting, costs: Costs, length: float, arm: Arm, come: float | N
     )
 
 
-def measured(setting: Setting) -> Costs:
+def measured(setting: Setting, rounds: int) -> Costs:
     """Measure what steps and pauses cost, in this process, before any run begins."""
     prepare_process()
     with Extra() as extra:
-        return measure(setting, extra)
+        return measure(setting, extra, rounds)
 
 
 def train_missing(runs: Runs, setting: Setting, shares: Sequence[float], seeds: int, processes: int) -> None:
@@ -95,6 +95,7 @@ def main() -> None:
     options.add_argument("--length", default="30%")
     options.add_argument("--scaling", choices=("measured", "ideal"), default="measured")
     options.add_argument("--policy", choices=[policy.value for policy in ElasticBatch], default="keepGlobal")
+    options.add_argument("--rounds", type=int, default=5, help="in which steps are measured; the fastest counts")
     options.add_argument("--runs", type=Path, help="keeps the runs; continues from there")
     options.add_argument("--markdown", type=Path)
     arguments = options.parse_args()
@@ -110,7 +111,7 @@ def main() -> None:
     costs = kept_costs(arguments.runs)
     if costs is None:
         progress("measuring what steps cost")
-        costs = measured(setting)
+        costs = measured(setting, arguments.rounds)
         if arguments.scaling == "ideal":
             costs = costs.ideal(0.5 if setting.policy is ElasticBatch.KEEP_GLOBAL else 1.0)
     head = Head(

@@ -25,7 +25,7 @@ from flagship.arms import DECIDED, Arm
 from flagship.command import Quick, carry_out, parser
 from flagship.language import gpt
 
-QUICK = Quick(2.0, (Arm.ONE, Arm.FOUR, Arm.SCALED))
+QUICK = Quick(2.0, (Arm.ONE, Arm.FOUR, Arm.SCALED), seeds=1)
 
 
 def main() -> None:

@@ -17,7 +17,6 @@ from paying.extra import Extra
 from paying.training import Setting, points_of, train
 
 STEPS = 100
-ROUNDS = 5
 CHANGES = 5
 _FREE = Costs(one=LayerCosts(base=1.0, added={}), two=LayerCosts(base=1.0, added={}), join_s=0, leave_s=0, growth_s=0)
 """Time is counted in steps while it is measured."""
@@ -48,11 +47,11 @@ class _Gaps:
         self._world, self._growths = world, growths
 
 
-def measure(setting: Setting, extra: Extra) -> Costs:
+def measure(setting: Setting, extra: Extra, rounds: int) -> Costs:
     """Return the costs of the job's model and of its growth, for one worker and two."""
     job = setting.job
     points = points_of(job)
-    one, two = (_layers(setting, extra, points, workers) for workers in (1, 2))
+    one, two = (_layers(setting, extra, points, workers, rounds) for workers in (1, 2))
     changes = _changes(setting, extra)
     return Costs(
         one=one,
@@ -64,7 +63,7 @@ def measure(setting: Setting, extra: Extra) -> Costs:
     )
 
 
-def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int) -> LayerCosts:
+def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int, rounds: int) -> LayerCosts:
     """Return the seconds of a step with this number of workers, including the training loop's own part.
 
     The models take turns, and of the rounds' medians the fastest counts: what else the machine does makes it slower.
@@ -72,7 +71,7 @@ def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int)
     counted = Setting(_short(setting.job, STEPS + 1), setting.policy)
     arrivals = (Arrival(0, workers),) if workers > 1 else ()
     fastest = dict.fromkeys(["", *points], math.inf)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for point in fastest:
             gaps = _Gaps()
             train(counted, Arm.SCRATCH, 0, arrivals, _FREE, extra, gaps.took, deep=(point,) if point else ())

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from espalier_cli.main import main
 
-main()
+if __name__ == "__main__":  # not in processes that it spawns
+    main()

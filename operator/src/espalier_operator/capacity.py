@@ -147,12 +147,21 @@ class Capacity(Stock):
         self.expect(node, gpus, requests)
         return self.hold_at(site, node, gpus)
 
-    def reserve(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
-        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little."""
-        if node is None or node not in self._group or min(self._now[node], self._later[node]) < gpus:
-            return
-        if self._room_now(node, requests):
+    def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
+        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
+
+        `ending`: so many more as soon as pods that terminate there are gone.
+        """
+        if node is None or node not in self._group:
+            return Supply.NEVER
+        now, later = self._now[node], self._later[node]
+        if min(now, later) >= gpus and self._room_now(node, requests):
             self._change(node, gpus, requests, now=-1, later=-1)
+            return Supply.NOW
+        if min(now + ending, later) >= gpus and self._room_later(node, requests):
+            self._change(node, gpus, requests, now=0, later=-1)
+            return Supply.LATER
+        return Supply.NEVER
 
     def close_off(self, sites: Iterable[Site], gpus: int, most: int) -> list[tuple[Site, str]]:
         """Let at most `most` nodes of `sites` that have `gpus` (> 0) now offer and hope for nothing; return them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import json
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 import httpx
 import yaml
+from paced_models import MODELS, MOUNT, PACED_DIGITS, with_models
 
 from waiting import PATIENCE, until
 
@@ -33,6 +35,8 @@ _GROUPS = {
     "podmonitors": "apis/monitoring.coreos.com/v1",
     "prometheusrules": "apis/monitoring.coreos.com/v1",
 }
+_TRAINER = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {GPU: 1}}}]}}
+_WAIT = "trap 'exit 143' TERM; while :; do sleep 0.2; done"
 Found = TypeVar("Found")
 
 
@@ -105,6 +109,8 @@ class Space:
     def apply(self, *manifests: Mapping[str, Any] | str) -> None:
         """Apply manifests: mappings, or the text of a file. Jobs and pods stay on the test's GPUs."""
         items = [yaml.safe_load(each) if isinstance(each, str) else each for each in manifests]
+        if MOUNT in json.dumps(items):
+            items.insert(0, MODELS)
         typed = {"apiVersion": "v1", "kind": "List", "items": [_on_type(item, self.gpu_type) for item in items]}
         kubectl("apply", "--namespace", self.name, "--filename=-", text=json.dumps(typed))
 
@@ -192,8 +198,7 @@ def _on_type(manifest: Mapping[str, Any], gpu_type: str) -> dict[str, Any]:
         return found
     spec = found["spec"]
     if found["kind"] == "AdaptiveTrainingJob":
-        worker = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
-        template = spec.setdefault("template", {"spec": {"containers": [worker]}})
+        template = spec.setdefault("template", copy.deepcopy(_TRAINER))
         spec = template["spec"]
     spec.setdefault("nodeSelector", {})[GPU_TYPE] = gpu_type
     return found
@@ -278,8 +283,16 @@ def stranger(image: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": {**base, **spec}}
 
 
-def digits(name: str, *, budget: float, seconds: float = 2, **spec: Any) -> dict[str, Any]:
-    """Return a job like the example's, with short notices; `spec` replaces fields of it."""
+def digits(
+    name: str,
+    *,
+    budget: float,
+    seconds: float = 2,
+    template: Mapping[str, Any] = _TRAINER,
+    training: Mapping[str, Any] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a job like the example's, with short notices and a pause after each step; `spec` replaces fields of it."""
     base = {
         "timeBudgetSeconds": budget,
         "minReplicas": 1,
@@ -287,12 +300,26 @@ def digits(name: str, *, budget: float, seconds: float = 2, **spec: Any) -> dict
         "preemption": {"noticeSeconds": 10, "cooldownSeconds": 1, "minRuntimeSeconds": seconds},
         "adaptation": {"mode": "Auto", "maxAdaptations": 3, "decisionTimeoutSeconds": 5},
         "checkpoint": {"path": "/checkpoints", "intervalSeconds": 2},
+        "training": {"model": PACED_DIGITS, **(training or {})},
+        "template": with_models(template),
     }
     return {
         "apiVersion": "espalier.dev/v1alpha1",
         "kind": "AdaptiveTrainingJob",
         "metadata": {"name": name},
         "spec": {**base, **spec},
+    }
+
+
+def waiting(name: str, *, gpus: int = 1, **spec: Any) -> dict[str, Any]:
+    """Return a job whose workers wait to be stopped, and compute nothing; the base has so many of one GPU each."""
+    container = {"name": "trainer", "command": ["sh", "-c", _WAIT], "resources": {"limits": {GPU: 1}}}
+    base = {"timeBudgetSeconds": 300, "minReplicas": gpus, "maxReplicas": gpus, "program": {}}
+    return {
+        "apiVersion": "espalier.dev/v1alpha1",
+        "kind": "AdaptiveTrainingJob",
+        "metadata": {"name": name},
+        "spec": {**base, "template": {"spec": {"containers": [container]}}, **spec},
     }
 
 

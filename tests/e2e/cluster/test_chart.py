@@ -73,7 +73,7 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
     nodes.set_gpus(2)
     options = ("--reset-then-reuse-values", "--wait", "--timeout=180s")
     helm("upgrade", "espalier", str(PREVIOUS), *options)
-    space.apply(digits("lives", budget=60))
+    space.apply(digits("lives", budget=45))
     space.wait_extra("lives", 1)
     wait_for("it has grown", lambda: space.status("lives").get("adaptationCount"))
     leader = space.leader("lives")
@@ -86,4 +86,4 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
     assert {pod["metadata"]["uid"] for pod in space.pods("lives", "base")} <= {leader["metadata"]["uid"]}
     status = space.status("lives")
     assert status["restarts"] == 0
-    assert status["timeBudget"]["usedSeconds"] == pytest.approx(60, abs=10)
+    assert status["timeBudget"]["usedSeconds"] == pytest.approx(45, abs=10)

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kube import GPU, Nodes, Space, digits, kubectl, stranger, wait_for
+from kube import Nodes, Space, digits, kubectl, stranger, wait_for, waiting
+from paced_models import SLOW_NETWORK
 
 pytestmark = pytest.mark.without_agent
 
 
-def elastic(name: str, budget: float, most: int = 2) -> dict[str, Any]:
+def elastic(name: str, most: int = 2, **training: Any) -> dict[str, Any]:
     return digits(
         name,
-        budget=budget,
+        budget=300,
         maxReplicas=most,
         adaptation={"mode": "Off"},
         # Longer than the test: what a new leader knows it has from the other worker.
         checkpoint={"path": "/checkpoints", "intervalSeconds": 3600},
-        training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}},
+        training={"elasticBatch": "keepGlobal", "schedule": {"name": "Constant"}, **training},
     )
 
 
@@ -78,7 +79,7 @@ def two_train(space: Space, nodes: Nodes, manifest: dict[str, Any]) -> dict[str,
 @pytest.mark.nodes(2)
 def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1, 0)
-    space.apply(elastic("together", 300))
+    space.apply(elastic("together"))
     space.wait_condition("together", "Running")
     space.trains_on("together")
     nodes.set_gpus(1, 1)
@@ -87,10 +88,10 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
     space.trains_on("together")
     before = loss(space, "together")
 
-    space.apply(digits("second", budget=6, maxReplicas=1))
+    space.apply(waiting("second"))
     space.wait_condition("second", "Running")
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
-    assert space.training("together") == 1
+    wait_for("it reports that it trains alone", lambda: space.training("together") == 1)
     space.trains_on("together")
     assert loss(space, "together") < 1.2 * before + 0.1, "the loss jumped when a worker left"
     status = space.status("together")
@@ -99,12 +100,8 @@ def test_pods_train_together_and_part_with_notice(space: Space, nodes: Nodes) ->
 
 def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a step is long enough to be shared, and each worker has a device for it: a network of a user's own."""
-    space.apply(_config_map("model", "slow.py", SLOW))
-    manifest = elastic("slow", 300)
-    manifest["spec"]["training"] |= {"model": {"entrypoint": "slow:network"}, "batchSize": 512}
-    manifest["spec"]["template"] = _with_model("model")
     nodes.set_gpus(1)
-    space.apply(manifest)
+    space.apply(elastic("slow", model=SLOW_NETWORK, batchSize=512))
     space.wait_condition("slow", "Running")
     wait_for("it trains", lambda: step(space, "slow") > 5)
     alone = pace(space, "slow", 8)
@@ -118,7 +115,7 @@ def test_a_second_worker_makes_training_faster(space: Space, nodes: Nodes, capsy
 
 
 def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
-    leader = two_train(space, nodes, elastic("together", 300))
+    leader = two_train(space, nodes, elastic("together"))
     extra = space.pods("together", "extra")[0]["metadata"]["name"]
     kubectl("delete", "pod", extra, "--namespace", space.name, "--force", "--grace-period=0")
     wait_for("it trains alone", lambda: space.training("together") == 1)
@@ -141,7 +138,7 @@ def test_pods_that_vanish_cost_a_moment(space: Space, nodes: Nodes) -> None:
 
 def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes: Nodes) -> None:
     """A pod of others whose priority is higher takes the GPU of an extra worker, at once and without notice."""
-    leader = two_train(space, nodes, elastic("together", 300))
+    leader = two_train(space, nodes, elastic("together"))
     extra = space.pods("together", "extra")[0]
     before = loss(space, "together")
     with precious(f"precious-{space.name}") as priority:
@@ -167,10 +164,10 @@ def test_a_pod_that_kube_scheduler_evicts_is_missed_no_more(space: Space, nodes:
 def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
     """Of equal priority: the second does not find all of it held by the first until its end."""
     nodes.set_gpus(2, 2)
-    space.apply(elastic("first", 300, most=3))
+    space.apply(elastic("first", most=3))
     space.wait_extra("first", 2)
     wait_for("three train together", lambda: space.training("first") == 3)
-    space.apply(elastic("second", 300, most=3))
+    space.apply(elastic("second", most=3))
     space.wait_extra("second", 1)
     for job in ("first", "second"):
         wait_for(f"two of {job} train together", lambda job=job: space.training(job) == 2)  # type: ignore[misc]
@@ -178,38 +175,6 @@ def test_two_jobs_share_what_is_spare(space: Space, nodes: Nodes) -> None:
         status = space.status(job)
         assert (status["scheduling"]["extra"], status["restarts"], status["preemptions"]) == (1, 0, 0)
     assert not space.events("ReclaimForced")
-
-
-SLOW = """
-import time
-from torch import nn
-
-class Slow(nn.Sequential):
-    def forward(self, inputs):
-        time.sleep(1e-3 * len(inputs))
-        return super().forward(inputs)
-
-def network():
-    return Slow(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-"""
-"""A network on a device of its own that takes 1 ms an example, for which the CPU waits: what a GPU is to a worker.
-
-Two workers that compute on the cores of this machine would contend for them, with each other and with Kubernetes."""
-
-
-def _config_map(name: str, file: str, text: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {file: text}}
-
-
-def _with_model(config_map: str) -> dict[str, Any]:
-    """Return the template of a trainer that can import what the ConfigMap holds."""
-    container = {
-        "name": "trainer",
-        "env": [{"name": "PYTHONPATH", "value": "/model"}],
-        "volumeMounts": [{"name": "model", "mountPath": "/model"}],
-        "resources": {"limits": {GPU: 1}},
-    }
-    return {"spec": {"containers": [container], "volumes": [{"name": "model", "configMap": {"name": config_map}}]}}
 
 
 def _other_leader(space: Space, uid: str) -> dict[str, Any] | None:

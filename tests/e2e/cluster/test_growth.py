@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, stranger, wait_for
+from kube import Nodes, Space, digits, get, gpus, kubectl, operator_node, set_type, stranger, wait_for, waiting
 
 PROJECT = Path(__file__).parents[3]
 ESPALIER = Path(sys.executable).with_name("espalier")
@@ -26,7 +26,7 @@ def espalier(*arguments: str, stdin: str | None = None) -> str:
 
 def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
-    space.apply(digits("first", budget=300, maxReplicas=1, adaptation={"mode": "Off"}))
+    space.apply(waiting("first"))
     example = yaml.safe_load((PROJECT / "examples" / "digits.yaml").read_text())
     # The example's 20 s may pass on a busy machine before the extra worker has started.
     space.apply(example | {"spec": example["spec"] | {"timeBudgetSeconds": BUDGET}})
@@ -68,10 +68,12 @@ def test_the_example_grows_when_another_job_ends(space: Space, nodes: Nodes) -> 
         assert word in story, story
 
 
+@pytest.mark.without_agent
 def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
-    space.apply(digits("one", budget=60, maxReplicas=1), digits("two", budget=60))
+    space.apply(waiting("one"))
     space.wait_condition("one", "Running")
+    space.apply(digits("two", budget=60))
     wait_for("two waits", lambda: space.condition("two", "Admitted").get("reason") == "NoFreeGPU")
 
     listed = espalier("list", "--namespace", space.name, "--output", "json")
@@ -116,10 +118,12 @@ def test_lent_gpus_go_to_a_second_job(space: Space, nodes: Nodes) -> None:
         "the extra worker runs",
         lambda: [pod for pod in space.pods("holder", "extra") if pod["status"]["phase"] == "Running"],
     )
-    space.apply(digits("second", budget=6, maxReplicas=1))
+    space.apply(waiting("second", timeBudgetSeconds=15))
     space.wait_condition("second", "Running")
-    noticed = [event for event in space.events("NeededByOtherJob") if event["involvedObject"]["name"] == "holder"]
-    assert noticed, "there was no notice"
+    wait_for(
+        "there was notice",
+        lambda: "holder" in [event["involvedObject"]["name"] for event in space.events("NeededByOtherJob")],
+    )
     assert not space.events("ReclaimForced"), "it should have given back before the deadline"
     status = space.status("holder")
     assert status["preemptions"] == 0

@@ -11,22 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from kube import GPU, Nodes, Space, get, kubectl, wait_for
+from kube import GPU, Nodes, Space, get, kubectl, wait_for, waiting
 
-WAIT = "trap 'exit 143' TERM; while :; do sleep 0.2; done"
 pytestmark = pytest.mark.without_agent
-
-
-def waiting(name: str, *, gpus: int = 1, **spec: Any) -> dict[str, Any]:
-    """Return a job whose workers wait to be stopped; the base has so many of one GPU each."""
-    container = {"name": "trainer", "command": ["sh", "-c", WAIT], "resources": {"limits": {GPU: 1}}}
-    base = {"timeBudgetSeconds": 300, "minReplicas": gpus, "maxReplicas": gpus, "program": {}}
-    return {
-        "apiVersion": "espalier.dev/v1alpha1",
-        "kind": "AdaptiveTrainingJob",
-        "metadata": {"name": name},
-        "spec": {**base, "template": {"spec": {"containers": [container]}}, **spec},
-    }
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def test_all_parts_tell_of_a_job_that_grows(space: Space, nodes: Nodes) -> None:
     operator, agent = (pods_of(part)[0]["metadata"]["name"] for part in ("operator", "agent"))
     advised = total(scrape(SYSTEM, agent, 8080), "espalier_agent_advice_total")
     nodes.set_gpus(2)
-    space.apply(digits("grows", budget=60))
+    space.apply(digits("grows", budget=45))
     wait_for("it has grown", lambda: space.status("grows").get("adaptationCount"))
 
     leader = space.leader("grows")
@@ -46,13 +46,13 @@ def test_all_parts_tell_of_a_job_that_grows(space: Space, nodes: Nodes) -> None:
         ),
     )
     assert total(trained, "espalier_trainer_step_seconds_count") > 10
-    assert 0 < total(trained, "espalier_trainer_budget_left_seconds") < 60
+    assert 0 < total(trained, "espalier_trainer_budget_left_seconds") < 45
     assert total(scrape(SYSTEM, agent, 8080), "espalier_agent_advice_total") > advised
 
     place = frozenset({space.name, "grows"})
     seen = scrape(SYSTEM, operator, 8080)
     assert seen["espalier_operator_leader", frozenset()] == 1
-    assert seen["espalier_job_time_budget_seconds", place] == 60
+    assert seen["espalier_job_time_budget_seconds", place] == 45
     assert seen["espalier_job_adaptations_total", place] >= 1
     assert seen["espalier_job_gpus", place | {"base"}] == 1
     assert seen["espalier_job_gpus", place | {"extra"}] == 1

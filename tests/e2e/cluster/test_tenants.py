@@ -10,6 +10,7 @@ from kube import GPU, ClusterError, Nodes, Space, digits, get, kubectl, stranger
 
 IMAGE = "localhost/no-such-image:none"
 """Of pods that never run."""
+pytestmark = pytest.mark.without_agent
 
 
 def test_another_tenant_cannot_end_a_leader(space: Space, nodes: Nodes) -> None:

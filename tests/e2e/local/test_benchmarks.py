@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import cifar  # noqa: E402
+import gpt  # noqa: E402
 from paying.arms import Arm  # noqa: E402
 from paying.runs import Head, Runs  # noqa: E402
 
@@ -46,7 +47,7 @@ def test_what_growth_into_extra_gpus_pays(tmp_path: Path) -> None:
     command = [
         *(sys.executable, str(BENCHMARKS / "elastic_pays.py"), str(BENCHMARKS.parent / "examples" / "digits.yaml")),
         *("--seeds", "1", "--time-budget", "2", "--come", "20%", "--length", "70%", "--processes", "1"),
-        *("--runs", str(runs), "--picture", str(picture)),
+        *("--rounds", "1", "--runs", str(runs), "--picture", str(picture)),
     ]
     for missing in (5, 0):
         temporary = tmp_path / f"temporary-{missing}"
@@ -79,11 +80,12 @@ def test_what_rewrites_of_the_computation_gain() -> None:
 
 
 def test_the_shipped_policy_is_judged_on_families_that_it_has_not_met(tmp_path: Path) -> None:
-    """The quick form: eight families, one seed. It fails where the advice is worse than never and always growing."""
+    """The quick form: a few families, one seed. It fails where the advice is worse than never and always growing."""
     command = [sys.executable, str(BENCHMARKS / "advice_unseen.py"), "--quick", "--work-dir", str(tmp_path)]
+    command += ["--parallel", "1"]  # other tests have the other cores
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith("8 cases of 8 families, 16 decisions")
+    assert result.stdout.startswith("5 cases of 5 families, 10 decisions")
     advisors = ("none", "advice", "confirm", "race")
     rows = [line.split() for line in result.stdout.splitlines()]
     regret = {row[0]: float(row[1]) for row in rows if row and row[0] in advisors and row[1] != "-"}
@@ -135,16 +137,18 @@ def test_a_residual_net_is_compared_with_fixed_depths(
     assert "| 1 → 4, exact at 20% | 0.004 | 0 | not run |" in text
 
 
-def test_a_language_model_is_compared_with_fixed_depths(tmp_path: Path) -> None:
-    """The quick form, twice: the second call finds all runs done, and draws what there is."""
+def test_a_language_model_is_compared_with_fixed_depths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The quick form, twice, in this process: the second call finds all runs done, and writes what there is."""
     runs, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
     page.write_text("before\n<!-- BEGIN figures (benchmarks/gpt.py) -->\nold\n<!-- END figures -->\nafter\n")
-    command = [sys.executable, str(BENCHMARKS / "gpt.py"), "--quick", "--runs", str(runs), "--page", str(page)]
-    for made in (6, 0):
-        result = subprocess.run(command, capture_output=True, text=True, timeout=280)
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.count(" bits (") == made
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines() if "|" in line]
+    monkeypatch.setattr(sys, "argv", ["gpt.py", "--quick", "--runs", str(runs), "--page", str(page)])
+    for made in (3, 0):
+        gpt.main()
+        told = capsys.readouterr()
+        assert told.err.count(" bits (") == made
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.out.splitlines() if "|" in line]
     bits = {row[0]: float(row[3].split()[0]) for row in rows[2:]}
     assert set(bits) == {"1 block", "4 blocks", "1 → 4, scaled copies at 20%"}
     # To call all 128 tokens alike takes 7 bits. So early the large net is far behind, and the grown one is less so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ import httpx
 import pytest
 
 from espalier_agent import data
+from forked import Forked
 from ports import free_port
+from waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -23,11 +26,13 @@ SHORTER = {
     " espalier run ": "--time-budget 3",
     " espalier agent learn --outcomes ": "--set updates=20",
     " espalier agent learn --from": "--set updates=20",
-    " espalier agent collect examples": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1",
-    " espalier agent collect --corpus ": "--seeds 1 --moments 50% --corpus cases.py",
-    " espalier agent judge --model ": "--seeds 1 --moments 50% --most 2 --budget 40",
+    " espalier agent collect examples": "--time-budget 0.5 --seeds 1 --decisions 1 --step-cost 2,1,1,1 --parallel 1",
+    " espalier agent collect --corpus ": "--seeds 1 --moments 50% --corpus cases.py --parallel 1",
+    " espalier agent judge --model ": "--seeds 1 --moments 50% --most 2 --budget 40 --parallel 1",
 }
 """What is added to commands that take their time otherwise."""
+FORKED = {".venv/bin/espalier agent ": "espalier_command agent ", ".venv/bin/python ": ""}
+"""Programs that import torch themselves are forked (`helpers/forked.py`): how they begin, and their modules."""
 CASES = """
 import torch
 from torch import nn
@@ -58,7 +63,8 @@ class Laptop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._served: list[subprocess.Popen[str]] = []
+        self._started: list[Forked] = []
+        self._typed = 0
         self._port = str(free_port())
         for name, target in (("examples", ROOT / "examples"), (".venv", Path(sys.prefix))):
             (folder / name).symlink_to(target)
@@ -72,29 +78,34 @@ class Laptop:
             return ""
         spaced = f" {command.replace('.venv/bin/', ' ')} "
         added = " ".join(arguments for part, arguments in SHORTER.items() if part in spaced)
-        line = f"exec {command.replace('8500', self._port)} {added}"
-        if " agent serve " in command:
-            return self._serve(line)
+        line = f"{command.replace('8500', self._port)} {added}"
+        for begin, module in FORKED.items():
+            if line.startswith(begin):
+                return self._fork(module + line.removeprefix(begin))
         ended = subprocess.run(
-            ["bash", "-c", line], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=200
+            ["bash", "-c", f"exec {line}"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
 
-    def _serve(self, line: str) -> str:
-        process = subprocess.Popen(
-            ["bash", "-c", line],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._served.append(process)
-        assert process.stdout is not None
-        said = process.stdout.readline()  # it prints the URL when it answers
-        assert self._port in said, f"{line} said {said!r}"
-        return said
+    def _fork(self, line: str) -> str:
+        program, *arguments = shlex.split(line)
+        self._typed += 1
+        out, log = (self.folder / f"{kind}-{self._typed}" for kind in ("out", "log"))
+        # A script finds what is beside it.
+        environment = {**self.environment, "PYTHONPATH": str(self.folder)}
+        process = Forked(program.removesuffix(".py"), *arguments, env=environment, out=out, log=log, cwd=self.folder)
+        self._started.append(process)
+        if arguments[:2] == ["agent", "serve"]:  # it prints the URL when it answers
+            until(lambda: self._port in out.read_text(), f"{line} serves", PATIENCE)
+        else:
+            assert process.wait(200) == 0, f"{line}\n{out.read_text()}{log.read_text()}"
+        return out.read_text()
 
     def result(self, run: str) -> dict[str, Any]:
         """Return the result of `espalier run --output runs/<run>`."""
@@ -102,10 +113,10 @@ class Laptop:
         return found
 
     def close(self) -> None:
-        """End what serves."""
-        for process in self._served:
+        """End what still runs."""
+        for process in self._started:
             process.terminate()
-            process.communicate(timeout=30)
+            process.wait(PATIENCE)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,28 @@ apiVersion: espalier.dev/v1alpha1
 kind: AdaptiveTrainingJob
 metadata: {name: job}
 spec:
-  timeBudgetSeconds: 40
+  timeBudgetSeconds: 300
   maxReplicas: 2
   preemption: {noticeSeconds: 1, cooldownSeconds: 0.2, minRuntimeSeconds: 0.2}
   adaptation: {maxAdaptations: 1, fallback: Heuristic}
 """
 
 
-def test_a_gpu_is_lent_until_the_job_has_grown(espalier: Any, events_of: Any, tmp_path: Path) -> None:
+def test_a_gpu_is_lent_until_the_job_has_grown(espalier: Any, events_of: Any, eventually: Any, tmp_path: Path) -> None:
     job, output = tmp_path / "job.yaml", tmp_path / "out"
     job.write_text(JOB)
-    code, _, err = espalier("run", job, "--policy", "growth", "--gpus", "2", "--output", output).finish()
-    assert code == 0, err
-    lent = [event["allocation"]["replicas"] for event in events_of(output, "AllocationChanged")]
-    assert lent == [1, 2, 1], "it can gain nothing by a second loan"
+    running = espalier("run", job, "--policy", "growth", "--gpus", "2", "--output", output)
+
+    def lent() -> list[int]:
+        return [event["allocation"]["replicas"] for event in events_of(output, "AllocationChanged")]
+
+    eventually(lambda: lent()[:3] == [1, 2, 1], 120, "a loan that ends")
+    returned = events_of(output)[-1]["usedSeconds"]
+    # It reports every two seconds, and a loan follows a report.
+    eventually(lambda: events_of(output)[-1]["usedSeconds"] > returned + 5, 120, "the time for another loan")
+    running.process.send_signal(signal.SIGINT)
+    running.finish()
+    assert lent() == [1, 2, 1], "it can gain nothing by a second loan"
     report = read_document(output / "report.json", Report)
     (grown,) = report.adaptations
     assert grown.result == "Grown"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from espalier_api.documents import read_document
+from espalier_api.measurements import Measurements
 from espalier_api.report import Report
 from espalier_api.throughput import step_times
 from espalier_operator.facts import JobFacts, Terms
@@ -18,7 +20,7 @@ apiVersion: espalier.dev/v1alpha1
 kind: AdaptiveTrainingJob
 metadata: {name: job}
 spec:
-  timeBudgetSeconds: 30
+  timeBudgetSeconds: 300
   minReplicas: 1
   maxReplicas: 2
   preemption: {noticeSeconds: 1, cooldownSeconds: 0.2, minRuntimeSeconds: 0.2}
@@ -27,17 +29,30 @@ spec:
 """
 
 
-def test_a_job_under_optimus_measures_what_the_policy_needs(espalier: Any, events_of: Any, tmp_path: Path) -> None:
+def test_a_job_under_optimus_measures_what_the_policy_needs(
+    espalier: Any, events_of: Any, eventually: Any, tmp_path: Path
+) -> None:
     job, output = tmp_path / "job.yaml", tmp_path / "out"
     job.write_text(JOB)
-    code, _, err = espalier("run", job, "--policy", "optimus", "--gpus", "2", "--output", output).finish()
-    assert code == 0, err
+    running = espalier("run", job, "--policy", "optimus", "--gpus", "2", "--output", output)
+
+    def measured() -> Measurements | None:
+        report = output / "report.json"
+        return read_document(report, Report).measurements if report.exists() else None
+
+    def of_both() -> bool:
+        found = measured()
+        return found is not None and {speed.workers for speed in found.speeds} == {1, 2}
+
+    eventually(of_both, 120, "the speed of one worker and of two")
+    running.process.send_signal(signal.SIGINT)
+    running.finish()
     lent = [event["allocation"]["replicas"] for event in events_of(output, "AllocationChanged")]
     assert lent[:2] == [1, 2]
-    measured = read_document(output / "report.json", Report).measurements
-    assert {speed.workers for speed in measured.speeds} == {1, 2}
-    terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=30, trains_together=True)
-    facts = JobFacts(key="default/job", terms=terms, submitted_at=0.0, speeds=step_times(measured))
+    found = measured()
+    assert found is not None
+    terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=300, trains_together=True)
+    facts = JobFacts(key="default/job", terms=terms, submitted_at=0.0, speeds=step_times(found))
     outlook = MeasuredOutlook(job=facts, gpus_per_node=2)
-    for speed in measured.speeds:
+    for speed in found.speeds:
         assert outlook.step_seconds(speed.workers) == pytest.approx(speed.step_seconds)

@@ -10,15 +10,37 @@ from espalier_api.documents import read_document
 from espalier_api.report import Report
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "own_script" / "growing.yaml"
+SCRIPT = """
+import os, runpy, time
+from pathlib import Path
+import sklearn.datasets, torch, espalier_trainer.own
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+ready = Path({ready!r})
+(ready / str(os.getpid())).touch()
+
+def pause(*_):
+    time.sleep(0.02)
+    while len(list(ready.iterdir())) < 3:
+        time.sleep(0.02)
+
+register_optimizer_step_post_hook(pause)
+runpy.run_path({example!r}, run_name="__main__")
+"""
+"""The example, whose first step ends when all workers have imported torch: advice waits a tenth of the budget for them.
+
+Each step is followed by a pause, so that three workers leave the cores to other tests."""
 
 
 def test_extra_workers_of_the_example_try_what_the_agent_advises(
     espalier: Any, events_of: Any, eventually: Any, tmp_path: Path
 ) -> None:
-    job, output = tmp_path / "job.yaml", tmp_path / "out"
-    # A tenth of the budget is how long advice waits for workers, which import torch, and how long each tries.
+    job, script, ready, output = (tmp_path / name for name in ("job.yaml", "script.py", "ready", "out"))
+    ready.mkdir()
+    script.write_text(SCRIPT.format(ready=str(ready), example=str(EXAMPLE.with_suffix(".py"))))
     text = EXAMPLE.read_text().replace("trials: Race", "trials: Confirm")
-    job.write_text(text.replace("timeBudgetSeconds: 120", "timeBudgetSeconds: 400"))
+    text = text.replace("examples/own_script/growing.py", str(script))
+    job.write_text(text.replace("timeBudgetSeconds: 120", "timeBudgetSeconds: 240"))
     running = espalier("run", job, "--gpus", "3", "--output", output)
     (began,) = eventually(lambda: events_of(output, "TrialsStarted"), 120, "a trial")
     assert began["workers"] == 2

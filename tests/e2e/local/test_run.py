@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 
 Start = Callable[..., Any]
+PACED = """
+import time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from espalier_trainer.models import digits
+
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.1))
+"""
+"""The example's network with a pause after each step: workers that start get a core although others train."""
 
 
 def test_a_model_grows_into_a_gpu_that_appears(
@@ -44,17 +52,20 @@ def test_workers_train_together_while_the_job_has_gpus_for_them(
     eventually: Callable[..., Any],
     events_of: Callable[..., list[dict[str, Any]]],
     alive: Callable[[Path], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
+    (tmp_path / "paced.py").write_text(PACED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = job_file(budget=300, most=3, gpu_seconds=10000)
-    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal}\n")
-    run = espalier("run", job, "--gpus", "1", "--arrive", "0s:2", "--depart", "30s:2", "--output", out, "--simulate")
+    job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal, model: {entrypoint: 'paced:digits'}}\n")
+    run = espalier("run", job, "--gpus", "1", "--arrive", "0s:2", "--depart", "50s:2", "--output", out, "--simulate")
 
     def members() -> list[int]:
         return [event["workers"] for event in events_of(out, "WorkersChanged")]
 
-    # Importing takes each process as long as it takes; then both are in.
-    eventually(lambda: members()[-1:] == [3], seconds=60, what="three workers")
+    # Importing takes each process as long as it takes, the first one and then the others: 40 s were seen for each.
+    eventually(lambda: members()[-1:] == [3], seconds=120, what="three workers")
     eventually(lambda: events_of(out, "AdaptationFinished"), what="a growth")
     eventually(lambda: members()[-1:] == [1], seconds=90, what="one worker")
     assert not [event for event in events_of(out, "Warned") if event["reason"] in ("WorkerFailed", "MembersDiffer")]

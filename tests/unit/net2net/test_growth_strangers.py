@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from residual_nets import ROWS, Net, Unit, in_turn
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, weight_norm
@@ -35,41 +36,12 @@ from espalier_trainer.net2net.modules import as_arguments, tensors_in
 from espalier_trainer.randomness import seed_everything
 
 
-class Unit(nn.Module):
-    """A pre-norm residual block."""
-
-    def __init__(self, layer: Callable[[int, int], nn.Module] = nn.Linear) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.up, self.act, self.down = layer(8, 16), nn.SiLU(), layer(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a tensor of x's shape."""
-        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
-        return result
-
-
-class Net(nn.Module):
-    """A stem, a list of blocks, a head; `ways` says how the blocks are run."""
-
-    def __init__(self, blocks: nn.Module, run: Callable[[Any, Tensor], Tensor], stem: nn.Module | None = None) -> None:
-        super().__init__()
-        self.stem = stem or nn.Linear(4, 8)
-        self.blocks, self._run = blocks, run
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return (..., 3)."""
-        result: Tensor = self.head(self._run(self.blocks, functional.relu(self.stem(x))))
-        return result
-
-
 class Named(nn.Module):
     """Takes keyword arguments only, and returns a dictionary, a tuple and a number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = Net(nn.ModuleList([Unit(), Unit()]), _in_turn)
+        self.net = Net(nn.ModuleList([Unit(), Unit()]), in_turn)
 
     def forward(self, *, values: Tensor, scale: float = 1.0) -> dict[str, Any]:
         """Return logits and more."""
@@ -124,14 +96,8 @@ class Tied(nn.Module):
         return result
 
 
-def _in_turn(blocks: Any, x: Tensor) -> Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
-
-
 def _twice(blocks: Any, x: Tensor) -> Tensor:
-    return _in_turn(blocks, _in_turn(blocks, x))
+    return in_turn(blocks, in_turn(blocks, x))
 
 
 def _checkpointed(blocks: Any, x: Tensor) -> Tensor:
@@ -157,7 +123,7 @@ def _one_thrice() -> nn.ModuleList:
 def _compiled_within() -> nn.Module:
     blocks = _units()
     blocks[0].compile(backend="eager")
-    return Net(blocks, _in_turn)
+    return Net(blocks, in_turn)
 
 
 def _hooked() -> nn.Module:
@@ -166,17 +132,16 @@ def _hooked() -> nn.Module:
     return model
 
 
-ROWS = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1))
 STRANGERS: dict[str, tuple[Callable[[], nn.Module], ExampleInput, int]] = {
     "tied": (Tied, torch.arange(12).reshape(2, 6), 1),
     "called twice": (lambda: Net(_units(), _twice), ROWS, 1),
-    "one module thrice": (lambda: Net(_one_thrice(), _in_turn), ROWS, 0),
+    "one module thrice": (lambda: Net(_one_thrice(), in_turn), ROWS, 0),
     "keywords and dictionaries": (Named, {"values": ROWS, "scale": 0.5}, 1),
     "buffer resized": (Remembering, ROWS, 0),
     "nested": (lambda: Net(nn.ModuleDict({"a": nn.Sequential(Unit(), Unit())}), lambda d, x: d["a"](x)), ROWS, 1),
-    "weight norm": (lambda: Net(_units(), _in_turn, parametrizations.weight_norm(nn.Linear(4, 8))), ROWS, 1),
-    "old weight norm": (lambda: Net(_units(), _in_turn, weight_norm(nn.Linear(4, 8))), ROWS, 1),
-    "adapters": (lambda: Net(_units(layer=Adapted), _in_turn), ROWS, 0),
+    "weight norm": (lambda: Net(_units(), in_turn, parametrizations.weight_norm(nn.Linear(4, 8))), ROWS, 1),
+    "old weight norm": (lambda: Net(_units(), in_turn, weight_norm(nn.Linear(4, 8))), ROWS, 1),
+    "adapters": (lambda: Net(_units(layer=Adapted), in_turn), ROWS, 0),
     "checkpointing": (lambda: Net(_units(), _checkpointed), ROWS, 1),
     "by number": (lambda: Net(_units(), _by_number), ROWS, 0),
     "compiled within": (_compiled_within, ROWS, 1),
@@ -261,7 +226,7 @@ def test_a_model_whose_outputs_are_not_found_is_refused_with_what_to_return() ->
 
 
 def test_a_compiled_model_is_refused_with_what_to_grow() -> None:
-    model = torch.compile(Net(_units(), _in_turn), backend="eager")
+    model = torch.compile(Net(_units(), in_turn), backend="eager")
     with pytest.raises(GrowthError, match="grow its `._orig_mod` and wrap the result again"):
         growth_points(model, ROWS)
 
@@ -329,7 +294,7 @@ class Stacked(Unit):
 def test_a_block_may_name_what_closes_it(names: tuple[str, ...] | None, reason: str) -> None:
     torch.manual_seed(0)
     kind = type("Marked", (Stacked,), {} if names is None else {"closed_by": names})
-    model = Net(nn.ModuleDict({"first": kind(), "second": kind()}), lambda blocks, x: _in_turn(blocks.values(), x))
+    model = Net(nn.ModuleDict({"first": kind(), "second": kind()}), lambda blocks, x: in_turn(blocks.values(), x))
     points = [point.id for point in block_points(model, ROWS)]
     assert points == ([] if reason else ["blocks.first"])
     if names is not None and reason:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_growth_strangers import ROWS, Net, Unit, _in_turn
+from residual_nets import ROWS, Net, Unit, in_turn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -113,7 +113,7 @@ class Parts(nn.Module):
 
     def __init__(self, way: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.trunk, self.way = Net(nn.ModuleList([Unit(), Unit()]), _in_turn), way
+        self.trunk, self.way = Net(nn.ModuleList([Unit(), Unit()]), in_turn), way
         self.first, self.act, self.last = nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:

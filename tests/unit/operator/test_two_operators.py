@@ -16,6 +16,7 @@ from espalier_operator.facts import (
     JobFacts,
     Node,
     Placement,
+    Reclaim,
     Role,
     Rules,
     Snapshot,
@@ -143,11 +144,34 @@ def job(**facts: object) -> JobFacts:
 
 
 ADMITTED = job(admitted_at=99.0, gpu_type="h100")
+RUNNING = replace(ADMITTED, key="ns/b", extra=1, leader_running=True, has_reported=True, training=True, trained=True)
 
 
 def test_gpus_chosen_by_another_operator_are_not_handed_out() -> None:
     assert decide(job(), worker("theirs", None)).refusals["ns/a"].reason is Reason.NO_FREE_GPU
     assert decide(job(), worker("theirs", None), gpus=4).actions == (Admit(job="ns/a", gpu_type="h100"),)
+
+
+def test_gpus_that_a_pod_gives_back_go_to_the_worker_of_another_operator_that_waits_for_them() -> None:
+    """Not to one of ours that is to be made again there: kube-scheduler would bind theirs."""
+    leaves = replace(worker("leaves", None, node="n"), is_rival=False, state=WorkerState.TERMINATING)
+    assert decide(ADMITTED, leaves).placements["ns/a"].base == {0: "n"}
+    lost = decide(ADMITTED, leaves, worker("theirs", None))
+    assert [type(action) for action in lost.actions] == [Requeue]
+    assert lost.placements == {}
+    shared = decide(ADMITTED, leaves, replace(leaves, name="too"), worker("theirs", None), gpus=4)
+    assert (shared.actions, shared.placements["ns/a"].base) == ((), {0: "n"}), "there is enough for both"
+
+
+def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -> None:
+    """Else each plan would ask for more."""
+    terms = Terms(min_replicas=1, max_replicas=2, gpus_per_worker=2, time_budget_seconds=500.0)
+    reclaim = Reclaim(extra=0, deadline=110.0, reason=Reason.NEEDED_BY_OTHER_JOB)
+    lent = replace(RUNNING, terms=terms, reclaim=reclaim, generation=2)
+    base = worker("base", "ns/b", node="n")
+    extra = replace(base, name="extra", role=Role.EXTRA)
+    asked = decide(ADMITTED, lent, base, extra, worker("theirs", None), gpus=4)
+    assert (asked.actions, asked.placements["ns/a"].base) == ((), {0: "n"})
 
 
 @pytest.mark.parametrize(
@@ -177,18 +201,6 @@ def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
 
 def test_what_another_operator_waits_for_is_not_reclaimed_from_our_jobs() -> None:
     terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0)
-    lent = JobFacts(
-        key="ns/a",
-        terms=terms,
-        submitted_at=0.0,
-        admitted_at=1.0,
-        gpu_type="h100",
-        extra=1,
-        leader_running=True,
-        has_reported=True,
-        training=True,
-        trained=True,
-    )
-    base = worker("base", "ns/a", node="n", gpus=1)
+    base = worker("base", "ns/b", node="n", gpus=1)
     extra = replace(base, name="extra", role=Role.EXTRA)
-    assert decide(lent, base, extra, worker("theirs", None, gpus=1)).actions == ()
+    assert decide(replace(RUNNING, terms=terms), base, extra, worker("theirs", None, gpus=1)).actions == ()

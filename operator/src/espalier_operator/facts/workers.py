@@ -62,7 +62,7 @@ class Worker:
     """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
     is_rival: bool = False
     """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
-    new workers, and is no reason to reclaim any."""
+    new workers, those too that pods give back which terminate there; and is no reason to reclaim any."""
     leaves_at: float | None = None
     """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
     grace_seconds: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from operator import attrgetter
 from typing import Final
@@ -50,3 +50,11 @@ class Census:
             if worker.is_rival:
                 self.rivals.add(node or worker.pinned_to)
         self.foreign = served(self.foreign)
+
+    def ending(self, leaving: Collection[str]) -> Counter[str | None]:
+        """Return by node the GPUs of workers that terminate, of those named in `leaving`."""
+        found: Counter[str | None] = Counter()
+        for worker in self.terminating:
+            if worker.name in leaving:
+                found[worker.node] += worker.gpus
+        return found

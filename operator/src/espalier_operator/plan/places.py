@@ -42,16 +42,21 @@ class Places:
     def hold_pinned(self, nodes: Collection[Node], jobs: Iterable[JobFacts], leaving: set[str]) -> None:
         """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
 
-        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound.
+        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound. A worker of
+        another one is bound as soon as pods that terminate there leave room for it; what our jobs are only asked to
+        give back, it does not count on.
         """
         machines = {node.name: node for node in nodes} if self._census.rivals else {}
+        ending = self._census.ending(leaving) if self._census.rivals else Counter[str | None]()
         known = {job.key: job for job in jobs}
         for worker in sorted(self._census.unbound, key=lambda worker: worker.is_rival):
             job = known.get(worker.job or "")
             if job is None:
                 chosen = machines.get(worker.pinned_to or "")
                 if chosen is not None and chosen.admits(worker.constraints):
-                    self._capacity.reserve(chosen.name, worker.gpus, worker.constraints.requests)
+                    requests, given = worker.constraints.requests, ending[chosen.name]
+                    if self._capacity.reserve(chosen.name, worker.gpus, requests, ending=given) is Supply.LATER:
+                        ending[chosen.name] -= worker.gpus
                 continue
             stays = worker.name not in leaving
             supply = self._capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)

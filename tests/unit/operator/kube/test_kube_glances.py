@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.urgency import LATER, NEVER, SOON, Picture, urgency_of
 from espalier_operator.policies.fair import FairPolicy
-from operator_world.kube_objects import GPU, template
+from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_operator import KINDS, LiveOperator
 from operator_world.kubernetes import Kubernetes
 from operator_world.leaders import Temper
@@ -122,6 +123,9 @@ class Story:
         self.world.create_job("job", spec)
         self.operator = LiveOperator(self.world, FairPolicy(), KubeSettings(), Rules(), runner)
         self.plans = 0
+        self.made: list[str] = []
+        """The kinds of objects that the operator has made, Events among them, in order."""
+        self._create, self.operator.client.create = self.operator.client.create, self.create  # type: ignore[method-assign]
         self.operator.on_plan = lambda snapshot, plan: setattr(self, "plans", self.plans + 1)
         for _ in range(200):
             if "ns/job-extra-0-2" in self.world.pods:
@@ -131,6 +135,10 @@ class Story:
             self.moves()
             self.world.pass_time(1.0)
         raise AssertionError("it was never lent a GPU")
+
+    async def create(self, manifest: Mapping[str, Any], owner: str | None) -> Raw | None:
+        self.made.append(manifest["kind"])
+        return await self._create(manifest, owner)
 
     def moves(self) -> None:
         self.world.controllers()
@@ -151,6 +159,13 @@ def test_a_leader_is_told_of_an_extra_worker_before_the_next_plan(runner: asynci
     assert story.plans == plans
     now = story.status().allocation
     assert (now.replicas, now.generation) == (2, told.generation + 1)
+    story.operator.close()
+
+
+def test_no_worker_waits_for_an_event_about_it(runner: asyncio.Runner) -> None:
+    """An Event takes a request, and a slow API server can take seconds for each."""
+    story = Story(runner)
+    assert [kind for kind in story.made if kind in ("Pod", "Event")] == ["Pod", "Event", "Event"] * 2
     story.operator.close()
 
 

@@ -70,6 +70,17 @@ def test_a_list_removes_what_is_older_and_keeps_what_is_younger() -> None:
     assert ("ghost", "x", None) in seen.told
 
 
+def test_a_list_that_was_put_page_by_page_removes_the_same() -> None:
+    seen = Seen()
+    seen.indexer.put(thing("ghost", "x", 2))
+    seen.indexer.put(thing("young", "y", 9))
+    seen.indexer.put(thing("kept", "z", 1))
+    seen.indexer.replace([], 5, put=["kept"])
+    assert sorted(seen.indexer.values()) == ["y", "z"]
+    assert seen.told[3:] == [("ghost", "x", None)]
+    assert seen.indexer.listed_version == 5
+
+
 def test_what_went_is_not_brought_back_by_an_older_list_or_event() -> None:
     """A younger one of the same name is another."""
     seen = Seen()

@@ -1,4 +1,4 @@
-"""Writes one job's status, Events and objects from its state, in this order.
+"""Writes one job's status, objects and Events from its state, in this order.
 
 The status is written first, because it stores the state: if the operator ends after that, its successor reads the
 status and takes the same steps. Every step is idempotent.
@@ -58,6 +58,7 @@ class Writer:
         due, now = job.take_due(), self._clock.now()
         status = job.status(now)
         state, pods, placement, before = job.state, job.pods, job.placement, job.written
+        news: tuple[Event, ...] = ()
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
@@ -71,8 +72,7 @@ class Writer:
                 self._failed(job, error, "its status cannot be written")
                 return
             job.writing.succeeded()
-            await self._post(job, events(before, status))
-        await self._complain(job)
+            news = events(before, status)
         if job.job is not None:
             try:
                 if not job.doing.holds(now):
@@ -83,6 +83,8 @@ class Writer:
                 self._metrics.failed("objects")
                 wait = job.doing.until - self._clock.now()
                 logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
+        await self._post(job, news)  # after the steps: no worker waits for what is for people
+        await self._complain(job)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
         job.plan_ahead(status, now)
 

@@ -66,9 +66,12 @@ class Indexer(Generic[T]):
         if version >= self._versions.get(key, -1):
             self._forget(key, version, remember=True)
 
-    def replace(self, raws: Iterable[Raw], version: int) -> None:
-        """Take note of all objects that are there as of `version`; what was known before and is not among them went."""
-        there = set()
+    def replace(self, raws: Iterable[Raw], version: int, put: Iterable[str] = ()) -> None:
+        """Take note of all objects that are there as of `version`; what was known before and is not among them went.
+
+        `put` are the keys of some that were put already: with tens of thousands, to put them again takes long.
+        """
+        there = set(put)
         for raw in raws:
             there.add(key_of(raw))
             self.put(raw)

@@ -20,7 +20,6 @@ from espalier_kube.errors import Status
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import handlers
 from espalier_operator.kube.watch.handlers import end, recorded_tasks
@@ -81,14 +80,15 @@ class Informer:
         """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
         for resource in (resources.PRIORITY_CLASSES, resources.NODES):
             found = await self._client.list(resource, None, keep=self._taking(resource))
-            self._store.replace(resource, found.items, found.version)
+            self._store.replace(resource, (), found.version, [*map(resources.key_of, found.items)])
         for resource, namespaced in handlers.optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
         take = self._taking(resources.PODS)
         pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS, keep=take)
-        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS)
-        self._store.replace(resources.PODS, [*pods.items, *own.items], pods.version)
+        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS, keep=take)
+        taken = [resources.key_of(pod) for found in (pods, own) for pod in found.items]
+        self._store.replace(resources.PODS, (), pods.version, taken)
         await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
         self._store.all_listed()
         self._listed()
@@ -217,25 +217,27 @@ class Informer:
     # ---- doubtful pods
 
     async def _look_at_doubtful(self) -> None:
-        limit = asyncio.Semaphore(_LOOKS_AT_ONCE)
-        backoff = Backoff(first=0.5, longest=10.0)
+        """Read each pod again that is doubtful. An answer that comes late, or never, delays no other pod's."""
+        limit, looking = asyncio.Semaphore(_LOOKS_AT_ONCE), set[str]()
 
-        async def look(pod: Pod, version: int) -> bool:
-            async with limit:
+        async def look(key: str) -> None:
+            backoff = Backoff(first=0.5, longest=10.0)
+            while (doubt := self._store.doubtful.get(key)) is not None:
+                pod, version = doubt
                 try:
-                    found = await self._client.get(resources.PODS, pod.namespace, pod.name)
+                    async with limit:
+                        found = await self._client.get(resources.PODS, pod.namespace, pod.name)
                 except BackendError as error:
                     logger.warning("pod %s has ended or is gone, which of the two is not known: %s", pod.key, error)
-                    return False
-            self._store.settle(pod, version, found)
-            return True
+                    await asyncio.sleep(backoff.failed(self._clock.now()))
+                else:
+                    self._store.settle(pod, version, found)
+            looking.remove(key)
 
-        while True:
-            await self._doubt.wait()
-            self._doubt.clear()
-            looks = [look(pod, version) for pod, version in self._store.doubtful.values()]
-            if all(await asyncio.gather(*looks)):
-                backoff.succeeded()
-            else:
-                await asyncio.sleep(backoff.failed(self._clock.now()))
-                self._doubt.set()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._doubt.wait()
+                self._doubt.clear()
+                for key in self._store.doubtful.keys() - looking:
+                    looking.add(key)
+                    group.create_task(look(key))

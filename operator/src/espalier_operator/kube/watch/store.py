@@ -121,13 +121,13 @@ class Store:
         self.doubtful[pod.key] = (pod, version)
         self._doubted()
 
-    def replace(self, resource: Resource, items: Iterable[Raw], version: int) -> None:
-        """Take in a list of all objects of a kind."""
+    def replace(self, resource: Resource, items: Iterable[Raw], version: int, taken: Collection[str] = ()) -> None:
+        """Take in a list of all objects of a kind: `items`, and by key those that were taken in already."""
         self.received_at[resource.plural] = self._time()
         items = list(items)  # pods are read twice
-        self._indexers[resource].replace(items, version)
+        self._indexers[resource].replace(items, version, taken)
         if resource is resources.PODS:
-            self.loads.replace(items, version)
+            self.loads.replace(items, version, taken)
 
     def all_listed(self) -> None:
         """Take note that all kinds have just been listed."""

@@ -1,0 +1,54 @@
+"""Models of users' own whose steps pause: training that tests only want to be there leaves the cores to Kubernetes.
+
+A trainer takes all of a core that it gets, and four tests at a time may share two cores with their cluster: pods that
+start, which tests wait for, would contend with training that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Final
+
+PACED: Final = """
+import time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from espalier_trainer.models import digits
+
+register_optimizer_step_post_hook(lambda *_: time.sleep(0.04))
+"""
+"""The example's network; each step of an optimizer is followed by a pause."""
+
+SLOW: Final = """
+import time
+from torch import nn
+
+class Slow(nn.Sequential):
+    def forward(self, inputs):
+        time.sleep(1e-3 * len(inputs))
+        return super().forward(inputs)
+
+def network():
+    return Slow(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+"""
+"""A network on a device of its own that takes 1 ms an example, for which the CPU waits: what a GPU is to a worker."""
+
+PACED_DIGITS: Final = {"entrypoint": "paced:digits"}
+SLOW_NETWORK: Final = {"entrypoint": "slow:network"}
+MOUNT: Final = "/models-of-tests"
+MODELS: Final = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "models"},
+    "data": {"paced.py": PACED, "slow.py": SLOW},
+}
+
+
+def with_models(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template whose container can import these models, where `MODELS` is in the namespace."""
+    found: dict[str, Any] = copy.deepcopy(dict(template))
+    container = found["spec"]["containers"][0]
+    container.setdefault("env", []).append({"name": "PYTHONPATH", "value": MOUNT})
+    container.setdefault("volumeMounts", []).append({"name": "models", "mountPath": MOUNT})
+    found["spec"].setdefault("volumes", []).append({"name": "models", "configMap": {"name": "models"}})
+    return found

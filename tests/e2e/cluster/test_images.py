@@ -117,7 +117,8 @@ def lasting(part: str, name: str) -> dict[str, Any]:
     if part == "operator":  # an account without rights: it keeps asking for the lease
         spec["automountServiceAccountToken"] = True
     if part == "trainer":
-        manifest["metadata"]["annotations"] = {"job": json.dumps(digits("waits", budget=60))}
+        job = digits("waits", budget=60, training={"model": {"name": "digits"}})  # the paced one is not in this pod
+        manifest["metadata"]["annotations"] = {"job": json.dumps(job)}
         item = {"path": "job.json", "fieldRef": {"fieldPath": "metadata.annotations['job']"}}
         spec["volumes"].append({"name": "job", "downwardAPI": {"items": [item]}})
         (container,) = spec["containers"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
-    # Files with an API server come first, but for one worker in three (`_Scheduling`), so that servers need not run all
-    # the time. Then come other slow ones: at the end all workers have small ones left, and none waits for another.
+    # Files with an API server come first, so that servers need not run all the time. Then come other slow ones: at the
+    # end all workers have small ones left, and none waits for another.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (_INTEGRATION not in item.path.parents, item.path not in slow))
 
@@ -85,34 +84,11 @@ _TOGETHER = {
 
 
 class _Scheduling(LoadFileScheduling):
-    """A file of tests to each worker, but for those of `_TOGETHER`.
-
-    Tests with an API server also wait: for the server, for leases, for operators that start. So one worker in three
-    begins with files that compute.
-    """
-
-    def _assign_work_unit(self, node: Any) -> None:
-        waiting = sum(any(map(_has_server, work)) for other, work in self._unfinished().items() if other is not node)
-        if waiting >= self.numnodes - self.numnodes // 3:
-            computing = next((scope for scope, unit in self.workqueue.items() if not _has_server(unit)), None)
-            if computing is not None:
-                self.workqueue.move_to_end(computing, last=False)
-        super()._assign_work_unit(node)
-
-    def _unfinished(self) -> dict[Any, list[dict[str, bool]]]:
-        return {
-            node: [unit for unit in work.values() if not all(unit.values())]
-            for node, work in self.assigned_work.items()
-        }
+    """A file of tests to each worker, but for those of `_TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
         return next((name for part, name in _TOGETHER.items() if part in file), file)
-
-
-def _has_server(unit: Mapping[str, bool]) -> bool:
-    """Tell whether tests, by their ids, need an API server."""
-    return "/integration/" in next(iter(unit))
 
 
 @pytest.hookimpl(optionalhook=True)

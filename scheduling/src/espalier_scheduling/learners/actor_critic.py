@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from espalier_scheduling.learners.descent import descend, likelihood
-from espalier_scheduling.learners.rollout import STOP, Rollout, Seen, collect, joined, padded
+from espalier_scheduling.learners.replay import MINIBATCH, replayed
+from espalier_scheduling.learners.rollout import STOP, Rollout, Seen, joined, padded
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 MEMORY: Final = 8192
 """Decisions that are remembered."""
-MINIBATCH: Final = 256
 RATE: Final = 1e-4
 ENTROPY: Final = 0.1
 
@@ -54,18 +54,13 @@ def improve(learner: Learner, told: Told) -> None:
     """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
-    size = settings.episodes * settings.steps
-    memory: deque[Remembered] = deque(maxlen=max(1, MEMORY // settings.episodes))
-    drawn = max(1, MINIBATCH // settings.episodes)
-    for turn in range(max(1, settings.decisions // size)):
-        rollout = collect(learner.episodes, network, settings.steps, learner.generator, discount=settings.discount)
-        learner.learnt_from += size
-        memory.extend(_remembered(rollout, step) for step in range(settings.steps))
-        figures = {"lost": rollout.lost}
-        for _ in range(max(1, settings.epochs * size // MINIBATCH)):
-            picked = learner.rng.integers(len(memory), size=drawn)
-            figures |= _update(network, optimizer, [memory[index] for index in picked], settings.others, settings.value)
-        told(turn, figures)
+    updates = max(1, settings.epochs * settings.episodes * settings.steps // MINIBATCH)
+    memory = deque[Remembered](maxlen=max(1, MEMORY // settings.episodes))
+
+    def update(drawn: list[Remembered]) -> dict[str, float]:
+        return _update(network, optimizer, drawn, settings.others, settings.value)
+
+    replayed(learner, told, memory, _remembered, update, updates)
 
 
 def _remembered(rollout: Rollout, step: int) -> Remembered:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from espalier_scheduling.learners.descent import descend
-from espalier_scheduling.learners.rollout import Rollout, Seen, collect, columns_of, joined
+from espalier_scheduling.learners.replay import replayed
+from espalier_scheduling.learners.rollout import Rollout, Seen, columns_of, joined
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
     from espalier_scheduling.learners.registry import Told
 
-MINIBATCH: Final = 256
 RATE: Final = 3e-4
 FOLLOWED: Final = 0.005
 """The part of the way to the networks that targets go in an update."""
@@ -45,20 +45,8 @@ def improve(learner: Learner, told: Told, entropy: float) -> None:
 
     `entropy` is aimed at, as a part of that of choosing at random.
     """
-    settings, size = learner.settings, learner.settings.episodes * learner.settings.steps
-    run, memory = Run(learner.network, entropy), list[Remembered]()
-    drawn = max(1, MINIBATCH // settings.episodes)
-    for turn in range(max(1, settings.decisions // size)):
-        rollout = collect(
-            learner.episodes, learner.network, settings.steps, learner.generator, discount=settings.discount
-        )
-        learner.learnt_from += size
-        memory.extend(_remembered(rollout, step) for step in range(settings.steps))
-        figures = {"lost": rollout.lost}
-        for _ in range(settings.steps):
-            picked = learner.rng.integers(len(memory), size=drawn)
-            figures |= run.update([memory[index] for index in picked])
-        told(turn, figures)
+    run = Run(learner.network, entropy)
+    replayed(learner, told, list[Remembered](), _remembered, run.update, learner.settings.steps)
 
 
 def _remembered(rollout: Rollout, step: int) -> Remembered:

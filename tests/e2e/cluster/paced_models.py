@@ -10,14 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, Final
 
-PACED: Final = """
-import time
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from espalier_trainer.models import digits
-
-register_optimizer_step_post_hook(lambda *_: time.sleep(0.04))
-"""
-"""The example's network; each step of an optimizer is followed by a pause."""
+from paced import paced_digits
 
 SLOW: Final = """
 import time
@@ -40,7 +33,7 @@ MODELS: Final = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "models"},
-    "data": {"paced.py": PACED, "slow.py": SLOW},
+    "data": {"paced.py": paced_digits(0.04), "slow.py": SLOW},
 }
 
 

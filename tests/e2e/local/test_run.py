@@ -10,15 +10,9 @@ from typing import Any
 
 import pytest
 
-Start = Callable[..., Any]
-PACED = """
-import time
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from espalier_trainer.models import digits
+from paced import paced_digits
 
-register_optimizer_step_post_hook(lambda *_: time.sleep(0.1))
-"""
-"""The example's network with a pause after each step: workers that start get a core although others train."""
+Start = Callable[..., Any]
 
 
 def test_a_model_grows_into_a_gpu_that_appears(
@@ -55,7 +49,7 @@ def test_workers_train_together_while_the_job_has_gpus_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = tmp_path / "out"
-    (tmp_path / "paced.py").write_text(PACED)
+    (tmp_path / "paced.py").write_text(paced_digits(0.1))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = job_file(budget=300, most=3, gpu_seconds=10000)
     job.write_text(job.read_text() + "  training: {elasticBatch: keepGlobal, model: {entrypoint: 'paced:digits'}}\n")

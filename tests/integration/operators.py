@@ -50,14 +50,14 @@ class CountingClient(Client):
         self.on_stop: Callable[[], None] = lambda: None
         self._dead = False
 
-    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Any, media: str) -> Answer:
+    async def _send(self, method: str, path: str, *given: Any) -> Answer:
         if self._dead:
             await asyncio.Event().wait()
         if method == "GET":
-            return await super()._send(method, path, query, body, media)
+            return await super()._send(method, path, *given)
         self.calls.append(f"{method} {path}")
         last = len(self.calls) == self.stop_at
-        answer = await super()._send(method, path, query, body, media)
+        answer = await super()._send(method, path, *given)
         if self._dead or last:
             self._dead = True
             self.on_stop()

@@ -24,6 +24,7 @@ from espalier_kube import resources
 from espalier_kube.errors import Retries, Status
 from espalier_kube.lists import Listing, Pages
 from espalier_kube.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_operator.kube.objects import identities
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -88,10 +89,27 @@ class Client:
         keep: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> Listing:
         """Return all objects that the selectors choose, of each what `keep` returns of it when its page has come."""
-        pages = Pages(PAGE, labels, fields, keep)
+        return await self._all_pages(resource, namespace, Pages(PAGE, labels, fields, keep))
+
+    async def list_identities(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        keep: Callable[[Raw], Raw] = lambda raw: raw,
+    ) -> Listing:
+        """Return all objects as `list` does, of each only which it is, and of which version."""
+        pages = Pages(identities.PAGE, labels, fields, keep)
+        read, accept = identities.identities_of, identities.ACCEPT
+        return await self._all_pages(resource, namespace, pages, read=read, accept=accept)
+
+    async def _all_pages(self, resource: Resource, namespace: str | None, pages: Pages, **given: Any) -> Listing:
+        path = resource.path(namespace)
         while True:
             try:
-                page = await self._request("list", "GET", resource, resource.path(namespace), query=pages.query)
+                page = await self._request("list", "GET", resource, path, query=pages.query, **given)
             except ApiRefusalError as refusal:
                 if not refusal.status.is_expired or not pages.restart():
                     raise
@@ -100,9 +118,7 @@ class Client:
                     listing = pages.take(page)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     # A server that starts or stops, and what stands before it, answer so now and then.
-                    raise BackendError(
-                        f"list {resource.path(namespace)}: the answer is not a list: {error!r}"
-                    ) from error
+                    raise BackendError(f"list {path}: the answer is not a list: {error!r}") from error
                 if listing is not None:
                     return listing
 
@@ -195,6 +211,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: Body | None = None,
         media: str = "application/json",
+        accept: str = "application/json",
         read: Callable[[bytes], Any] = json.loads,
         tries: int | None = None,
     ) -> Any:
@@ -204,7 +221,7 @@ class Client:
             begun = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._retries.deadline):
-                    answer = await self._send(method, path, query or {}, body, media)
+                    answer = await self._send(method, path, query or {}, body, media, accept)
             except TimeoutError:
                 code, trouble = 0, f"no answer in {self._retries.deadline:g} s"
             except (aiohttp.ClientError, OSError) as error:
@@ -233,10 +250,12 @@ class Client:
         self.requests[verb, resource.plural, code] += 1
         self._requested(verb, resource.plural, code, asyncio.get_running_loop().time() - begun)
 
-    async def _send(self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str) -> Answer:
+    async def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str, accept: str
+    ) -> Answer:
         """Send one request and read the whole answer."""
         given = {name: value for name, value in query.items() if value}
-        headers = {**self._api.default_headers, "Accept": "application/json, */*;q=0.5", "Content-Type": media}
+        headers = {**self._api.default_headers, "Accept": f"{accept}, */*;q=0.5", "Content-Type": media}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, None)
         url = f"{self._api.configuration.host}{path}{'?' + urlencode(given) if given else ''}"
         response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)

@@ -104,8 +104,8 @@ class KubeSettings:
     """Interval at which the figures of a running job are written to its status if nothing else changes; longer if very
     many jobs run."""
     resync_seconds: float = 300.0
-    """Interval at which everything is listed again, in case an event was lost. With 5,000 nodes, the API server takes
-    seconds to answer, and other clients wait for it."""
+    """Interval at which everything is listed again, in case an event was lost; of nodes and pods only the versions,
+    and what is not known is read. With 5,000 nodes, the API server takes seconds to answer, and others wait for it."""
 
     @property
     def gpu_resources(self) -> tuple[str, ...]:

@@ -47,10 +47,14 @@ class Indexer(Generic[T]):
             return False
         return key in self._gone or (self.listed_version is not None and self.listed_version >= version)
 
+    def is_current(self, key: str, version: int) -> bool:
+        """Return whether what is known of an object is as of `version`, or newer."""
+        return version <= self._versions.get(key, -1) or version <= self._gone.get(key, -1)
+
     def put(self, raw: Raw) -> None:
         """Add or update an object."""
         key, version = key_of(raw), version_of(raw)
-        if version <= self._versions.get(key, -1) or version <= self._gone.get(key, -1):
+        if self.is_current(key, version):
             return
         before = self._values.get(key)
         after = self._parse(raw, before)

@@ -1,7 +1,7 @@
 """Keeps the store up to date with complete lists at intervals, kopf's watches, and reads of doubtful pods.
 
-The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). kopf is restarted when it ends;
-the lists continue meanwhile.
+The next list corrects what kopf's watches may miss (a lost event, a stream that hangs). Of nodes and pods it names only
+the versions, and what is not known of them is read. kopf is restarted when it ends; the lists continue meanwhile.
 """
 
 from __future__ import annotations
@@ -10,25 +10,29 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_kube import resources
 from espalier_kube.errors import Status
+from espalier_kube.lists import Listing
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import handlers
 from espalier_operator.kube.watch.handlers import end, recorded_tasks
+from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
 
 _LOOKS_AT_ONCE: Final = 8
+_READ_ONE_BY_ONE: Final = 50
+"""Most objects that are read one by one after a list of versions; if more are new, all are listed whole."""
 _LATE_SECONDS: Final = 0.5
 """Delay of a report of a job that reports too often, in addition to that of its rate."""
 _IDENTITY: Final = ("namespace", "name", "uid", "resourceVersion")
@@ -56,6 +60,11 @@ class Informer:
         """
         self._client, self._configuration, self._store = client, configuration, store
         self._settings, self._clock, self._listed, self._kopf_started = settings, clock, listed, kopf_started
+        self._large: dict[resources.Resource, tuple[Indexer[Any], ...]] = {
+            resources.NODES: (store.nodes,),
+            resources.PODS: (store.pods, store.loads),
+        }
+        """What knows objects of kinds of which a cluster has thousands; what the first does not keep, another may."""
         self._relist = asyncio.Event()
         self._doubt = doubt
         self._refused: dict[resources.Resource, Status] = {}
@@ -78,20 +87,52 @@ class Informer:
 
     async def list_all(self) -> None:
         """List every kind once. `BackendError` where one cannot be: nothing is concluded from its absence."""
-        for resource in (resources.PRIORITY_CLASSES, resources.NODES):
-            found = await self._client.list(resource, None, keep=self._taking(resource))
-            self._store.replace(resource, (), found.version, [*map(resources.key_of, found.items)])
+        classes = await self._client.list(resources.PRIORITY_CLASSES, None)
+        self._store.replace(resources.PRIORITY_CLASSES, classes.items, classes.version)
+        nodes = await self._list_large(resources.NODES)
+        self._store.replace(resources.NODES, (), nodes.version, [*map(resources.key_of, nodes.items)])
         for resource, namespaced in handlers.optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
-        take = self._taking(resources.PODS)
-        pods = await self._client.list(resources.PODS, None, fields=names.LIVE_PODS, keep=take)
-        own = await self._client.list(resources.PODS, None, labels=names.OWN_PODS, keep=take)
+        pods = await self._list_large(resources.PODS, fields=names.LIVE_PODS)
+        own = await self._list_large(resources.PODS, labels=names.OWN_PODS)
         taken = [resources.key_of(pod) for found in (pods, own) for pod in found.items]
         self._store.replace(resources.PODS, (), pods.version, taken)
         await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
         self._store.all_listed()
         self._listed()
+
+    async def _list_large(self, resource: resources.Resource, **selectors: str) -> Listing:
+        """List a kind of which a cluster has thousands, and take in what is new; return which objects there are.
+
+        Once the kind is known, only the versions are listed: the watches have told of nearly all there is.
+        """
+        if self._large[resource][0].listed_version is not None:
+            new: dict[str, resources.Raw] = {}
+
+            def compare(identity: resources.Raw) -> resources.Raw:
+                if self._is_new(resource, identity):
+                    new[resources.key_of(identity)] = identity["metadata"]
+                return identity
+
+            found = await self._client.list_identities(resource, None, **selectors, keep=compare)
+            if len(new) <= _READ_ONE_BY_ONE:
+                for metadata in new.values():
+                    await self._read_again(resource, metadata)
+                return found
+        return await self._client.list(resource, None, **selectors, keep=self._taking(resource))
+
+    def _is_new(self, resource: resources.Resource, identity: resources.Raw) -> bool:
+        """Return whether an object is there, or is of a version, that the store does not know."""
+        key, version = resources.key_of(identity), resources.version_of(identity)
+        first, *others = self._large[resource]
+        known = (first,) if first.get(key) is not None else (first, *others)
+        return not any(indexer.is_current(key, version) for indexer in known)
+
+    async def _read_again(self, resource: resources.Resource, metadata: resources.Raw) -> None:
+        """Take in an object as it is now. By a list, which the operator has the right to make of all kinds."""
+        name = f"metadata.name={metadata['name']}"
+        await self._client.list(resource, metadata.get("namespace"), fields=name, keep=self._taking(resource))
 
     def _taking(self, resource: resources.Resource) -> Callable[[resources.Raw], resources.Raw]:
         """Return what takes in an object of a page at once, and returns only which one and of which version it is.

@@ -11,6 +11,10 @@ DRIVER = "gpu.example.com"
 CLASS = "gpu.example.com"
 RESOURCE = f"deviceclass.resource.kubernetes.io/{CLASS}"
 """The resource of the settings that stands for the class."""
+QUOTA = f"{CLASS}.deviceclass.resource.k8s.io/devices"
+"""What a ResourceQuota calls them; it limits claims, not pods."""
+TEMPLATES = {f"devices-{count}": count for count in (1, 2, 4, 9)}
+"""The ResourceClaimTemplates of a shared cluster, the same in each namespace: how many devices they ask for."""
 
 
 def raw_class(name: str = CLASS, *expressions: str) -> Raw:
@@ -58,9 +62,10 @@ def allocation(node: str, devices: Sequence[str], *, pool: str | None = None, dr
 def raw_claim(
     name: str, spec: Raw | None = None, status: Raw | None = None, *, pod: Mapping[str, Any] | None = None
 ) -> Raw:
-    """Return a ResourceClaim in the namespace `ns`; `pod` is the pod that it was made for."""
+    """Return a ResourceClaim in the namespace of `pod`, the pod that it was made for, or else `ns`."""
     metadata: Raw = {"name": name, "namespace": "ns"}
     if pod is not None:
+        metadata["namespace"] = pod["metadata"]["namespace"]
         about = {key: pod["metadata"][key] for key in ("name", "uid")}
         metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "Pod", "controller": True, **about}]
     return {"metadata": metadata, "spec": spec or asking(), "status": status or {}}
@@ -71,3 +76,15 @@ def claiming(template: str = "one-gpu", **more: Any) -> Raw:
     container = {"name": "trainer", "image": "mine", "resources": {"claims": [{"name": "gpu"}]}}
     claims = [{"name": "gpu", "resourceClaimTemplateName": template}]
     return {"containers": [container], "resourceClaims": claims, **more}
+
+
+def claimed_by(pod: Mapping[str, Any]) -> int:
+    """Return how many devices a pod claims by `TEMPLATES`."""
+    claims = pod["spec"].get("resourceClaims") or ()
+    return sum(TEMPLATES[claim["resourceClaimTemplateName"]] for claim in claims)
+
+
+def claim_of(pod: Mapping[str, Any]) -> str:
+    """Return the key of the claim that was made for a pod; empty where none was."""
+    names = [each["resourceClaimName"] for each in pod["status"].get("resourceClaimStatuses") or ()]
+    return f"{pod['metadata']['namespace']}/{names[0]}" if names else ""

@@ -13,6 +13,7 @@ from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
+from operator_world.kube_devices import RESOURCE
 
 Raw = dict[str, Any]
 
@@ -21,7 +22,7 @@ EPOCH = 1_800_000_000.0
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.5gb"
 """A slice of a GPU: a resource that is counted apart."""
-GPU_RESOURCES = (GPU, MIG)
+GPU_RESOURCES = (GPU, MIG, RESOURCE)
 
 
 def time_at(seconds: float) -> str:

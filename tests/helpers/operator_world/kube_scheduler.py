@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from operator_world.kube_api import is_over, node_of
+from operator_world.kube_devices import RESOURCE, claim_of, claimed_by
 from operator_world.kube_objects import Raw
 
 LEAST_ALLOCATED, MOST_ALLOCATED = "LeastAllocated", "MostAllocated"
@@ -39,8 +40,8 @@ def amount(resource: str, quantity: str | int) -> int:
 
 
 def requests_of(pod: Raw) -> Counter[str]:
-    """Return what a pod requests; limits stand for requests that are not given."""
-    found = Counter({"pods": 1})
+    """Return what a pod requests, and claims; limits stand for requests that are not given."""
+    found = Counter({"pods": 1, **({RESOURCE: devices} if (devices := claimed_by(pod)) else {})})
     for container in pod["spec"]["containers"]:
         resources = container.get("resources", {})
         for name, quantity in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
@@ -98,13 +99,18 @@ class KubeScheduler:
         """Score by a `strategy` of NodeResourcesFit; `random` decides between equals."""
         self.strategy, self._random = strategy, random
 
-    def bind(self, nodes: Mapping[str, Raw], pods: dict[str, Raw], at: str) -> None:
-        """Bind each of `pods` that waits and fits on a node, and say of the others why they do not."""
+    def bind(
+        self, nodes: Mapping[str, Raw], pods: dict[str, Raw], at: str, besides: Mapping[str, Amounts] | None = None
+    ) -> None:
+        """Bind each of `pods` that waits and fits on a node, and say of the others why they do not.
+
+        `besides`: what is held of nodes, and not by a pod.
+        """
         waiting = [key for key, pod in pods.items() if not node_of(pod) and not is_over(pod)]
         if not waiting:
             return
         whole = {name: allocatable_of(node) for name, node in nodes.items()}
-        held: dict[str, Counter[str]] = {name: Counter() for name in nodes}
+        held = {name: Counter((besides or {}).get(name, {})) for name in nodes}
         scored: dict[str, Counter[str]] = {name: Counter() for name in nodes}
         for pod in pods.values():
             if node_of(pod) in held and not is_over(pod):
@@ -112,8 +118,10 @@ class KubeScheduler:
         for key in sorted(waiting, key=lambda key: -int(pods[key]["spec"].get("priority") or 0)):
             pod = pods[key]
             wants, reasons, fitting = requests_of(pod), Counter[str](), []
+            lacks_claim = wants[RESOURCE] > 0 and not claim_of(pod)
             for name, node in nodes.items():
                 why = [each] if (each := obstacle(pod, node)) else [*_insufficient(wants, held[name], whole[name])]
+                why = ["waiting for its claim to be made"] if lacks_claim else why
                 reasons.update(why)
                 if not why:
                     fitting.append(name)
@@ -187,7 +195,8 @@ def _balance(wants: Amounts, held: Amounts, whole: Amounts) -> int:
 def _insufficient(wants: Amounts, held: Amounts, whole: Amounts) -> Iterator[str]:
     for name, needed in wants.items():
         if needed and held.get(name, 0) + needed > whole.get(name, 0):
-            yield "Too many pods" if name == "pods" else f"Insufficient {name}"
+            words = {"pods": "Too many pods", RESOURCE: "cannot allocate all claims"}
+            yield words.get(name, f"Insufficient {name}")
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

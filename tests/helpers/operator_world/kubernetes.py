@@ -215,7 +215,7 @@ class Kubernetes(ApiObjects):
         if node is None:
             return
         container = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {"startedAt": self._time()}}}
-        self.pods[key] = {**pod, "status": {"phase": "Running", "containerStatuses": [container]}}
+        self.pods[key] = {**pod, "status": {**_claims(pod), "phase": "Running", "containerStatuses": [container]}}
         self.processes[pod["metadata"]["uid"]] = Process.of(self, key, node)
 
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
@@ -227,7 +227,12 @@ class Kubernetes(ApiObjects):
         name = pod["spec"]["containers"][0]["name"]
         containers = [{"name": name, "state": {"terminated": {**running, **ended}}}]
         phase = "Failed" if code or status else "Succeeded"
-        self.pods[key] = {**pod, "status": {"phase": phase, "containerStatuses": containers, **status}}
+        self.pods[key] = {**pod, "status": {**_claims(pod), "phase": phase, "containerStatuses": containers, **status}}
 
     def _time(self, at: float | None = None) -> str:
         return utc(self.now if at is None else at).isoformat()
+
+
+def _claims(pod: Raw) -> Raw:
+    """Return what the status of a pod says of its claims: that is not the kubelet's."""
+    return {name: value for name, value in pod["status"].items() if name == "resourceClaimStatuses"}

@@ -19,6 +19,9 @@ A history checks these whenever the operator has come to rest, that is: has seen
     its end, is ended because that is used up before its last evaluation is over; no job runs again whose leader has
     said that it is complete; a job that is deleted has no workers, though a finalizer holds it (`ends`).
 
+Devices of dynamic resource allocation are GPUs of a kind like others. A claim keeps its own for a while after its pod:
+they count as being given back.
+
 Of several operators each is judged by its own jobs (`controllerName`): queues, and what is lent, are its own. Nodes and
 ResourceQuotas are shared, so 1 holds for all of them together.
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from espalier_operator.topology import ZONE_LABEL
 from operator_world.history.world import NAMESPACES
-from operator_world.kube_objects import GPU, MIG, Raw, template
+from operator_world.kube_devices import RESOURCE, claiming
+from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kubernetes import TYPE_LABEL
 from operator_world.leaders import Temper
 
@@ -56,11 +57,16 @@ def spec_of(chance: Random) -> dict[str, Any]:
     }
 
 
-def of_slices(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the specification of a pod that requests slices in the place of GPUs."""
+def asking_for(resource: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the specification of a pod that requests, or claims, a resource in the place of GPUs."""
     first, *others = asked["containers"]
-    limits = {MIG if name == GPU else name: amount for name, amount in first["resources"]["limits"].items()}
-    return {**asked, "containers": [{**first, "resources": {"limits": limits}}, *others]}
+    limits = {resource if name == GPU else name: amount for name, amount in first["resources"]["limits"].items()}
+    devices = limits.pop(RESOURCE, 0)
+    if not devices:
+        return {**asked, "containers": [{**first, "resources": {"limits": limits}}, *others]}
+    found = claiming(f"devices-{devices}")
+    used = {"limits": limits, **found["containers"][0]["resources"]}
+    return {**asked, **found, "containers": [{**first, "resources": used}, *others]}
 
 
 def temper_of(chance: Random) -> Temper:

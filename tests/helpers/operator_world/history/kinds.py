@@ -19,6 +19,8 @@ class Kind:
     """The names of its operators: each runs the jobs that name it, on the same nodes."""
     has_slices: bool = False
     """Some nodes have slices of GPUs, a resource that is counted apart."""
+    has_devices: bool = False
+    """Some nodes have devices of dynamic resource allocation, which pods claim by templates."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -34,4 +36,5 @@ def kind_of(seed: int) -> Kind:
         controllers=both if chance.random() < 0.2 else both[:1],
         has_slices=chance.random() < 0.2,
         answers=chance.choice((False, True)) if chance.random() < 0.1 else None,
+        has_devices=chance.random() < 0.2,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
 from operator_world.history.world import SharedCluster
+from operator_world.kube_devices import QUOTA, RESOURCE
 
 Holder = tuple[str, str, str | None]
 """`queue` or `cohort`, its name, and for which type of GPU its quota is."""
@@ -107,12 +108,12 @@ class Quotas:
         `later`: once all extra workers in the namespace, and all that is being given back, have gone.
         """
         mine = [other for other in jobs if other.namespace == job.namespace]
-        for resource in ("pods", f"requests.{job.resource}"):
-            room, each = self._world.room_in(job.namespace, resource), _amount(resource, job.wants)
+        for resource in ("pods", job.resource):
+            room, each = self._world.room_in(job.namespace, limit_of(resource)), job.wants[resource]
             if room is None:
                 continue
-            room -= sum(count * _amount(resource, wants) for wants, count in self._room.missing(mine))
-            room += sum(_amount(resource, wants) for wants in self._room.passing(mine)) if later else 0
+            room -= sum(count * wants[resource] for wants, count in self._room.missing(mine))
+            room += sum(wants[resource] for wants in self._room.passing(mine)) if later else 0
             if room < workers * each:
                 return False
         return True
@@ -159,5 +160,6 @@ class Quotas:
         return next((each for each in spec.get("quotas", ()) if each.get("gpuType") == kind), None)
 
 
-def _amount(resource: str, wants: Counter[str]) -> int:
-    return wants[resource.removeprefix("requests.")]
+def limit_of(resource: str) -> str:
+    """Return what a ResourceQuota calls what pods request, or claim, of a resource."""
+    return {"pods": resource, RESOURCE: QUOTA}.get(resource, f"requests.{resource}")

@@ -11,9 +11,9 @@ from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
 from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster
-from operator_world.kube_api import gpus_of, is_over, node_of
+from operator_world.kube_api import is_over, node_of
 from operator_world.kube_objects import GPU_RESOURCES, Raw
-from operator_world.kube_scheduler import allocatable_of, obstacle, pinned_to, requests_of
+from operator_world.kube_scheduler import obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
 
 Place = tuple[str, str]
@@ -63,7 +63,8 @@ class Room:
         return any(self._given_back_by(self.jobs()).values())
 
     def _given_back_by(self, givers: Iterable[Seen]) -> Counter[Place]:
-        found: Counter[Place] = Counter()
+        left = self._world.devices.left(self._world.pods.values())
+        found = Counter({(node, each): gpus for node, held in left.items() for each, gpus in held.items()})
         jobs = {identity(job.raw): job for job in givers}
         for pod in self._world.pods.values():
             node, owner = node_of(pod), jobs.get(claimant(pod))
@@ -84,9 +85,10 @@ class Room:
         for what some node has.
         """
         for pod in self._world.pods.values():
-            waits = not node_of(pod) and not is_over(pod) and any(gpus_of(pod, each) for each in GPU_RESOURCES)
+            wants = requests_of(pod)
+            waits = not node_of(pod) and not is_over(pod) and any(wants[each] for each in GPU_RESOURCES)
             if waits and self._fits_somewhere(pod):
-                yield requests_of(pod)
+                yield wants
         for wants, count in self.missing(jobs):
             for _ in range(count):
                 yield wants
@@ -131,7 +133,7 @@ class Room:
         """
         wants = {job.resource: job.wants[job.resource]} if bare else job.wants
         nodes = self._nodes(job, gpu_type, bare=bare)
-        return sum(times(allocatable_of(self._world.nodes[name]), wants) for name in nodes)
+        return sum(times(self._world.whole(name), wants) for name in nodes)
 
     def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
         """Return how many workers of a job fit now, whatever nodes those take that are owed something.
@@ -144,7 +146,7 @@ class Room:
                 held[node].subtract(amounts)
         room = 0
         for name in self._nodes(job, gpu_type):
-            whole = allocatable_of(self._world.nodes[name])
+            whole = self._world.whole(name)
             room += times({each: whole[each] - held[name][each] for each in whole}, wants)
         return room - sum(max(-(-each[name] // wants[name]) for name in wants if name != "pods") for each in owed)
 
@@ -171,10 +173,11 @@ class Room:
     def _fits_somewhere(self, pod: Raw) -> bool:
         """Return whether a node would take a pod if it were empty."""
         return any(
-            obstacle(pod, node) is None and times(allocatable_of(node), requests_of(pod)) > 0
-            for node in self._world.nodes.values()
+            obstacle(pod, node) is None and times(self._world.whole(name), requests_of(pod)) > 0
+            for name, node in self._world.nodes.items()
         )
 
 
 def _gpus_at(node: str, pod: Raw) -> dict[Place, int]:
-    return {(node, resource): gpus for resource in GPU_RESOURCES if (gpus := gpus_of(pod, resource))}
+    wants = requests_of(pod)
+    return {(node, resource): wants[resource] for resource in GPU_RESOURCES if wants[resource]}

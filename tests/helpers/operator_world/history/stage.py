@@ -12,9 +12,11 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies import Policy
 from operator_world.history.deciding import Deciding, by_policy, by_policy_file, drawn
 from operator_world.history.demands import ClauseError
+from operator_world.history.devices import KINDS as DEVICE_KINDS
 from operator_world.history.kinds import PLAIN, Kind
 from operator_world.history.watched import Watched
-from operator_world.history.world import SharedCluster
+from operator_world.history.world import KINDS, NAMESPACES, SharedCluster
+from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import EPOCH, MIG
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.kubernetes import TYPE_LABEL
@@ -47,6 +49,10 @@ class Stage:
         """What has happened, for people."""
         scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
         self.world = SharedCluster(scheduler, self.random)
+        self.kinds = {**DEVICE_KINDS, **KINDS} if kind.has_devices else KINDS
+        """Of objects that operators see, in the order in which they list them."""
+        if kind.has_devices:
+            self.world.devices.install((*NAMESPACES, "others"))
         self.rules = Rules(
             stop_grace_seconds=10,
             startup_seconds=15,
@@ -107,10 +113,19 @@ class Stage:
         return bool(busy)
 
     def _watched(self, deciding: Deciding, controller: str) -> Watched:
-        others = (MIG,) if self.kind.has_slices else ()
-        settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=others)
-        judges_plans = self._judges_plans
-        return Watched(self.world, deciding, settings, self.rules, self._runner, self._say, judges_plans=judges_plans)
+        others = ((MIG, self.kind.has_slices), (RESOURCE, self.kind.has_devices))
+        resources = tuple(name for name, is_there in others if is_there)
+        settings = replace(SETTINGS, controller_name=controller, other_gpu_resources=resources)
+        return Watched(
+            self.world,
+            deciding,
+            settings,
+            self.rules,
+            self._runner,
+            self._say,
+            kinds=self.kinds,
+            judges_plans=self._judges_plans,
+        )
 
     def _one(self) -> Watched:
         """Return the operator to which something happens: any, they come in a random order."""

@@ -10,18 +10,21 @@ from operator_world.history.draws import (
     BUDGETS,
     QUEUE_NAMES,
     TOLERATES,
+    asking_for,
     borrowing_spec_of,
     lending_queue_of,
-    of_slices,
     queue_of,
     spec_of,
     temper_of,
 )
 from operator_world.history.kinds import Kind, kind_of
+from operator_world.history.quotas import limit_of
 from operator_world.history.stage import Stage
-from operator_world.history.world import KINDS, NAMESPACES
+from operator_world.history.world import NAMESPACES
 from operator_world.kube_api import is_over, node_of
+from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import GPU, MIG, Raw, template
+from operator_world.kube_scheduler import requests_of
 from operator_world.kubernetes import TYPE_LABEL
 
 TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
@@ -109,15 +112,14 @@ class Story(Stage):
         spec = borrowing_spec_of(chance) if self._is_about_quotas else spec_of(chance)
         if len(self.kind.controllers) > 1:
             spec["controllerName"] = chance.choice(self.kind.controllers)
-        if self._takes_slices():
-            spec["template"] = {**spec["template"], "spec": of_slices(spec["template"]["spec"])}
+        spec["template"] = {**spec["template"], "spec": asking_for(self._resource(), spec["template"]["spec"])}
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
         finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
         world.submit(namespace, name, spec, finalizers)
         asked = spec["template"]["spec"]
         self._say(
             f"job {namespace}/{name}: {spec['minReplicas']}-{spec['maxReplicas']} x "
-            f"{asked['containers'][0]['resources']['limits']}, {spec['timeBudgetSeconds']} s, queue {spec['queue']}, "
+            f"{dict(requests_of(spec['template']))}, {spec['timeBudgetSeconds']} s, queue {spec['queue']}, "
             f"priority {spec['priority']}, {asked.get('nodeSelector')}, {'tolerates' if 'tolerations' in asked else ''}"
         )
 
@@ -127,8 +129,7 @@ class Story(Stage):
             return
         limits = {GPU: chance.choice((0, 1, 1, 2, 4, 9)), "cpu": chance.choice((1, 4, 10))}
         pod = template({"resources": {"limits": {name: each for name, each in limits.items() if each}}})["spec"]
-        if self._takes_slices():
-            pod = of_slices(pod)
+        pod = asking_for(self._resource(), pod)
         pod["nodeSelector"] = chance.choice(({}, {}, {TYPE_LABEL: "a100"}, {"disk": "none"}))
         if chance.random() < 0.3:
             pod["tolerations"] = [TOLERATES]
@@ -141,7 +142,7 @@ class Story(Stage):
             owner |= {"name": victim["metadata"]["name"], "uid": victim["metadata"]["uid"]}
         if f"{namespace}/{name}" not in world.pods:
             world.add_stranger(f"{namespace}/{name}", pod, chance.choice((5.0, 20.0, 90.0)), owner)
-            asked = pod["containers"][0]["resources"]["limits"]
+            asked = dict(requests_of({"spec": pod}))
             self._say(f"stranger {namespace}/{name}: {asked} {pod['nodeSelector']} {'forged' if owner else ''}")
 
     def _operator_dies(self) -> None:
@@ -149,7 +150,7 @@ class Story(Stage):
         one = self._one()
         one.operator.client.calls_left = self.random.choice((0, 1, 2, 3, 5, 8, 13))
         if self.random.random() < 0.5:
-            one.operator.see(*KINDS)
+            one.operator.see(*self.kinds)
         one.clauses.is_fresh = False
         if one.tick():
             self._say("the operator is ended")
@@ -166,7 +167,7 @@ class Story(Stage):
         self._cluster_moves()
         self.world.pass_time(self.random.choice((1.0, 8.0)))
         if self.random.random() < 0.5:
-            one.operator.see(*(kind for kind in KINDS if self.random.random() < 0.5))
+            one.operator.see(*(kind for kind in self.kinds if self.random.random() < 0.5))
         one.tick()
 
     def _calls_fail(self) -> None:
@@ -187,9 +188,11 @@ class Story(Stage):
         taints = [TAINT] if chance.random() < 0.25 else []
         name, gpus, cpus = self._name("node"), chance.choice((1, 2, 4, 8, 8)), chance.choice((4, 16, 64))
         slices = chance.choice((0, 2, 4, 7)) if self.kind.has_slices else 0
-        gpus = chance.choice((0, gpus)) if slices else gpus
-        self.world.add_machine(name, gpus, cpus, labels, taints, slices)
-        self._say(f"node {name}: {gpus} GPUs, {slices} slices, {cpus} CPUs, {labels} {'tainted' if taints else ''}")
+        devices = chance.choice((0, 2, 4, 7)) if self.kind.has_devices else 0
+        gpus = chance.choice((0, gpus)) if slices or devices else gpus
+        self.world.add_machine(name, gpus, cpus, labels, taints, slices, devices)
+        amounts = f"{gpus} GPUs, {slices} slices, {devices} devices, {cpus} CPUs"
+        self._say(f"node {name}: {amounts}, {labels} {'tainted' if taints else ''}")
 
     def _node_changes(self) -> None:
         chance, world = self.random, self.world
@@ -209,7 +212,7 @@ class Story(Stage):
                 world.set_maintained(name, fate == "maintained")
             case "fewer" | "more":
                 resource = self._resource()
-                gpus = int(world.nodes[name]["status"]["allocatable"].get(resource, 0)) + (1 if fate == "more" else -1)
+                gpus = world.whole(name).get(resource, 0) + (1 if fate == "more" else -1)
                 world.set_gpus(name, max(0, min(gpus, 8)), resource)
 
     def _pod_ends(self) -> None:
@@ -252,20 +255,19 @@ class Story(Stage):
     def _quota_changes(self, namespace: str | None = None) -> None:
         chance = self.random
         namespace = namespace or chance.choice(NAMESPACES)
-        hard = {f"requests.{self._resource()}": chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
+        hard = {limit_of(self._resource()): chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
         hard |= {"pods": chance.choice((2, 6, 12))} if chance.random() < 0.3 else {}
         self._say(f"ResourceQuota of {namespace}: {hard}")
         self.world.set_resource_quota(namespace, hard)
 
-    def _takes_slices(self) -> bool:
-        return self.kind.has_slices and self.random.random() < 0.4
-
     def _resource(self) -> str:
-        return MIG if self._takes_slices() else GPU
+        others = ((MIG, self.kind.has_slices), (RESOURCE, self.kind.has_devices))
+        return next((name for name, is_there in others if is_there and self.random.random() < 0.4), GPU)
 
     def _types(self) -> tuple[str, ...]:
         """Return the types of GPU of which queues may have quotas by name."""
-        return ("a100", MIG, f"{MIG}/a100") if self.kind.has_slices else ("a100",)
+        others = ((MIG, self.kind.has_slices), (RESOURCE, self.kind.has_devices))
+        return ("a100", *(each for name, is_there in others if is_there for each in (name, f"{name}/a100")))
 
     def _queue_changes(self) -> None:
         if self.world.queues:

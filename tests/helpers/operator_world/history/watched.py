@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from espalier_kube.resources import Resource
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.history.clauses import Clauses
 from operator_world.history.deciding import Deciding
 from operator_world.history.draws import COOLDOWNS, NOTICES
-from operator_world.history.world import KINDS, SharedCluster
+from operator_world.history.world import SharedCluster
 from operator_world.invariants import check
 from operator_world.kube_operator import KilledError, LiveOperator
 
@@ -29,9 +30,11 @@ class Watched:
         runner: asyncio.Runner,
         say: Callable[[str], None],
         *,
+        kinds: Mapping[str, Resource],
         judges_plans: bool,
     ) -> None:
-        """Start it. `say` is told what it does, `judges_plans` as for `Stage`."""
+        """Start it. `say` is told what it does; it sees objects of `kinds`; `judges_plans` as for `Stage`."""
+        self._kinds = kinds
         self._world, self._runner, self._say, self._judges_plans = world, runner, say, judges_plans
         self._settings, self._rules, self._deciding = settings, rules, deciding
         patience, name = max(NOTICES) + max(COOLDOWNS), settings.controller_name
@@ -41,7 +44,7 @@ class Watched:
 
     def look(self) -> bool:
         """See all; return whether there is anything to do."""
-        changed = self.operator.see(*KINDS)
+        changed = self.operator.see(*self._kinds)
         dues = (self.operator.due, self.clauses.plan.wake_at)
         due = any(at is not None and at <= self._world.now for at in dues)
         self.clauses.saw_all()
@@ -83,7 +86,7 @@ class Watched:
 
     def _next_life(self) -> LiveOperator:
         policy, asking = self._deciding.policy, self._deciding.asking
-        operator = LiveOperator(self._world, policy, self._settings, self._rules, self._runner, KINDS, asking)
+        operator = LiveOperator(self._world, policy, self._settings, self._rules, self._runner, self._kinds, asking)
         operator.on_plan, operator.client.on_create = self._planned, self._creating
         operator.validates_every = 10
         self._is_quiet = False

@@ -16,10 +16,12 @@ from espalier_kube.errors import QUOTA_EXCEEDED, Status
 from espalier_kube.resources import Resource
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
+from operator_world.history.devices import Devices
 from operator_world.kube_api import Objects, gpus_of, is_over, node_of
+from operator_world.kube_devices import QUOTA, RESOURCE
 from operator_world.kube_objects import GPU, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
-from operator_world.kube_scheduler import KubeScheduler, requests_of
+from operator_world.kube_scheduler import KubeScheduler, allocatable_of, requests_of
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes
 
 KINDS: Final[Mapping[str, Resource]] = {
@@ -43,6 +45,9 @@ class SharedCluster(Kubernetes):
         self._scheduler, self._random = scheduler, random
         self.queues = Objects(self._versions)
         self.resource_quotas = Objects(self._versions)
+        self.devices = Devices(self._versions)
+        self.device_classes, self.resource_slices = self.devices.classes, self.devices.slices
+        self.resource_claim_templates, self.resource_claims = self.devices.templates, self.devices.claims
         self.leave_at: dict[str, float] = {}
         """When pods of others go, by key."""
         self.held_until: dict[str, float] = {}
@@ -51,9 +56,17 @@ class SharedCluster(Kubernetes):
         """Pods that a ResourceQuota has refused, by key."""
 
     def add_machine(
-        self, name: str, gpus: int, cpus: int, labels: Mapping[str, str], taints: Sequence[Raw], slices: int = 0
+        self,
+        name: str,
+        gpus: int,
+        cpus: int,
+        labels: Mapping[str, str],
+        taints: Sequence[Raw],
+        slices: int = 0,
+        devices: int = 0,
     ) -> None:
         """Add a node, ready at once."""
+        self.devices.publish(name, devices)
         self.add_node(name, gpus)
         node = self.nodes[name]
         amounts = {"cpu": str(cpus), "memory": "64Gi", "pods": "40", GPU: str(gpus)}
@@ -72,9 +85,17 @@ class SharedCluster(Kubernetes):
 
     def set_gpus(self, name: str, gpus: int, resource: str = GPU) -> None:
         """Let a node have so many healthy GPUs of a resource; pods that hold others run on."""
+        if resource == RESOURCE:
+            self.devices.publish(name, gpus)
+            return
         node = self.nodes[name]
         amounts = {**node["status"]["allocatable"], resource: str(gpus)}
         self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
+
+    def remove_node(self, name: str) -> None:
+        """Let a node be gone, its devices, and all that ran on it."""
+        super().remove_node(name)
+        self.devices.slices.pop(name, None)
 
     def set_maintained(self, name: str, maintained: bool) -> None:
         """Let a node be about to go, or stay."""
@@ -151,7 +172,9 @@ class SharedCluster(Kubernetes):
 
     def schedule(self) -> None:
         """Let kube-scheduler bind what waits."""
-        self._scheduler.bind(self.nodes, self.pods, self._time())
+        machines = {name: self._machine(name) for name in self.nodes}
+        self._scheduler.bind(machines, self.pods, self._time(), self.devices.left(self.pods.values()))
+        self.devices.allocate(self.pods.values())
 
     def controllers(self) -> None:
         """Let pods of others and jobs go whose time has come; count quotas; and all else."""
@@ -164,6 +187,8 @@ class SharedCluster(Kubernetes):
             if self.now >= at:
                 del self.held_until[key], self.jobs[key]
         super().controllers()
+        self.devices.make_claims(self.pods, self._may_claim)
+        self.devices.collect(self.pods.values(), self.now)
         self._count_quotas()
 
     # ---- reading
@@ -191,9 +216,20 @@ class SharedCluster(Kubernetes):
             return None
         return int(quota["spec"]["hard"][resource]) - self._used(namespace, resource)
 
+    def whole(self, node: str) -> dict[str, int]:
+        """Return what a node has, its devices too."""
+        return allocatable_of(self._machine(node))
+
+    def free(self, node: str, resource: str = GPU) -> int:
+        """Return the GPUs of a resource on a node that nobody holds."""
+        if resource != RESOURCE:
+            return super().free(node, resource)
+        return self.devices.on(node) - self.held()[node][RESOURCE]
+
     def held(self) -> dict[str, Counter[str]]:
-        """Return by node what the pods on it hold."""
-        found: dict[str, Counter[str]] = {name: Counter() for name in self.nodes}
+        """Return by node what the pods on it hold, and claims that are left of earlier pods."""
+        left = self.devices.left(self.pods.values())
+        found = {name: Counter(left.get(name, ())) for name in self.nodes}
         for pod in self.pods.values():
             if node_of(pod) in found and not is_over(pod):
                 found[node_of(pod) or ""].update(requests_of(pod))
@@ -201,7 +237,24 @@ class SharedCluster(Kubernetes):
 
     # ---- within
 
+    def _machine(self, name: str) -> Raw:
+        """Return a node as if its devices were a resource of it."""
+        node, devices = self.nodes[name], self.devices.on(name)
+        if not devices:
+            return node
+        amounts = {**node["status"]["allocatable"], RESOURCE: str(devices)}
+        return {**node, "status": {**node["status"], "allocatable": amounts}}
+
+    def _may_claim(self, key: str, devices: int) -> bool:
+        room = self.room_in(key.partition("/")[0], QUOTA)
+        if room is None or devices <= room:
+            return True
+        self.over_quota.append(key)
+        return False
+
     def _used(self, namespace: str, resource: str) -> int:
+        if resource == QUOTA:
+            return self.devices.claimed_in(namespace)
         prefix = f"{namespace}/"
         return sum(
             self._counted(pod, resource)

@@ -27,6 +27,7 @@ from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.state import workers
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
+from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.plan.admission import Admission
 from espalier_operator.plan.claims import Claims
@@ -39,12 +40,15 @@ from espalier_operator.policies.view import Decision
 from espalier_operator.queues import Ledger
 from espalier_operator.reclaims import ReclaimQueue
 from operator_world.history.demands import ClauseError
-from operator_world.history.draws import spec_of, temper_of
+from operator_world.history.devices import CLAIM_SECONDS
+from operator_world.history.draws import asking_for, spec_of, temper_of
 from operator_world.history.kinds import PLAIN, SECOND_CONTROLLER, Kind
+from operator_world.history.quotas import limit_of
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
 from operator_world.history.stage import Stage
 from operator_world.history.story import Story
+from operator_world.kube_devices import RESOURCE, claiming
 from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
 from operator_world.leaders import Temper
@@ -262,6 +266,44 @@ def test_slices_of_gpus_break_clause_1_if_they_are_not_counted_apart(stage: Stag
     assert "is created for node, which has 0" in fails(stage, 1)
 
 
+@pytest.mark.parametrize("stage", [Kind(has_devices=True)], indirect=True)
+def test_devices_that_a_pod_claims_break_clause_1_if_they_do_not_count(stage: Stage, broken: Broken) -> None:
+    """Those that a pod of others holds are the claim's; those of a worker are counted by its pod."""
+    broken(ClaimedDevices, "count", lambda *_: None)
+    stage.world.add_machine("node", 0, 16, {}, [], devices=2)
+    stage.world.add_stranger("vision/other", claiming("devices-2"), 60.0)
+    submit(stage, "job", limits={RESOURCE: 1})
+    assert "is created for node, which has 0" in fails(stage, 1)
+
+
+@pytest.mark.parametrize("stage", [Kind(has_devices=True)], indirect=True)
+def test_a_device_stays_its_claim_s_for_a_while_after_its_pod(stage: Stage) -> None:
+    """So a gang that needs it as well waits until the claim is gone, and runs then."""
+    stage.world.add_machine("node", 0, 16, {}, [], devices=2)
+    stage.world.add_stranger("vision/other", claiming("devices-1"), 60.0)
+    submit(stage, "job", limits={RESOURCE: 1}, minReplicas=2, maxReplicas=2)
+    stage.rest()
+    (claim,) = stage.world.resource_claims
+    stage.world.delete_pod("vision/other", force=True)
+    stage.rest()
+    assert [*stage.world.resource_claims] == [claim]
+    assert only_job(stage).reason is Reason.NO_FREE_GPU
+    stage.world.pass_time(CLAIM_SECONDS)
+    stage.rest()
+    claims = [each["status"]["allocation"]["devices"]["results"] for each in stage.world.resource_claims.values()]
+    assert sorted(result["device"] for results in claims for result in results) == ["0", "1"]
+    assert claim not in stage.world.resource_claims
+
+
+@pytest.mark.parametrize("stage", [Kind(has_devices=True)], indirect=True)
+def test_a_quota_of_devices_that_is_not_looked_at_breaks_clause_2(stage: Stage, broken: Broken) -> None:
+    broken(NamespaceLedger, "fits", lambda *_: True)
+    stage.world.add_machine("node", 0, 16, {}, [], devices=4)
+    stage.world.set_resource_quota("vision", {limit_of(RESOURCE): 1})
+    submit(stage, "job", limits={RESOURCE: 2})
+    assert "a ResourceQuota refuses pods" in fails(stage, 2)
+
+
 @pytest.mark.parametrize("stage", [Kind(answers=False)], indirect=True)
 def test_jobs_that_wait_for_the_answer_of_a_policy_file_break_clause_4(stage: Stage, broken: Broken) -> None:
     broken(learned, "_fallback", lambda view, why, _: Decision(shares=(), memory=view.memory, fallback=why))
@@ -335,7 +377,9 @@ def submit(
     """Make a job of one worker, or as `spec` says."""
     stage.world.tempers[f"vision/{name}"] = temper
     asked = {"timeBudgetSeconds": 600, "minReplicas": 1, "maxReplicas": 1, "preemption": PREEMPTION, **spec}
-    whole = {**asked, "template": template({"resources": {"limits": dict(limits)}})}
+    resource, amount = next(iter(limits.items()))
+    pod = asking_for(resource, template({"resources": {"limits": {GPU: amount}}})["spec"])
+    whole = {**asked, "template": {"spec": pod}}
     stage.world.submit("vision", name, whole, finalizers)
 
 

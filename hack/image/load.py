@@ -75,6 +75,7 @@ def inspect(name: str) -> Image:
 def look(node: str) -> Node:
     """Read the manifests of the node's images. Those that are lists of others, or are not all there, are left out."""
     found = Node({}, {})
+    kept = set(containerd(node, "content", "ls", "--quiet").split())
     for row in containerd(node, "images", "ls").splitlines()[1:]:
         name, _, digest = row.split()[:3]
         try:
@@ -84,7 +85,9 @@ def look(node: str) -> Node:
         except (KeyError, subprocess.CalledProcessError):
             continue
         found.images[name] = config
-        found.layers.update(zip(layers, manifest["layers"], strict=True))
+        # A node may have dropped what it has unpacked.
+        descriptors = zip(layers, manifest["layers"], strict=True)
+        found.layers.update((layer, one) for layer, one in descriptors if one["digest"] in kept)
     return found
 
 

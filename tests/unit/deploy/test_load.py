@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+ZSTD = shutil.which("zstd")
 SCRIPT = Path(__file__).parents[3] / "hack" / "image" / "load.py"
 
 
@@ -65,18 +66,15 @@ def test_an_archive_of_two_images_that_share_a_layer(load: ModuleType, tmp_path:
     assert held == {digest(contents[name]) for name in sent} | {entry["digest"] for entry in named.values()}
 
 
-@pytest.mark.parametrize("compressor", [True, False])
+@pytest.mark.parametrize("compressor", [False, True] if ZSTD else [False])
 def test_what_is_sent_of_a_saved_image(
     load: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressor: bool
 ) -> None:
     """Layers that nodes lack are sent, compressed if they can be; manifests describe what is sent."""
-    zstd = shutil.which("zstd")
-    if compressor and zstd is None:
-        pytest.skip("no zstd")
     programs = tmp_path / "bin"
     programs.mkdir()
     if compressor:
-        (programs / "zstd").symlink_to(str(zstd))
+        (programs / "zstd").symlink_to(str(ZSTD))
     contents = {name: name.encode() * (load.CHUNK // 5) for name in ("there", "lacking")} | {"config": b"{}"}
     with tarfile.open(tmp_path / "saved.tar", "w") as archive:
         for name, content in contents.items():
@@ -99,7 +97,7 @@ def test_what_is_sent_of_a_saved_image(
     assert layer.descriptor["size"] == len(sent)
     assert layer.descriptor["mediaType"].endswith("layer.v1.tar+zstd" if compressor else "layer.v1.tar")
     unpacked = (
-        subprocess.run([str(zstd), "-dc"], input=sent, capture_output=True, check=True).stdout if compressor else sent
+        subprocess.run([str(ZSTD), "-dc"], input=sent, capture_output=True, check=True).stdout if compressor else sent
     )
     assert unpacked == contents["lacking"]
     assert blobs[digests["config"]].path.read_bytes() == contents["config"]

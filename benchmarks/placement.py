@@ -1,7 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
-    [--processes 1] [--markdown] [--quick]
+    [--processes 1] [--keep FOLDER] [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -16,6 +16,7 @@ completion time is below that of the row, in the mean over episodes, with its 95
   oracle      knows the true performance; no model can be expected to be better by much
 The rows of PPO and SAC are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
+With --keep, a run that was stopped goes on with the networks that it had learnt. Empty the folder if learning changed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Final
 
+import torch
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
@@ -96,14 +99,24 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
-def actor(seed: int, decisions: int, sac_entropy: float | None = None) -> Actor:
-    """Return what PPO, or SAC with this entropy, learns by this seed."""
+def actor(seed: int, decisions: int, keep: Path | None, sac_entropy: float | None = None) -> Actor:
+    """Return what PPO, or SAC with this entropy, learns by this seed; it is read from the folder if it is there."""
     cpu = time.process_time()
     name = f"PPO, seed {seed}" if sac_entropy is None else f"SAC, entropy {sac_entropy:g}, seed {seed}"
+    file = keep / f"{name}, {decisions} decisions.pt" if keep else None
+    if file and file.exists():
+        kept = Actor(FAMILY.nodes // FAMILY.rack_nodes, FAMILY.rack_nodes)
+        kept.load_state_dict(torch.load(file, weights_only=True))
+        print(f"{name}: read from {file}", flush=True)
+        return kept
     settings = replace(SETTINGS, decisions=decisions)
     told = partial(_said, name)
     learnt = learn_placement(seed, settings, FAMILY, told, sac_entropy=sac_entropy)
     print(f"{name}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(learnt.state_dict(), part := file.with_suffix(".part"))
+        part.replace(file)
     return learnt
 
 
@@ -118,11 +131,11 @@ def workers(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def learnt_actors(pool: Executor, seeds: int, decisions: int) -> dict[str, list[Actor]]:
+def learnt_actors(pool: Executor, seeds: int, decisions: int, keep: Path | None) -> dict[str, list[Actor]]:
     """Return what PPO and SAC learn by each seed."""
     entropies = {"PPO": None, **{f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}}
     waiting = {
-        name: [pool.submit(actor, seed, decisions, entropy) for seed in range(seeds)]
+        name: [pool.submit(actor, seed, decisions, keep, entropy) for seed in range(seeds)]
         for name, entropy in entropies.items()
     }
     return {name: [each.result() for each in found] for name, found in waiting.items()}
@@ -170,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of PPO and SAC; 0 leaves their rows out")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
     parser.add_argument("--processes", type=int, default=1, help="seeds at a time")
+    parser.add_argument("--keep", type=Path, help="a folder for what PPO and SAC learn")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes, 1 seed, 2,000 decisions")
     options = parser.parse_args(arguments)
@@ -184,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
     with workers(options.processes) as pool:
-        actors = learnt_actors(pool, seeds, decisions)
+        actors = learnt_actors(pool, seeds, decisions, options.keep)
         for shift in (False, True):
             drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
             judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]

@@ -149,7 +149,7 @@ def listen() -> Iterator[Callable[..., DocumentScheduler]]:
     yield start
     for watch in started:
         watch.close()
-        assert not watch.running
+        until(lambda: not watch.running, "the end of the watch's thread")  # noqa: B023
 
 
 @pytest.fixture

@@ -192,17 +192,19 @@ def test_placement_is_learnt_frozen_and_fine_tuned() -> None:
 def test_sac_learns_which_action_is_better_and_keeps_the_entropy_that_is_aimed_at() -> None:
     """Of three candidates one is forbidden, and of the others the second earns more."""
     generator = torch.Generator().manual_seed(1)
-    network = nn.Linear(2, 4)
-    nn.init.zeros_(network.weight)
-    nn.init.zeros_(network.bias)
 
-    class Scores(nn.Module):
+    class Scores(Actor):
         def __init__(self) -> None:
-            super().__init__()
-            self.inner = network
+            nn.Module.__init__(self)
+            self.inner = nn.Linear(2, 4)
+            nn.init.zeros_(self.inner.weight)
+            nn.init.zeros_(self.inner.bias)
 
-        def forward(self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor) -> Any:
-            return self.inner(jobs[:, 0]).masked_fill(~mask, MASKED), present
+        def described(self, jobs: Tensor, *others: Tensor) -> Tensor:
+            return jobs[:, 0]
+
+        def scored(self, described: Tensor, mask: Tensor) -> Any:
+            return self.inner(described).masked_fill(~mask, MASKED)
 
     count = 64
     seen = (
@@ -217,7 +219,7 @@ def test_sac_learns_which_action_is_better_and_keeps_the_entropy_that_is_aimed_a
         optimizer.param_groups[0]["lr"] = 0.05
     for _ in range(150):
         figures = run.update([remembered])
-    chances = torch.softmax(scores(*seen)[0][0].detach(), 0)
+    chances = torch.softmax(scores.scored(scores.described(*seen), seen[4])[0].detach(), 0)
     assert chances[1] > chances[0]
     assert float(chances[2:].sum()) == 0
     assert figures["entropy"] == pytest.approx(0.5 * np.log(2), abs=0.1)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -37,3 +38,19 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
         "oracle",
     ):
         assert printed.count(name) >= 2
+
+
+def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
+    monkeypatch.setattr(
+        placement, "SETTINGS", Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
+    )
+    first, again = (placement.actor(1, 16, tmp_path / "kept") for _ in range(2))
+    assert capsys.readouterr().out.count("read from") == 1
+    for name, weights in first.state_dict().items():
+        assert torch.equal(weights, again.state_dict()[name])
+    placement.actor(1, 32, tmp_path / "kept")
+    placement.actor(1, 16, tmp_path / "kept", 0.2)
+    assert "read from" not in capsys.readouterr().out

@@ -21,10 +21,14 @@ from espalier_scheduling.learners.rollout import Rollout, Seen, columns_of, join
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
     from espalier_scheduling.learners.registry import Told
+    from espalier_scheduling.placement.actor import Actor
 
 RATE: Final = 3e-4
 FOLLOWED: Final = 0.005
 """The part of the way to the networks that targets go in an update."""
+
+Described = tuple[Tensor, Tensor]
+"""What `Actor.described` makes of what was seen, once for all networks; and what can be chosen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +44,12 @@ class Remembered:
     following: Seen
 
 
-def improve(learner: Learner, told: Told, entropy: float) -> None:
-    """Learn from the network's own decisions, all of which are remembered; an update for each step of all episodes.
+def improve(learner: Learner, actor: Actor, told: Told, entropy: float) -> None:
+    """Learn from the decisions of the learner's `actor`, all of which are remembered; an update for each step.
 
     `entropy` is aimed at, as a part of that of choosing at random.
     """
-    run = Run(learner.network, entropy)
+    run = Run(actor, entropy)
     replayed(learner, told, list[Remembered](), _remembered, run.update, learner.settings.steps)
 
 
@@ -62,57 +66,61 @@ def _remembered(rollout: Rollout, step: int) -> Remembered:
 class Run:
     """The network that decides, those that value, and their optimizers."""
 
-    def __init__(self, network: nn.Module, entropy: float) -> None:
+    def __init__(self, network: Actor, entropy: float) -> None:
         """Begin; scores of the copies are values, and how they begin does not matter."""
         self._network, self._entropy = network, entropy
-        self._critics = nn.ModuleList(copy.deepcopy(network) for _ in range(2))
+        self._critics = [copy.deepcopy(network) for _ in range(2)]
         self._targets = copy.deepcopy(self._critics)
         with torch.no_grad(), torch.random.fork_rng([]):
             torch.manual_seed(0)
             for parameter in self._critics[1].parameters():  # of two that are the same, one would be enough
                 parameter.add_(0.01 * torch.randn_like(parameter))
+        self._valuing = nn.ModuleList(self._critics)
         self._temperature = torch.zeros(1, requires_grad=True)
         self._optimizers = [
             torch.optim.Adam(parameters, lr=RATE)
-            for parameters in (network.parameters(), self._critics.parameters(), [self._temperature])
+            for parameters in (network.parameters(), self._valuing.parameters(), [self._temperature])
         ]
 
     def update(self, drawn: list[Remembered]) -> dict[str, float]:
         """Take a step of each optimizer; return figures."""
         deciding, valuing, warming = self._optimizers
-        batch, following = joined([each.seen for each in drawn]), joined([each.following for each in drawn])
+        now, later = (self._described([getattr(each, name) for each in drawn]) for name in ("seen", "following"))
         columns = torch.cat([each.columns for each in drawn])[:, None]
         rewards, lives = (torch.cat([getattr(each, name) for each in drawn]) for name in ("rewards", "lives"))
         temperature = self._temperature.detach().exp()
         with torch.no_grad():
-            logs, chances = _chances(self._network, following)
-            value = (chances * (_smaller(self._targets, following) - temperature * logs)).sum(1)
+            logs, chances = _chances(self._network, later)
+            value = (chances * (_smaller(self._targets, later) - temperature * logs)).sum(1)
             wanted = rewards + lives * value
-        found = [critic(*batch)[0].gather(1, columns)[:, 0] for critic in self._critics]
-        error = sum(((each - wanted) ** 2).mean() for each in found)
-        assert isinstance(error, Tensor)  # noqa: S101  (there are two)
-        descend(valuing, error, self._critics)
-        logs, chances = _chances(self._network, batch)
+        found = torch.stack([critic.scored(*now).gather(1, columns)[:, 0] for critic in self._critics])
+        error = ((found - wanted) ** 2).mean(1).sum()
+        descend(valuing, error, self._valuing)
+        logs, chances = _chances(self._network, now)
         with torch.no_grad():
-            values = _smaller(self._critics, batch)
+            values = _smaller(self._critics, now)
         descend(deciding, (chances * (temperature * logs - values)).sum(1).mean(), self._network)
         entropy = -(chances.detach() * logs.detach()).sum(1)
-        aimed = self._entropy * batch[4].sum(1).float().log()
+        aimed = self._entropy * now[1].sum(1).float().log()
         descend(warming, (self._temperature.exp() * (entropy - aimed).mean()).sum())
         with torch.no_grad():
-            for target, critic in zip(self._targets.parameters(), self._critics.parameters(), strict=True):
-                target.lerp_(critic, FOLLOWED)
+            for target, critic in zip(self._targets, self._critics, strict=True):
+                for one, other in zip(target.parameters(), critic.parameters(), strict=True):
+                    one.lerp_(other, FOLLOWED)
         return {"entropy": float(entropy.mean()), "error": float(error.detach()), "temperature": float(temperature)}
 
+    def _described(self, seen: list[Seen]) -> Described:
+        batch = joined(seen)
+        return self._network.described(*batch), batch[4]
 
-def _chances(network: nn.Module, seen: Seen) -> tuple[Tensor, Tensor]:
+
+def _chances(network: Actor, seen: Described) -> tuple[Tensor, Tensor]:
     """Return logarithms of probabilities and probabilities, (n, columns); 0 and 0 of what cannot be chosen."""
-    scores, _ = network(*seen)
-    logs = torch.log_softmax(scores, 1)
-    return logs.masked_fill(~seen[4], 0.0), logs.exp() * seen[4]
+    logs = torch.log_softmax(network.scored(*seen), 1)
+    return logs.masked_fill(~seen[1], 0.0), logs.exp() * seen[1]
 
 
-def _smaller(critics: nn.ModuleList, seen: Seen) -> Tensor:
+def _smaller(critics: list[Actor], seen: Described) -> Tensor:
     """Return the smaller value of each action, (n, columns); 0 of what cannot be chosen."""
-    values = torch.stack([critic(*seen)[0] for critic in critics]).amin(0)
-    return values.masked_fill(~seen[4], 0.0)
+    values = torch.stack([critic.scored(*seen) for critic in critics]).amin(0)
+    return values.masked_fill(~seen[1], 0.0)

@@ -38,27 +38,33 @@ class Actor(nn.Module):
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `PlacementEpisodes` shows."""
-        job, taken = jobs[:, 0], options[:, 0]  # (episodes, features), (episodes, candidates, nodes)
+        value = self.value(torch.cat([jobs[:, 0], cluster.mean(1), cluster.amax(1)], dim=-1))
+        return self.scored(self.described(jobs, options, cluster, present, mask), mask), value * present
+
+    def described(self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor) -> Tensor:
+        """Return (candidates of all episodes, features): of those that there are alone, one episode after the other."""
+        del present  # there is a job
+        row, column = mask[:, :-1].nonzero(as_tuple=True)
+        taken, nodes = options[row, 0, column], cluster[row]  # (n, nodes), (n, nodes, features)
         on = (taken > 0).float()
         many = on.sum(-1, keepdim=True).clamp(min=1)
-        largest = (on[..., None] * cluster[:, None]).amax(2)
-        racks = on.reshape(*on.shape[:2], self._racks, self._rack_nodes).amax(-1).sum(-1, keepdim=True)
-        described = torch.cat(
+        racks = on.reshape(len(on), self._racks, self._rack_nodes).amax(-1).sum(-1, keepdim=True)
+        weights = torch.stack([on / many, taken / taken.sum(-1, keepdim=True).clamp(min=1e-6)], 1)
+        return torch.cat(
             [
-                job[:, None].expand(-1, taken.shape[1], -1),
-                on @ cluster / many,
-                taken @ cluster / taken.sum(-1, keepdim=True).clamp(min=1e-6),
-                largest,
+                jobs[row, 0],
+                (weights @ nodes).flatten(1),
+                (on[..., None] * nodes).amax(1),
                 many / 8,
                 racks / self._racks,
                 taken.amax(-1, keepdim=True),
             ],
             dim=-1,
         )
-        scores = self.score(described)[..., 0]
-        stop = torch.zeros_like(scores[:, :1])
-        value = self.value(torch.cat([job, cluster.mean(1), cluster.amax(1)], dim=-1))
-        return torch.cat([scores, stop], 1).masked_fill(~mask, MASKED), value * present
+
+    def scored(self, described: Tensor, mask: Tensor) -> Tensor:
+        """Return the scores of what `described` returned."""
+        return torch.full(mask.shape, MASKED).masked_scatter(mask, self.score(described)[:, 0])
 
 
 def _layers(inputs: int) -> nn.Sequential:

@@ -57,7 +57,7 @@ def learn_placement(
     if sac_entropy is None:
         learner.improve(progress)
     else:
-        sac.improve(learner, progress, sac_entropy)
+        sac.improve(learner, actor, progress, sac_entropy)
     return actor
 
 

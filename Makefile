@@ -202,6 +202,10 @@ bench-together: .venv/.ready  ## does it pay to decide numbers of workers and th
 bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow? 35 families that it has not met (1 hour); ARGS=--quick
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)
 
+.PHONY: bench-advice-left-out
+bench-advice-left-out: .venv/.ready  ## do trees know families of the carried corpora that they have not learned from? (2 minutes)
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/advice_left_out.py $(ARGS)
+
 .PHONY: bench-trial-evidence
 bench-trial-evidence: .venv/.ready  ## what do the losses of a trial say of the gain in the end? From the carried corpus, in seconds
 	.venv/bin/python benchmarks/trial_evidence.py $(ARGS)

@@ -18,6 +18,7 @@ from espalier_agent.policies.tree_features import STATIC, Facts, static_features
 from espalier_api.advice import Action
 from espalier_api.growth_corpus import CaseRecord, MomentRecord
 from espalier_cli.collect.progress_line import ProgressLine
+from espalier_cli.corpus.families import Families
 from espalier_cli.judge.case import Case, CaseFile
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.judging import Judgement
@@ -28,6 +29,8 @@ from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
 MODELS = Path(__file__).with_name("unseen_models.py")
 QUICK = 5
 """Families of the quick form."""
+DRAWN = (("image", 12), ("tokens", 8), ("table", 6), ("signal", 8))
+"""Families of `--drawn`, by kind of input."""
 BARS = (
     ("advice", 0.6, "before delay"),
     ("race", 0.6, "with four extra GPUs"),
@@ -51,6 +54,17 @@ class Part:
             return cases
         half = cases[: len(cases) // 2]
         return tuple(sorted(half, key=lambda case: case.steps * _width(case))[: self.count])
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The cases of families that a seed draws: nobody has looked at them before."""
+
+    seed: int
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Make them."""
+        return Families("drawn", self.seed, DRAWN)()
 
 
 def _width(case: Case) -> int:
@@ -86,6 +100,7 @@ def raced_by(policy: Policy, gpus: int) -> Rule:
     show_default=True,
     help="Also judge Confirm, whose late growths are trained beside the arms.",
 )
+@click.option("--drawn", type=int, metavar="SEED", help="Judge 34 other families, which this seed draws.")
 @click.option("--policy", "others", multiple=True, type=click.Path(path_type=Path), help="Another policy. Repeatable.")
 @click.option("--work-dir", type=click.Path(path_type=Path), default=Path("runs/unseen"), show_default=True)
 @click.option("--parallel", type=click.IntRange(min=1), help="[default: the number of cores]")
@@ -95,13 +110,16 @@ def main(
     seeds: int,
     most: int,
     trials: bool,
+    drawn: int | None,
     others: tuple[Path, ...],
     work_dir: Path,
     parallel: int | None,
     picture: Path | None,
 ) -> None:
     """Judge the shipped policy on families that it has not met."""
-    part = Part(QUICK if quick else None)
+    if quick and drawn is not None:
+        raise click.UsageError("--quick judges some families of the fixed list; leave it out with --drawn")
+    part = Part(QUICK if quick else None) if drawn is None else Drawn(drawn)
     judgement = Judgement(part, part(), 1 if quick else seeds, Setting(most=most), work_dir, parallel or cores())
     records, tried = judgement.records(ProgressLine("trainings"), trials=trials)
     rules: dict[str, Rule] = {"mixes first": mixing}
@@ -111,7 +129,7 @@ def main(
         rules["race"] = raced_by(open_policy(None), RACE_GPUS)
     for folder in others:
         policy = open_policy(folder)
-        rules[policy.name] = advised_by(policy)
+        rules[folder.name] = advised_by(policy)
     verdict = judged(decisions_of(records, tried, rules))
     show(verdict)
     if picture is not None:

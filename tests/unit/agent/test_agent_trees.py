@@ -198,13 +198,59 @@ def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() 
     assert shipped.strangers.strangers is None
 
 
-def test_the_carried_trees_are_what_their_command_makes() -> None:
+@pytest.fixture(scope="module")
+def corpora() -> dict[str, GrowthCorpus]:
+    return {name: carried_corpus(name) for name in ("growth", "free")}
+
+
+def test_the_carried_trees_are_what_their_command_makes(corpora: dict[str, GrowthCorpus]) -> None:
     strangers = default_policy().strangers
     assert strangers is not None
     tables = [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
-    again = LEARNER.with_corpora([carried_corpus("growth"), carried_corpus("free")]).learn(
-        tables, seed=0, name="unseen"
-    )
+    again = LEARNER.with_corpora(list(corpora.values())).learn(tables, seed=0, name="unseen")
     assert again.lineage == strangers.lineage
     for name, values in strangers.network.state_dict().items():
         assert torch.allclose(values, again.network.state_dict()[name], atol=1e-5), name
+
+
+def test_widening_is_learnt_apart(corpora: dict[str, GrowthCorpus]) -> None:
+    """What is known of widening changes nothing in what is expected of added layers."""
+    records = [one for one in corpora["free"].cases if one.seed == 0 and not one.grown and one.moments][:12]
+    adding = [
+        one.model_copy(
+            update={
+                "moments": tuple(
+                    moment.model_copy(update={"arms": tuple(a for a in moment.arms if a.action.kind != "Widen")})
+                    for moment in one.moments
+                )
+            }
+        )
+        for one in records
+    ]
+    both, apart = (
+        LEARNER.with_corpora([GrowthCorpus(name="part", source="test", cases=tuple(cases))]).learn([], seed=2)
+        for cases in (records, adding)
+    )
+    request = records[0].request(records[0].moments[0])
+    assert request is not None
+    known, without = (
+        {entry.action: entry.gain for entry in advise(one, request, "a").probabilities if entry.action.grows}
+        for one in (both, apart)
+    )
+    widening = {action for action in known if action.kind == "Widen"}
+    assert widening
+    assert all(known[action] is not None for action in widening)
+    for action, gain in known.items():
+        assert without[action] == (None if action in widening else gain)
+
+
+def test_the_shipped_policy_widens_where_that_gains_most(corpora: dict[str, GrowthCorpus]) -> None:
+    shipped = default_policy().strangers
+    assert shipped is not None
+    kinds = {
+        decide(shipped, request).action.kind
+        for record in corpora["growth"].cases[:60]
+        for moment in record.moments[:1]
+        if (request := record.request(moment)) is not None
+    }
+    assert kinds >= {"Deepen", "Widen", "Nothing"}

@@ -3,12 +3,16 @@
 Splits are drawn at random (extremely randomized trees, Geurts et al. 2006): few families with noisy gains are learnt
 from, and the mean of such trees follows their noise less. Each tree is learnt from a bootstrap over *families*: models
 of a family resemble each other, so only a family that a tree has not met shows what it knows of others. The families
-that a tree left out also decide how cautious the policy is: by how many deviations of the trees the expected gain is
-lowered, and how much is then needed to beat nothing.
+that a tree left out also decide how cautious the policy has to be to do little harm: by how many deviations of the
+trees the expected gain is lowered, and how much is then needed to beat nothing.
+
+Each tree has three parts, learnt apart: the first layers that are added, later ones, and what widens. Learnt together,
+advice on where to add the first layers was worse.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +30,8 @@ from espalier_agent.learners.trees_history import Measured, measured
 from espalier_agent.learners.trees_rows import Floats, Rows, rows_of_corpora, rows_of_history, rows_of_tables, stacked
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
-from espalier_agent.policies.tree_ensemble import DEPTH, NODES, TREES, TreesNetwork, evaluated, squashed
+from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, TreesNetwork, evaluated, squashed
+from espalier_agent.policies.tree_features import FEATURES
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import decision_tree
 from espalier_api.architecture import Architecture
@@ -36,6 +41,10 @@ from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth_corpus import GrowthCorpus
 from espalier_api.outcomes import OutcomeTable
 
+WIDENS: Final = FEATURES.index("widens")
+GROWN: Final = FEATURES.index("grown before")
+PARTED: Final = 0.5
+"""What is above it widens, or has grown."""
 CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
 """Deviations of the trees by which a gain may be lowered."""
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
@@ -50,7 +59,7 @@ class TreesConfig(Record):
 
     least_weight: float = Field(default=3.0, gt=0)
     """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
-    features: float = Field(default=0.5, gt=0, le=1)
+    features: float = Field(default=1.0, gt=0, le=1)
     """Share of the features that are looked at for each split."""
     blind: float = Field(default=0.25, ge=0, le=1)
     """Weight of rows again without costs and curve, for requests that tell neither."""
@@ -160,31 +169,45 @@ def _network(architectures: Sequence[Architecture], operations: Iterable[str]) -
 
 
 def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, progress: ProgressCallback) -> None:
-    from sklearn.tree import ExtraTreeRegressor  # a second to import, for learning alone
-
     targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)
     families = int(rows.families.max()) + 1
     left_out = np.zeros((TREES, len(targets)), dtype=bool)
+    widens, later = (rows.features[:, one] > PARTED for one in (WIDENS, GROWN))
+    parts = (~widens & ~later, ~widens & later, widens)
     for tree in range(TREES):
         drawn = np.bincount([chance.randrange(families) for _ in range(families)], minlength=families)
         counts = drawn[rows.families]
         left_out[tree] = counts == 0
         weights = rows.weights * counts
-        model = ExtraTreeRegressor(
-            max_leaf_nodes=(NODES + 1) // 2,
-            max_depth=DEPTH,
-            max_features=config.features,
-            min_weight_fraction_leaf=min(0.5, config.least_weight / float(weights.sum())),
-            random_state=chance.randrange(2**31),
-        ).fit(rows.features, targets, sample_weight=weights)
-        _store(network, tree, model.tree_)
+        first, again, widening = (
+            _grown(rows.features, targets, weights * part, config, chance.randrange(2**31)) for part in parts
+        )
+        for name, values in _joined(WIDENS, _joined(GROWN, first, again), widening).items():
+            network.get_buffer(name)[tree, : len(values)] = torch.from_numpy(values)
         progress(Progress(tree + 1, TREES, 0.0, float(rows.gains.mean())))
     _choose_caution(network, rows, left_out)
 
 
-def _store(network: TreesNetwork, place: int, tree: Any) -> None:
-    count = tree.node_count
+def _grown(features: Floats, targets: Floats, weights: Floats, config: TreesConfig, seed: int) -> dict[str, Floats]:
+    """Return a tree that was learnt from the rows with a weight; without any, one that expects no gain."""
+    from sklearn.tree import ExtraTreeRegressor  # a second to import, for learning alone
+
+    met = weights > 0
+    if not met.any():
+        leaf = {"feature": -1.0, "threshold": 0.0, "left": -1.0, "right": -1.0, "value": 0.0}
+        return {name: np.array([value], dtype=np.float32) for name, value in leaf.items()}
+    tree = (
+        ExtraTreeRegressor(
+            max_leaf_nodes=LEAVES,
+            max_depth=DEPTH - 2,
+            max_features=config.features,
+            min_weight_fraction_leaf=min(0.5, config.least_weight / float(weights.sum())),
+            random_state=seed,
+        )
+        .fit(features[met], targets[met], sample_weight=weights[met])
+        .tree_
+    )
     arrays = {
         "feature": np.where(tree.feature < 0, -1, tree.feature),
         "threshold": tree.threshold,
@@ -192,12 +215,27 @@ def _store(network: TreesNetwork, place: int, tree: Any) -> None:
         "right": tree.children_right,
         "value": tree.value[:, 0, 0],
     }
-    for name, values in arrays.items():
-        network.get_buffer(name)[place, :count] = torch.from_numpy(values.astype(np.float32))
+    return {name: values.astype(np.float32) for name, values in arrays.items()}
+
+
+def _joined(feature: int, below: dict[str, Floats], above: dict[str, Floats]) -> dict[str, Floats]:
+    """Return one tree of two: its root goes to the second one where the feature is above `PARTED`."""
+    second = 1 + len(below["feature"])
+    root = {"feature": feature, "threshold": PARTED, "left": 1, "right": second, "value": 0.0}
+    first = np.array([1, second])
+    moves = {name: first if name in ("left", "right") else np.zeros(2) for name in root}
+    return {
+        name: np.concatenate([[value], below[name] + moves[name][0], above[name] + moves[name][1]], dtype=np.float32)
+        for name, value in root.items()
+    }
 
 
 def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.bool_]) -> None:
-    """Choose both settings by the decisions of families, each judged by the trees that have not met it."""
+    """Choose the least cautious settings that do little harm, or the most cautious ones if all do too much.
+
+    By the decisions of families, each judged by the trees that have not met it. Their regret does not choose: that of
+    many settings is the same within its noise, and chosen by it, policies were worse on other families.
+    """
     judged = np.flatnonzero((rows.decisions >= 0) & left_out.any(axis=0))
     if not len(judged):
         return
@@ -205,30 +243,21 @@ def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.
     apart = np.where(left_out[:, judged], values, np.nan)
     mean, deviation = np.nanmean(apart, axis=0), np.nanstd(apart, axis=0)
     gains, decisions = rows.gains[judged], rows.decisions[judged]
-    found = {
-        (caution, needed): _followed(mean - caution * deviation, needed, gains, decisions)
-        for caution in CAUTIONS
-        for needed in NEEDED
-    }
-    # The least regret among those that do little harm; of equal ones the most cautious.
-    allowed = {setting: regret for setting, (regret, harm) in found.items() if harm <= HARM_BAR}
-    if not allowed:
-        allowed = {(CAUTIONS[-1], NEEDED[-1]): 0.0}
-    caution, needed = min(allowed, key=lambda setting: (allowed[setting], -setting[0], -setting[1]))
+    for caution, needed in itertools.product(CAUTIONS, NEEDED):
+        if _harm(mean - caution * deviation, needed, gains, decisions) <= HARM_BAR:
+            break
     network.get_buffer("caution")[0], network.get_buffer("needed")[0] = caution, needed
 
 
-def _followed(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Return the mean regret of following the scores, and the share of decisions in which that does harm."""
-    total = harm = 0.0
+def _harm(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[np.int64]) -> float:
+    """Return the share of decisions in which following the scores does harm."""
     numbers = np.unique(decisions)
+    harm = 0
     for number in numbers:
         of = decisions == number
         place = int(scores[of].argmax())
-        gain = float(gains[of][place]) if scores[of][place] > needed else 0.0
-        total += max(0.0, float(gains[of].max())) - gain
-        harm += gain < -HARM
-    return total / len(numbers), harm / len(numbers)
+        harm += bool(scores[of][place] > needed and gains[of][place] < -HARM)
+    return harm / len(numbers)
 
 
 def _train(start: LearningStart, config: TreesConfig, progress: ProgressCallback) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from espalier_agent.learners.trees_history import Measured
-from espalier_agent.policies.tree_features import Facts, dynamic_features, static_features
+from espalier_agent.policies.tree_features import Facts, Vector, dynamic_features, static_features
 from espalier_agent.tables.tree import DecisionTree
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
@@ -52,6 +52,7 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[R
         for record in corpus.cases:
             by_case.setdefault((record.case, record.grown, record.speed), []).append(record)
         for case, records in by_case.items():
+            read = _Statics()
             for place, moment in enumerate(records[0].moments):
                 gains = _gains([record.moments[place] for record in records])
                 for record in records:
@@ -63,9 +64,8 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[R
                     for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
                         if weight:
                             yield from _rows(
-                                request.architecture,
-                                facts,
-                                left,
+                                read.features(request.architecture, facts),
+                                [left, *dynamic_features(request.architecture, facts)],
                                 gains,
                                 weight / len(records),
                                 record.family,
@@ -102,29 +102,48 @@ def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[Row]:
                 if action.grows
             }
             share = state.time_left_s / state.time_budget_s
-            yield from _rows(state.architecture, Facts(), share, gains, 1 / len(prefixes), tree.model, "")
+            static = static_features(state.architecture, Facts())
+            dynamic = dynamic_features(state.architecture, Facts())
+            yield from _rows(static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
 
 
 def rows_of_history(one: Measured) -> Iterator[Row]:
     """Yield the rows of a decision of a service."""
     share = one.decision.time_left_seconds / one.decision.time_budget_seconds
+    static = static_features(one.decision.architecture, one.facts)
+    dynamic = [share, *dynamic_features(one.decision.architecture, one.facts)]
     for action, (gain, weight) in one.gains.items():
-        yield from _rows(one.decision.architecture, one.facts, share, {action: gain}, weight, one.family, "")
+        yield from _rows(static, dynamic, {action: gain}, weight, one.family, "")
+
+
+class _Statics:
+    """The static features of one case, whose seeds and moments have the same description."""
+
+    def __init__(self) -> None:
+        self._met: list[tuple[Architecture, Facts, dict[Action, Vector]]] = []
+
+    def features(self, architecture: Architecture, facts: Facts) -> dict[Action, Vector]:
+        # Metrics are read as dynamic features alone.
+        sizes = replace(facts, metrics={})
+        for met, known, found in self._met:
+            if known == sizes and met == architecture:
+                return found
+        found = static_features(architecture, sizes)
+        self._met.append((architecture, sizes, found))
+        return found
 
 
 def _rows(
-    architecture: Architecture,
-    facts: Facts,
-    share: float,
+    static: Mapping[Action, Vector],
+    dynamic: Sequence[float],
     gains: dict[Action, float],
     weight: float,
     family: str,
     decision: str,
 ) -> Iterator[Row]:
-    static, dynamic = static_features(architecture, facts), dynamic_features(architecture, facts)
     for action, gain in gains.items():
         if action in static:
-            yield Row(action.kind, [*static[action].tolist(), share, *dynamic], gain, weight, family, decision)
+            yield Row(action.kind, [*static[action].tolist(), *dynamic], gain, weight, family, decision)
 
 
 def stacked(rows: Sequence[Row]) -> Rows:

@@ -24,9 +24,11 @@ from espalier_api.architecture import Architecture
 from espalier_api.growth import operation
 
 TREES: Final = 100
-NODES: Final = 127
-"""Of a tree: 64 leaves."""
-DEPTH: Final = 12
+LEAVES: Final = 128
+"""Of each part of a tree: for first growths, for later ones, and for what widens."""
+NODES: Final = 3 * (2 * LEAVES - 1) + 2
+"""Of a tree: its parts, and two splits between these."""
+DEPTH: Final = 14
 SCALE: Final = 0.03
 """A gain g in accuracy is learnt as tanh(g / SCALE): a gain of .1 is hardly better than one of .06."""
 SHARPNESS: Final = 6.0

@@ -11,10 +11,8 @@ export UV_PYTHON_DOWNLOADS ?= never
 BUDGET ?= 20
 SEED ?= 0
 RUNS ?= runs
-# Number of files of tests at a time: two more than the cores, since some only wait for a moment, and five at most. Those
-# of a laptop's jobs run for longer, and at most LOCAL_WORKERS of them.
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 3 ? cores + 2 : 5)))
-LOCAL_WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores + 1 : 5)))
+# Number of files of tests at a time: one more than the cores, since some only wait for a moment, and five at most.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? cores + 1 : 5)))
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -96,7 +94,7 @@ lint: .venv/.ready  ## run ruff, strict mypy and import-linter
 
 .PHONY: e2e-local
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
-	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(LOCAL_WORKERS) --dist load --maxschedchunk 1
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
 .PHONY: images cluster cluster-down e2e
 images:  ## build the images localhost/espalier-{operator,trainer,agent}:dev

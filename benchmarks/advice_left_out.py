@@ -38,15 +38,6 @@ def learnt_without(corpora: list[GrowthCorpus], seed: int) -> Iterator[tuple[str
         yield from ((family, policy) for family in out)
 
 
-def without_widening(record: CaseRecord) -> CaseRecord:
-    """Return a record as of a job that does not allow it."""
-    moments = tuple(
-        moment.model_copy(update={"arms": tuple(arm for arm in moment.arms if arm.action.kind != WIDEN.name)})
-        for moment in record.moments
-    )
-    return record.model_copy(update={"moments": moments})
-
-
 @click.command()
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the folds, and of the trees.")
 def main(seed: int) -> None:
@@ -61,7 +52,7 @@ def main(seed: int) -> None:
         records = [case for corpus in corpora for case in corpus.cases if bool(case.grown) == grown and case.moments]
         for widening in (False, True):
             print(f"\n{'second' if grown else 'first'} decisions, {'with' if widening else 'without'} widening")
-            judged_ones = records if widening else [without_widening(record) for record in records]
+            judged_ones = records if widening else [record.without(WIDEN.name) for record in records]
             show(judged(decisions_of(judged_ones, [], {"advice": advice, "mixes first": mixing})))
 
 

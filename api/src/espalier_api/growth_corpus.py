@@ -71,6 +71,14 @@ class CaseRecord(Record):
     left_out: tuple[str, ...] = ()
     """Growths that could not be carried out, with the reasons."""
 
+    def without(self, kind: str) -> CaseRecord:
+        """Return the record as of a job that does not allow a growth operation."""
+        moments = tuple(
+            moment.model_copy(update={"arms": tuple(arm for arm in moment.arms if arm.action.kind != kind)})
+            for moment in self.moments
+        )
+        return self.model_copy(update={"moments": moments})
+
     def request(self, moment: MomentRecord) -> AdviceRequest | None:
         """Return what the agent is asked at a moment; None where the model cannot grow.
 

@@ -295,6 +295,8 @@ def test_a_new_job_of_the_same_name_goes_on_from_the_checkpoint_of_one_that_fail
         (ConnectionResetError(errno.ECONNRESET, "x"), True),
         (TimeoutError(), True),
         (MemoryError(), True),
+        (torch.distributed.DistNetworkError("The client socket has timed out after 5000ms"), True),
+        (torch.distributed.DistBackendError("an unhandled system error"), True),
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),

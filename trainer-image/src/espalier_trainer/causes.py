@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
+from torch.distributed import DistError
+
 from espalier_api.causes import cause_in, place_in
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
@@ -79,13 +81,14 @@ _CODES: Final = {Reason.LOSS_NOT_FINITE: ExitCode.LOSS_NOT_FINITE, Reason.TRAINE
 def may_pass(error: BaseException) -> bool:
     """Return whether the same start may succeed later: the error, or one that it came from, is of the surroundings.
 
-    Of the surroundings are memory, devices, connections and file systems, but not a wrong path or missing rights.
+    Of the surroundings are memory, devices, connections (those of torch.distributed too) and file systems, but not a
+    wrong path or missing rights.
     """
     return any(_is_of_the_surroundings(each) for each in _chain(error))
 
 
 def _is_of_the_surroundings(error: BaseException) -> bool:
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | DistError):
         return True
     if isinstance(error, OSError):
         return error.errno not in _LASTING

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
+_OPEN_SECONDS: Final = 60.0
+"""How long a leader waits for its own store, which is in its process: on a busy machine it may be late, but not away."""
 ANSWER_SECONDS: Final = 3.0
 """A leader that does not answer for this long counts as away: frozen, or its node is gone. Less than its successor
 waits."""
@@ -100,9 +102,10 @@ class RendezvousServer:
             self.port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(seconds=CONNECT_SECONDS),
+            timeout=timedelta(seconds=_OPEN_SECONDS),
             master_listen_fd=listener.detach(),
         )
+        self.store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
         if _is_file(place):
             write_text_atomically(Path(place), f"{self.address}:{self.port}\n")
         self._heard = 0

@@ -1,7 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
-    [--processes 1] [--keep FOLDER] [--markdown] [--quick]
+    [--learners PPO RL2 SAC] [--processes 1] [--keep FOLDER] [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -12,9 +12,10 @@ completion time is below that of the row, in the mean over episodes, with its 95
   learnt prior    the same model, with a prior learnt on other clusters; no hidden parameter is looked at
   PPO, frozen    a network that learnt on other clusters what to do, without a model; it remembers nothing
   PPO, fine-tuned    the same network, and PPO goes on in each episode
+  RL2, frozen    PPO, but the network remembers the episode, and also sees what it chose last and what that cost
   SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
   oracle      knows the true performance; no model can be expected to be better by much
-The rows of PPO and SAC are means over seeds of learning, episode by episode; what each seed gives is printed first.
+The rows of these are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
 With --keep, a run that was stopped goes on with the networks that it had learnt. Empty the folder if learning changed.
 """
@@ -42,7 +43,15 @@ from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
 from espalier_scheduling.placement.cluster import Cluster
 from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
 from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.reinforced import SETTINGS, fine_tuned, frozen, learn_placement
+from espalier_scheduling.placement.recurrent import RecurrentActor
+from espalier_scheduling.placement.reinforced import (
+    SETTINGS,
+    Placing,
+    fine_tuned,
+    frozen,
+    learn_placement,
+    learn_remembering,
+)
 from espalier_scheduling.placement.tasks import Episode, Family, episode
 from espalier_scheduling.purposes import Purpose
 
@@ -52,6 +61,7 @@ OPTIMISMS: Final = (0.0, 0.2)
 """Standard deviations by which what is not known is taken for better than expected."""
 SAC_ENTROPIES: Final = (0.98, 0.2)
 """What SAC aims at, as a part of the entropy of choosing at random: as in the source, or less."""
+LEARNERS: Final = ("PPO", "RL2", "SAC")
 JUDGED: Final = ("online", "learnt prior")
 FAMILY: Final = Family()
 
@@ -99,20 +109,23 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
-def actor(seed: int, decisions: int, keep: Path | None, sac_entropy: float | None = None) -> Actor:
-    """Return what PPO, or SAC with this entropy, learns by this seed; it is read from the folder if it is there."""
+def actor(name: str, seed: int, decisions: int, keep: Path | None, sac_entropy: float | None = None) -> Placing:
+    """Return what this learner learns by this seed; it is read from the folder if it is there."""
     cpu = time.process_time()
-    name = f"PPO, seed {seed}" if sac_entropy is None else f"SAC, entropy {sac_entropy:g}, seed {seed}"
-    file = keep / f"{name}, {decisions} decisions.pt" if keep else None
+    file = keep / f"{name}, seed {seed}, {decisions} decisions.pt" if keep else None
     if file and file.exists():
-        kept = Actor(FAMILY.nodes // FAMILY.rack_nodes, FAMILY.rack_nodes)
+        kept = (RecurrentActor if name == "RL2" else Actor)(FAMILY.nodes // FAMILY.rack_nodes, FAMILY.rack_nodes)
         kept.load_state_dict(torch.load(file, weights_only=True))
-        print(f"{name}: read from {file}", flush=True)
+        print(f"{name}, seed {seed}: read from {file}", flush=True)
         return kept
+    told = partial(_said, f"{name}, seed {seed}")
     settings = replace(SETTINGS, decisions=decisions)
-    told = partial(_said, name)
-    learnt = learn_placement(seed, settings, FAMILY, told, sac_entropy=sac_entropy)
-    print(f"{name}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
+    learnt: Placing = (
+        learn_remembering(seed, settings, FAMILY, told)
+        if name == "RL2"
+        else learn_placement(seed, settings, FAMILY, told, sac_entropy=sac_entropy)
+    )
+    print(f"{name}, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(learnt.state_dict(), part := file.with_suffix(".part"))
@@ -131,28 +144,31 @@ def workers(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def learnt_actors(pool: Executor, seeds: int, decisions: int, keep: Path | None) -> dict[str, list[Actor]]:
-    """Return what PPO and SAC learn by each seed."""
-    entropies = {"PPO": None, **{f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}}
+def learnt_actors(
+    pool: Executor, learners: Sequence[str], seeds: int, decisions: int, keep: Path | None
+) -> dict[str, list[Placing]]:
+    """Return what these of `LEARNERS` learn by each seed, by row."""
+    entropies: dict[str, float | None] = {name: None for name in learners if name != "SAC"}
+    if "SAC" in learners:
+        entropies |= {f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}
     waiting = {
-        name: [pool.submit(actor, seed, decisions, keep, entropy) for seed in range(seeds)]
+        name: [pool.submit(actor, name, seed, decisions, keep, entropy) for seed in range(seeds)]
         for name, entropy in entropies.items()
     }
     return {name: [each.result() for each in found] for name, found in waiting.items()}
 
 
-def reinforced(pool: Executor, actors: dict[str, list[Actor]], judge: int, *, shift: bool) -> dict[str, list[float]]:
+def reinforced(pool: Executor, actors: dict[str, list[Placing]], judge: int, *, shift: bool) -> dict[str, list[float]]:
     """Return the rows without a model: mean completion times of episodes, in the mean over seeds."""
-    found, rows = {}, [(name, frozen, each) for name, each in actors.items()]
-    rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
-    for name, way, learnt in rows if actors["PPO"] else ():
+    found, rows = {}, [(f"{name}, frozen", frozen, each) for name, each in actors.items()]
+    if "PPO" in actors:
+        rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
+    for name, way, learnt in rows:
         play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=FAMILY)
         by_seed = [each.result() for each in [pool.submit(play, each) for each in learnt]]
         means = ", ".join(f"{statistics.fmean(each):,.0f}" for each in by_seed)
         print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
-        found[name if way is fine_tuned else f"{name}, frozen"] = [
-            statistics.fmean(each) for each in zip(*by_seed, strict=True)
-        ]
+        found[name] = [statistics.fmean(each) for each in zip(*by_seed, strict=True)]
     return found
 
 
@@ -180,10 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--choose", type=int, default=20, help="episodes to choose settings on, with and without a shift"
     )
     parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
-    parser.add_argument("--seeds", type=int, default=3, help="of PPO and SAC; 0 leaves their rows out")
+    parser.add_argument("--learners", nargs="*", choices=LEARNERS, default=LEARNERS, help="without a model")
+    parser.add_argument("--seeds", type=int, default=3, help="of each learner")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
     parser.add_argument("--processes", type=int, default=1, help="seeds at a time")
-    parser.add_argument("--keep", type=Path, help="a folder for what PPO and SAC learn")
+    parser.add_argument("--keep", type=Path, help="a folder for what learners learn")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes, 1 seed, 2,000 decisions")
     options = parser.parse_args(arguments)
@@ -192,13 +209,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{command()}\n{environment('torch', 'numpy')}\n{train} episodes to learn, {choose} to choose, {judge} to judge"
     )
-    print(f"{seeds} seeds of PPO and SAC, {decisions:,} decisions each")
+    print(f"{seeds} seeds of {', '.join(options.learners)}, {decisions:,} decisions each")
     prior = learn_prior(
         [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
     with workers(options.processes) as pool:
-        actors = learnt_actors(pool, seeds, decisions, options.keep)
+        actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep)
         for shift in (False, True):
             drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
             judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]

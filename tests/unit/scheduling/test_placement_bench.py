@@ -34,6 +34,7 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
         "online",
         "learnt prior",
         "PPO, fine-tuned",
+        "RL2, frozen",
         "SAC, entropy 0.2, frozen",
         "oracle",
     ):
@@ -47,10 +48,10 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
     monkeypatch.setattr(
         placement, "SETTINGS", Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     )
-    first, again = (placement.actor(1, 16, tmp_path / "kept") for _ in range(2))
+    first, again = (placement.actor("RL2", 1, 16, tmp_path / "kept") for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1
     for name, weights in first.state_dict().items():
         assert torch.equal(weights, again.state_dict()[name])
-    placement.actor(1, 32, tmp_path / "kept")
-    placement.actor(1, 16, tmp_path / "kept", 0.2)
+    placement.actor("RL2", 1, 32, tmp_path / "kept")
+    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path / "kept", 0.2)
     assert "read from" not in capsys.readouterr().out

@@ -9,8 +9,12 @@ from espalier_scheduling.learned.network import MASKED
 from espalier_scheduling.placement.tasks import KINDS
 
 HIDDEN = 64
-_NODE = 1 + KINDS + 2
-_JOB = KINDS + 2
+NODE = 1 + KINDS + 2
+"""What is observed of a node, so many numbers."""
+JOB = KINDS + 2
+"""What is known of a job, so many numbers."""
+_CANDIDATE, _CLUSTER = 3, 2
+"""Summaries of nodes of which a candidate is described, and the cluster valued."""
 
 
 class Actor(nn.Module):
@@ -20,19 +24,23 @@ class Actor(nn.Module):
     workers, and by the number of nodes and the part of a node's GPUs that it takes at most.
     """
 
-    def __init__(self, racks: int, rack_nodes: int, seed: int = 0) -> None:
-        """Draw weights by this seed; nodes are in racks of `rack_nodes`."""
+    def __init__(self, racks: int, rack_nodes: int, seed: int = 0, *, state: int = 0) -> None:
+        """Draw weights by this seed; nodes are in racks of `rack_nodes`.
+
+        Of each node `state` more numbers are known, last; the weights for them begin at 0.
+        """
         super().__init__()
         self._racks, self._rack_nodes = racks, rack_nodes
-        described = _JOB + 3 * _NODE + 3
+        node = NODE + state
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            self.score = _layers(described)
-            self.value = _layers(_JOB + 2 * _NODE)
+            self.score = _layers(JOB + _CANDIDATE * node + 3)
+            self.value = _layers(JOB + _CLUSTER * node)
         with torch.no_grad():
-            last = self.score[-1]
-            assert isinstance(last, nn.Linear)  # noqa: S101  (made by `_layers`)
-            last.weight.mul_(0.01)  # it begins without preferences
+            _linear(self.score, -1).weight.mul_(0.01)  # it begins without preferences
+            for layers, nodes in ((self.score, _CANDIDATE), (self.value, _CLUSTER)):
+                read = _linear(layers, 0).weight[:, JOB : JOB + nodes * node]
+                read.view(-1, nodes, node)[..., NODE:] = 0
 
     def forward(
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
@@ -71,3 +79,9 @@ def _layers(inputs: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
     )
+
+
+def _linear(layers: nn.Sequential, index: int) -> nn.Linear:
+    found = layers[index]
+    assert isinstance(found, nn.Linear)  # noqa: S101  (made by `_layers`)
+    return found

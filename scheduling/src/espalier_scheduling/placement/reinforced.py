@@ -1,4 +1,4 @@
-"""Placement by reinforcement learning without a model: imitation of a rule, then PPO or SAC; PPO on in an episode."""
+"""Placement by reinforcement learning without a model: imitation of a rule, then PPO, SAC or RL²; PPO in an episode."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from typing import Final
 
 import torch
 
-from espalier_scheduling.learners import sac
+from espalier_scheduling.learners import ppo, sac
 from espalier_scheduling.learners.learner import Learner, Settings
+from espalier_scheduling.learners.recurrent import remembering
+from espalier_scheduling.learners.registry import Improve, Told
 from espalier_scheduling.learners.rollout import tensors
 from espalier_scheduling.placement.actor import Actor
 from espalier_scheduling.placement.episodes import PlacementEpisodes
+from espalier_scheduling.placement.recurrent import RecurrentActor, ToldEpisodes
 from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose
 
 SETTINGS: Final = Settings(
     teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=38_400, minibatch=240, epochs=4, trace=0.95
 )
+Placing = Actor | RecurrentActor
 TURNS: Final = 4
 """Updates in an episode in which learning goes on."""
 _APART: Final = 1_000_000
@@ -39,11 +43,46 @@ def learn_placement(
 
     By the learner of the settings; with `sac_entropy` by SAC, see `learners.sac`.
     """
-    torch.set_num_threads(1)
     family = family or Family()
-    actor = Actor(family.nodes // family.rack_nodes, family.rack_nodes, seed)
-    numbers = itertools.count(seed * _APART)
-    episodes = PlacementEpisodes(numbers, settings.episodes, Purpose.TRAIN, family=family)
+    actor = Actor(*_racks(family), seed)
+
+    def improve(learner: Learner, told: Told) -> None:
+        if sac_entropy is None:
+            learner.improve(told)
+        else:
+            sac.improve(learner, actor, told, sac_entropy)
+
+    _learn(actor, improve, seed, settings, family, told)
+    return actor
+
+
+def learn_remembering(
+    seed: int,
+    settings: Settings = SETTINGS,
+    family: Family | None = None,
+    told: Callable[[str], object] = lambda _: None,
+) -> RecurrentActor:
+    """Return a network that learnt by RL² (see `placement.recurrent`): by PPO, from as many decisions.
+
+    Its episodes are learnt from whole, so what is imitated and the steps between updates are whole episodes, too.
+    """
+    family = family or Family()
+    actor = RecurrentActor(*_racks(family), seed)
+    side_by_side = settings.episodes * family.jobs
+    imitated = max(1, settings.imitated // side_by_side) * side_by_side
+    _learn(actor, ppo.improve, seed, replace(settings, steps=family.jobs, imitated=imitated), family, told)
+    return actor
+
+
+def _racks(family: Family) -> tuple[int, int]:
+    return family.nodes // family.rack_nodes, family.rack_nodes
+
+
+def _learn(
+    actor: Placing, improve: Improve, seed: int, settings: Settings, family: Family, told: Callable[[str], object]
+) -> None:
+    torch.set_num_threads(1)
+    episodes = _shown(actor)(itertools.count(seed * _APART), settings.episodes, Purpose.TRAIN, family=family)
     learner = Learner(episodes, actor, settings, seed)
     told(f"imitation of {settings.teacher}: {100 * learner.imitate():.0f} % of its decisions are the network's too")
 
@@ -54,21 +93,25 @@ def learn_placement(
                 f"{learner.learnt_from:,} decisions: {sum(recent) / max(1, len(recent)):,.0f} s a job while it explores"
             )
 
-    if sac_entropy is None:
-        learner.improve(progress)
-    else:
-        sac.improve(learner, actor, progress, sac_entropy)
-    return actor
+    improve(learner, progress)
+
+
+def _shown(actor: Placing) -> type[PlacementEpisodes]:
+    """Return the episodes that show what this network reads."""
+    return ToldEpisodes if isinstance(actor, RecurrentActor) else PlacementEpisodes
 
 
 @torch.no_grad()
-def frozen(actor: Actor, episodes: int, purpose: Purpose, *, shift: bool, family: Family | None = None) -> list[float]:
-    """Return the mean completion time of each episode, seconds: the best score decides, and nothing is learnt."""
+def frozen(
+    actor: Placing, episodes: int, purpose: Purpose, *, shift: bool, family: Family | None = None
+) -> list[float]:
+    """Return the mean completion time of each episode, seconds: the best score decides, and weights do not change."""
     # All have as many jobs, each of which is placed once: so they are over at the same time.
-    played = PlacementEpisodes(itertools.count(), episodes, purpose, shift=shift, family=family)
-    while not played.ended:
-        scores, _ = actor(*tensors(*played.seen()))
-        played.act(scores.argmax(1).numpy())
+    played = _shown(actor)(itertools.count(), episodes, purpose, shift=shift, family=family)
+    with remembering(actor, episodes):
+        while not played.ended:
+            scores, _ = actor(*tensors(*played.seen()))
+            played.act(scores.argmax(1).numpy())
     return played.ended
 
 

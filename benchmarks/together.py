@@ -1,6 +1,7 @@
 """How many workers should each job have, and where, if both are free? One after the other, compared with together.
 
-python benchmarks/together.py [--loads .35 .7 1] [--episodes 40] [--train 80] [--processes 1] [--markdown] [--quick]
+python benchmarks/together.py [--loads .35 .7 1] [--episodes 40] [--train 80] [--processes 1] [--runs FILE] [--markdown]
+    [--quick]
 
 Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers (docs/learned-scheduling.md). The rule
 `soonest` decides numbers of workers; nodes are chosen by a rule of placement, or by a model.
@@ -11,17 +12,20 @@ Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers
 `saved by ..., %` is by how many percent the mean completion time is below that of the row, in the mean over episodes,
 with its 95 % interval (Student's t); `GPU-hours` are those that jobs held, a job; `restarts` a job, the start included.
 No setting is chosen, so all episodes to judge are as good as new.
+With --runs, a run that was stopped goes on with the episodes that it had played. Remove the file if a way changed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from harness.printed import command, environment, progress, rendered
@@ -39,6 +43,16 @@ FAMILY: Final = Family()
 FIRST: Final = "learnt prior, one after the other"
 TOGETHER: Final = "learnt prior, together"
 WAYS: Final = (*RULES, FIRST, TOGETHER, "oracle, one after the other", "oracle, together")
+
+
+class Run(NamedTuple):
+    """Which episode was played."""
+
+    load: float
+    way: str
+    train: int
+    """Episodes from which the prior was learnt."""
+    index: int
 
 
 class Played(NamedTuple):
@@ -68,6 +82,20 @@ def play(name: str, prior: Prior, family: Family, index: int) -> Played:
     )
 
 
+def kept(path: Path | None) -> dict[Run, Played]:
+    """Return the episodes that a file has; none where there is no file."""
+    if path is None or not path.exists():
+        return {}
+    return {Run(*run): Played(*played) for run, played in map(json.loads, path.read_text().splitlines())}
+
+
+def keep(path: Path | None, run: Run, played: Played) -> None:
+    """Append an episode to the file."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps((run, played)) + "\n")
+
+
 def saving(ours: Sequence[Played], theirs: Sequence[Played]) -> str:
     """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
     percents = [100 * (1 - one.seconds / other.seconds) for one, other in zip(ours, theirs, strict=True)]
@@ -93,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=40, help="to judge, for each load")
     parser.add_argument("--train", type=int, default=80, help="episodes to learn the prior on")
     parser.add_argument("--processes", type=int, default=1, help="episodes at a time")
+    parser.add_argument("--runs", type=Path, help="a file for the episodes that were played")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="2 episodes at loads of .35 and .7, 8 to learn")
     options = parser.parse_args(arguments)
@@ -100,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.quick:
         loads, episodes, train = [0.35, 0.7], 2, 8
     print(f"{command()}\n{environment('numpy')}\n{train} episodes to learn, {episodes} to judge", flush=True)
+    known = kept(options.runs)
     prior = learn_prior([episode(FAMILY, Purpose.TRAIN, index) for index in range(train)])
 
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
@@ -108,7 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = dict[str, list[Played]]()
             for name in WAYS:
                 calls = partial(play, name, prior, replace(FAMILY, load=load))
-                found[name] = list(play_all(calls, range(episodes)))
+                runs = [Run(load, name, train, index) for index in range(episodes)]
+                missing = [run for run in runs if run not in known]
+                for run, one in zip(missing, play_all(calls, [run.index for run in missing]), strict=True):
+                    known[run] = one
+                    keep(options.runs, run, one)
+                found[name] = [known[run] for run in runs]
                 progress(f"load {load:g}, {name}: {statistics.fmean(each.seconds for each in found[name]):,.0f} s")
             print(table(found, f"load {load:g}, {episodes} episodes", markdown=options.markdown), flush=True)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_scheduling.placement.beliefs import Prior
 from espalier_scheduling.placement.candidates import Nodes, candidates, emptiest
 from espalier_scheduling.placement.configurations import Configurations, Weighed, counts
 from espalier_scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
@@ -91,3 +92,26 @@ def test_the_benchmark_prints_a_table_for_each_load(
         assert title in printed
     for name in ("consolidate", "first-fit", "emptiest", together.FIRST, together.TOGETHER, "oracle, together"):
         assert printed.count(name) >= 2
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_episodes_that_it_had_played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(together, "FAMILY", Family(jobs=4))
+    file = tmp_path / "runs.jsonl"
+    options = ["--train", "1", "--episodes", "2", "--loads", "1", "--runs", str(file)]
+    together.main(options)
+    whole, lines = capsys.readouterr().out, file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:5]))
+    played: list[tuple[str, int]] = []
+
+    def play(name: str, prior: Prior, family: Family, index: int) -> together.Played:
+        played.append((name, index))
+        return original(name, prior, family, index)
+
+    original = together.play
+    monkeypatch.setattr(together, "play", play)
+    together.main(options)
+    assert capsys.readouterr().out == whole
+    assert played == [(name, index) for name in together.WAYS for index in range(2)][5:]
+    assert file.read_text() == "".join(lines)

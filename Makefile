@@ -146,7 +146,7 @@ bench-spare-gpus: .venv/.ready  ## who should grow? what lent GPUs gain under `g
 	.venv/bin/python benchmarks/spare_gpus.py $(ARGS)
 
 .PHONY: bench-placement
-bench-placement: .venv/.ready  ## where should workers run? a performance model learnt over clusters, compared with rules (1 hour of a core; ARGS='--keep FOLDER' resumes); ARGS=--quick
+bench-placement: .venv/.ready  ## where should workers run? a performance model learnt over clusters, compared with rules and with networks (20 minutes of a core; ARGS='--keep FOLDER' resumes); ARGS=--quick
 	.venv/bin/python benchmarks/placement.py $(ARGS)
 
 .PHONY: bench-optimised-jobs

@@ -1,7 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
-    [--learners PPO RL2 SAC] [--processes 1] [--keep FOLDER] [--markdown] [--quick]
+    [--learners PPO RL2 SAC] [--processes 1] [--keep FOLDER] [--picture FILE] [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -18,13 +18,14 @@ completion time is below that of the row, in the mean over episodes, with its 95
 The rows of these are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
 With --keep, a run that was stopped goes on with the networks that it had learnt. Empty the folder if learning changed.
+The picture shows how much later than with the oracle jobs end, one group after the other as they came: do ways of
+placing learn in an episode, and again after a change?
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -34,9 +35,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from harness.printed import command, environment, progress, rendered
-from harness.statistics import paired
+from harness.statistics import error_bars, paired
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from espalier_scheduling.placement.actor import Actor
 from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
@@ -55,6 +59,7 @@ from espalier_scheduling.placement.reinforced import (
 from espalier_scheduling.placement.tasks import Episode, Family, episode
 from espalier_scheduling.purposes import Purpose
 
+Floats = NDArray[np.float64]
 MEMORIES: Final = (float("inf"), 40_000.0)
 """Seconds after which 1/e is left of what was measured."""
 OPTIMISMS: Final = (0.0, 0.2)
@@ -62,7 +67,11 @@ OPTIMISMS: Final = (0.0, 0.2)
 SAC_ENTROPIES: Final = (0.98, 0.2)
 """What SAC aims at, as a part of the entropy of choosing at random: as in the source, or less."""
 LEARNERS: Final = ("PPO", "RL2", "SAC")
-JUDGED: Final = ("online", "learnt prior")
+JUDGED: Final = ("online", "learnt prior", "RL2, frozen")
+"""What others are compared with, where it was judged."""
+DRAWN: Final = ("emptiest", "PPO, frozen", "RL2, frozen", "online", "learnt prior")
+GROUPS: Final = 6
+"""Of jobs, in the picture; the change is between two of them."""
 FAMILY: Final = Family()
 
 
@@ -97,15 +106,18 @@ def until_the_middle(drawn: Episode) -> float:
     return drawn.arrivals[len(drawn.arrivals) // 2].at
 
 
-def seconds(episodes: Sequence[Episode], make: Callable[[Episode], Placer]) -> list[float]:
-    """Return the mean completion time of the jobs of each episode."""
-    return [run(Cluster(drawn), make(drawn)) for drawn in episodes]
+def seconds(episodes: Sequence[Episode], make: Callable[[Episode], Placer]) -> Floats:
+    """Return (episodes, jobs), the completion times of jobs in the order in which they came."""
+    clusters = [Cluster(drawn) for drawn in episodes]
+    for cluster in clusters:
+        run(cluster, make(cluster.episode))
+    return np.array([cluster.completion_seconds for cluster in clusters])
 
 
 def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode], float]) -> Setting:
     """Return the settings with which the model is best on `episodes`."""
     settings = [Setting(memory, optimism) for memory, optimism in itertools.product(MEMORIES, OPTIMISMS)]
-    means = {setting: statistics.fmean(seconds(episodes, model(prior, setting, until))) for setting in settings}
+    means = {setting: seconds(episodes, model(prior, setting, until)).mean() for setting in settings}
     return min(settings, key=lambda setting: means[setting])
 
 
@@ -158,34 +170,59 @@ def learnt_actors(
     return {name: [each.result() for each in found] for name, found in waiting.items()}
 
 
-def reinforced(pool: Executor, actors: dict[str, list[Placing]], judge: int, *, shift: bool) -> dict[str, list[float]]:
-    """Return the rows without a model: mean completion times of episodes, in the mean over seeds."""
+def reinforced(pool: Executor, actors: dict[str, list[Placing]], judge: int, *, shift: bool) -> dict[str, Floats]:
+    """Return the rows without a model: completion times (episodes, jobs), in the mean over seeds."""
     found, rows = {}, [(f"{name}, frozen", frozen, each) for name, each in actors.items()]
     if "PPO" in actors:
         rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
     for name, way, learnt in rows:
         play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=FAMILY)
-        by_seed = [each.result() for each in [pool.submit(play, each) for each in learnt]]
-        means = ", ".join(f"{statistics.fmean(each):,.0f}" for each in by_seed)
+        by_seed = np.array([each.result() for each in [pool.submit(play, each) for each in learnt]])
+        means = ", ".join(f"{each.mean():,.0f}" for each in by_seed)
         print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
-        found[name] = [statistics.fmean(each) for each in zip(*by_seed, strict=True)]
+        found[name] = by_seed.mean(0)
     return found
 
 
-def saving(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def saving(ours: Floats, theirs: Floats) -> str:
     """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
-    found = paired([100 * (1 - one / other) for one, other in zip(ours, theirs, strict=True)])
+    found = paired((100 * (1 - ours.mean(1) / theirs.mean(1))).tolist())
     return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
-def table(found: dict[str, list[float]], title: str, *, markdown: bool) -> str:
+def table(found: dict[str, Floats], title: str, *, markdown: bool) -> str:
     """Return mean completion times, and what the models save."""
-    rows = []
+    rows, judged = [], [name for name in JUDGED if name in found]
     for name, theirs in found.items():
-        saved = ["" if name == ours else saving(found[ours], theirs) for ours in JUDGED]
-        rows.append((name, f"{statistics.fmean(theirs):,.0f}", f"{statistics.median(theirs):,.0f}", *saved))
-    head = ("placed by", "mean, s", "median, s", *(f"saved by {name}, %" for name in JUDGED))
+        saved = ["" if name == ours else saving(found[ours], theirs) for ours in judged]
+        rows.append((name, f"{theirs.mean():,.0f}", f"{np.median(theirs.mean(1)):,.0f}", *saved))
+    head = ("placed by", "mean, s", "median, s", *(f"saved by {name}, %" for name in judged))
     return rendered(title, head, rows, markdown=markdown)
+
+
+def draw(judged: dict[str, dict[str, Floats]], path: Path) -> None:
+    """Draw by how much later than with the oracle jobs end, by `GROUPS` of them as they came, with 95 % intervals."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(judged), sharey=True, squeeze=False)[0]
+    for axis, (title, found) in zip(axes, judged.items(), strict=True):
+        groups = np.array_split(np.arange(found["oracle"].shape[1]), GROUPS)
+        for place, name in enumerate(name for name in DRAWN if name in found):
+            later = [
+                paired((100 * (found[name][:, jobs].mean(1) / found["oracle"][:, jobs].mean(1) - 1)).tolist())
+                for jobs in groups
+            ]
+            middle = [
+                jobs.mean() + 1 + 0.8 * (place - 2) for jobs in groups
+            ]  # aside, so that intervals can be told apart
+            axis.errorbar(
+                middle, [each.mean for each in later], yerr=error_bars(later), marker="o", markersize=3, label=name
+            )
+        axis.set_title(title)
+        axis.set_xlabel("job, as they came")
+        axis.axhline(0, color="black", linewidth=0.8)
+    axes[0].set_ylabel("completion time above the oracle's, %")
+    axes[0].legend(fontsize=8, loc="upper left")
+    figure.savefig(path, dpi=120)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -201,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
     parser.add_argument("--processes", type=int, default=1, help="seeds at a time")
     parser.add_argument("--keep", type=Path, help="a folder for what learners learn")
+    parser.add_argument("--picture", type=Path, help="draw how far from the oracle jobs end, over time, into this PNG")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="8, 2 and 3 episodes, 1 seed, 2,000 decisions")
     options = parser.parse_args(arguments)
@@ -214,6 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
+    tables = dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
         actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep)
         for shift in (False, True):
@@ -235,7 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found |= reinforced(pool, actors, judge, shift=shift)
             found["oracle"] = seconds(judged, lambda _: Oracle())
             title = "cluster and workload change in the middle" if shift else "one cluster"
-            print(table(found, title, markdown=options.markdown))
+            print(table(found, title, markdown=options.markdown), flush=True)
+            tables[title] = found
+    if options.picture is not None:
+        draw(tables, options.picture)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How many workers should each job have, and where, if both are free? One after the other, compared with together.
 
 python benchmarks/together.py [--loads .35 .7 1] [--episodes 40] [--train 80] [--processes 1] [--runs FILE] [--markdown]
-    [--quick]
+    [--quick] [--decision JOBS NODES]
 
 Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers (docs/learned-scheduling.md). The rule
 `soonest` decides numbers of workers; nodes are chosen by a rule of placement, or by a model.
@@ -13,6 +13,7 @@ Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers
 with its 95 % interval (Student's t); `GPU-hours` are those that jobs held, a job; `restarts` a job, the start included.
 No setting is chosen, so all episodes to judge are as good as new.
 With --runs, a run that was stopped goes on with the episodes that it had played. Remove the file if a way changed.
+With --decision, it prints the CPU time of one decision instead: about so many jobs, none of which runs yet.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -82,6 +84,17 @@ def play(name: str, prior: Prior, family: Family, index: int) -> Played:
     )
 
 
+def decision_seconds(jobs: int, nodes: int) -> float:
+    """Return the CPU seconds of deciding numbers and nodes of so many jobs together, by the true performance."""
+    drawn = episode(replace(FAMILY, jobs=jobs, nodes=nodes), Purpose.TRAIN, 0)
+    at_once = replace(drawn, arrivals=tuple(replace(arrival, at=0.0) for arrival in drawn.arrivals))
+    cluster = ElasticCluster(at_once)
+    wanted = next(cluster.allocations())
+    cpu = time.process_time()
+    ByModel(Oracle(), together=True).places(cluster, wanted)
+    return time.process_time() - cpu
+
+
 def kept(path: Path | None) -> dict[Run, Played]:
     """Return the episodes that a file has; none where there is no file."""
     if path is None or not path.exists():
@@ -124,7 +137,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=Path, help="a file for the episodes that were played")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="2 episodes at loads of .35 and .7, 8 to learn")
+    parser.add_argument("--decision", type=int, nargs=2, metavar=("JOBS", "NODES"), help="on 5 nodes at least")
     options = parser.parse_args(arguments)
+    if options.decision:
+        print(f"{command()}\n{environment('numpy')}\n{decision_seconds(*options.decision):.3f} s of CPU time")
+        return
     loads, episodes, train = options.loads, options.episodes, options.train
     if options.quick:
         loads, episodes, train = [0.35, 0.7], 2, 8

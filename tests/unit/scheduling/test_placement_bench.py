@@ -18,12 +18,14 @@ from espalier_scheduling.placement.tasks import Family
 
 
 def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
     small = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     monkeypatch.setattr(placement, "SETTINGS", small)
-    placement.main(["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"])
+    sizes = ["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"]
+    placement.main([*sizes, "--picture", str(tmp_path / "placement.png")])
+    assert (tmp_path / "placement.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     for title in ("one cluster", "cluster and workload change in the middle"):
         assert title in printed

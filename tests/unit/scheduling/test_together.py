@@ -115,3 +115,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_episodes_that_it_had_played(
     assert capsys.readouterr().out == whole
     assert played == [(name, index) for name in together.WAYS for index in range(2)][5:]
     assert file.read_text() == "".join(lines)
+
+
+def test_the_benchmark_times_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    together.main(["--decision", "3", "8"])
+    assert capsys.readouterr().out.endswith(" s of CPU time\n")
+    assert together.decision_seconds(3, 8) > 0

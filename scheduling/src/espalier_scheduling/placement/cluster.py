@@ -92,10 +92,14 @@ class Running:
         """The changes and the task for which the speeds of jobs are right."""
 
     @property
+    def completion_seconds(self) -> list[float]:
+        """Completion times of the jobs that are complete, in the order in which they came."""
+        return [job.completed_at - job.submitted_at for job in self.jobs.values() if job.completed_at is not None]
+
+    @property
     def mean_seconds(self) -> float:
         """Mean completion time of the jobs, once all are complete."""
-        ends = [job.completed_at - job.submitted_at for job in self.jobs.values() if job.completed_at is not None]
-        return sum(ends) / len(self.jobs)
+        return sum(self.completion_seconds) / len(self.jobs)
 
     def running(self) -> list[tuple[str, Placed]]:
         """Return the jobs that run, and where."""

@@ -45,8 +45,8 @@ class PlacementEpisodes:
         self.window = np.zeros((count, 1), np.int64)
         self.present = np.ones((count, 1), bool)
         self.opened: Floats = np.zeros((count, 1))
-        self.ended: list[float] = []
-        """Mean completion times of the episodes that are over, seconds, in the order in which they ended."""
+        self.ended: list[list[float]] = []
+        """Completion times of the jobs of each episode that is over, seconds, in the order in which they came."""
         self._observed: list[Observation] = []
         self._mask = np.zeros((count, MOST + 1), bool)
         self._told = np.zeros((count, 3))
@@ -60,9 +60,13 @@ class PlacementEpisodes:
         self._told[row] = self._so_far(row)
         return observation
 
-    def _so_far(self, row: int) -> tuple[float, float, float]:
+    def _cluster(self, row: int) -> Cluster:
         cluster = self._environments[row].cluster
         assert cluster is not None  # noqa: S101  (set by reset)
+        return cluster
+
+    def _so_far(self, row: int) -> tuple[float, float, float]:
+        cluster = self._cluster(row)
         return cluster.now, cluster.job_seconds, _done(cluster)
 
     def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
@@ -91,7 +95,7 @@ class PlacementEpisodes:
             self._mask[row, :-1] = info["action_mask"] > 0
             if over:
                 ended[row] = True
-                self.ended.append(info["mean_seconds"])
+                self.ended.append(self._cluster(row).completion_seconds)
                 observation = self._begin(row)
             self._observed[row] = observation
         passed, spent, done = (differences / SLOT_SECONDS).T

@@ -88,7 +88,7 @@ def _learn(
 
     def progress(turn: int, figures: dict[str, float]) -> None:
         if turn % 20 == 19:
-            recent = episodes.ended[-100:]
+            recent = [seconds for jobs in episodes.ended[-100:] for seconds in jobs]
             told(
                 f"{learner.learnt_from:,} decisions: {sum(recent) / max(1, len(recent)):,.0f} s a job while it explores"
             )
@@ -104,8 +104,11 @@ def _shown(actor: Placing) -> type[PlacementEpisodes]:
 @torch.no_grad()
 def frozen(
     actor: Placing, episodes: int, purpose: Purpose, *, shift: bool, family: Family | None = None
-) -> list[float]:
-    """Return the mean completion time of each episode, seconds: the best score decides, and weights do not change."""
+) -> list[list[float]]:
+    """Return the completion times of the jobs of each episode, seconds, in the order in which jobs came.
+
+    The best score decides, and weights do not change.
+    """
     # All have as many jobs, each of which is placed once: so they are over at the same time.
     played = _shown(actor)(itertools.count(), episodes, purpose, shift=shift, family=family)
     with remembering(actor, episodes):
@@ -123,11 +126,11 @@ def fine_tuned(
     *,
     shift: bool,
     family: Family | None = None,
-) -> list[float]:
+) -> list[list[float]]:
     """Return the same where PPO goes on in each episode, from the learnt network on, and decides by probabilities."""
     jobs = (family or Family()).jobs
     own = replace(settings, episodes=1, steps=jobs // TURNS, decisions=jobs, minibatch=jobs // TURNS)
-    found: list[float] = []
+    found: list[list[float]] = []
     for number in range(episodes):
         played = PlacementEpisodes(itertools.count(number), 1, purpose, shift=shift, family=family)
         Learner(played, copy.deepcopy(actor), own, number).improve()

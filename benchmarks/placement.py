@@ -167,7 +167,7 @@ def learnt_actors(
         name: [pool.submit(actor, name, seed, decisions, keep, entropy) for seed in range(seeds)]
         for name, entropy in entropies.items()
     }
-    return {name: [each.result() for each in found] for name, found in waiting.items()}
+    return {name: [each.result() for each in found] for name, found in waiting.items() if found}
 
 
 def reinforced(pool: Executor, actors: dict[str, list[Placing]], judge: int, *, shift: bool) -> dict[str, Floats]:
@@ -211,9 +211,8 @@ def draw(judged: dict[str, dict[str, Floats]], path: Path) -> None:
                 paired((100 * (found[name][:, jobs].mean(1) / found["oracle"][:, jobs].mean(1) - 1)).tolist())
                 for jobs in groups
             ]
-            middle = [
-                jobs.mean() + 1 + 0.8 * (place - 2) for jobs in groups
-            ]  # aside, so that intervals can be told apart
+            aside = 0.8 * (place - len(DRAWN) // 2)  # so that intervals can be told apart
+            middle = [jobs.mean() + 1 + aside for jobs in groups]
             axis.errorbar(
                 middle, [each.mean for each in later], yerr=error_bars(later), marker="o", markersize=3, label=name
             )
@@ -234,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
     parser.add_argument("--learners", nargs="*", choices=LEARNERS, default=LEARNERS, help="without a model")
-    parser.add_argument("--seeds", type=int, default=3, help="of each learner")
+    parser.add_argument("--seeds", type=int, default=3, help="of each learner; 0 leaves them out")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
     parser.add_argument("--processes", type=int, default=1, help="seeds at a time")
     parser.add_argument("--keep", type=Path, help="a folder for what learners learn")

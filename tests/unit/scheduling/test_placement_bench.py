@@ -57,3 +57,9 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
     placement.actor("RL2", 1, 32, tmp_path / "kept")
     placement.actor("SAC, entropy 0.2", 1, 16, tmp_path / "kept", 0.2)
     assert "read from" not in capsys.readouterr().out
+
+
+def test_without_seeds_there_are_no_rows_of_learners() -> None:
+    with placement.workers(1) as pool:
+        assert placement.learnt_actors(pool, placement.LEARNERS, 0, 16, None) == {}
+        assert placement.reinforced(pool, {}, 1, shift=False) == {}

@@ -197,7 +197,7 @@ bench-answers: .venv/.ready  ## how long does a policy file take to decide about
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/answers.py $(ARGS)
 
 .PHONY: bench-joint
-bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (10 minutes); ARGS=--quick
+bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (1 minute of a core); ARGS=--quick
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
 
 .PHONY: bench-together

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from espalier_trainer.own.alone import Alone
 from espalier_trainer.own.loop import Loop
 
 
@@ -15,14 +16,24 @@ class Stream:
     batches. The first batch is what joins the job.
     """
 
-    def __init__(self, joining: Callable[[], tuple[Loop, Iterable[Any]]], epochs: int | None = None) -> None:
-        """`joining` calls `join`; `epochs` is the most of them."""
-        self._joining, self._epochs = joining, epochs
+    def __init__(
+        self, joining: Callable[[], tuple[Loop, Iterable[Any]]], epochs: int | None = None, accumulate: int = 1
+    ) -> None:
+        """`joining` calls `join` with `accumulate`; `epochs` is the most of them."""
+        self._joining, self._epochs, self._accumulate = joining, epochs, accumulate
         self.loop: Loop | None = None
         """None before the first batch."""
+        self.should_step = True
+        """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker."""
         self.loop, batches = self._joining()
         for _ in self.loop.epochs(self._epochs):
-            yield from batches
+            for number, batch in enumerate(batches, 1):
+                self.should_step = (
+                    number % self._accumulate == 0 or number == len(batches)  # type: ignore[arg-type]
+                    if isinstance(self.loop, Alone)
+                    else self.loop.should_step
+                )
+                yield batch

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
 
 pytestmark = pytest.mark.slow
@@ -72,7 +73,7 @@ class Model(nn.Linear):
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries
-def test_with_accumulation_schedulers_count_the_steps_of_the_optimizer(tmp_path: Path) -> None:
+def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_data(tmp_path: Path) -> None:
     """Five batches are two steps of two batches, and one."""
     import lightning
     import transformers
@@ -93,21 +94,36 @@ def test_with_accumulation_schedulers_count_the_steps_of_the_optimizer(tmp_path:
         optimizer.register_step_post_hook(lambda *_: seen.append(model.weight.detach().clone()))
         return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), seen
 
+    evaluated: list[tuple[int, float]] = []
+
+    class Told(transformers.TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            evaluated.append((state.global_step, state.epoch))
+
     model, optimizer, scheduler, _ = parts()
     arguments = transformers.TrainingArguments(
         str(tmp_path),
         per_device_train_batch_size=2,
         max_steps=1000,
         save_strategy="no",
+        eval_strategy="epoch",
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
     )
     own = ElasticTrainer(
-        model, arguments, train_dataset=Rows(), optimizers=(optimizer, scheduler), accumulate=2, epochs=2
+        model,
+        arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        optimizers=(optimizer, scheduler),
+        callbacks=[Told()],
+        accumulate=2,
+        epochs=2,
     )
     own.train()
     assert scheduler.last_epoch == 6
+    assert evaluated == [(5, 1.0), (10, 2.0)]  # the steps are batches
     assert (own.state.global_step, own._globalstep_last_logged) == (10, 0)
     transformers_module._Progress(own).load_state_dict({"global_step": 30})
     assert (own.state.global_step, own._globalstep_last_logged) == (30, 20)  # as many steps are not logged yet
@@ -149,13 +165,72 @@ def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> Non
     from espalier_trainer.integrations.lightning import ElasticWorker
 
     elastic, module = ElasticWorker(BATCHES), SimpleNamespace(automatic_optimization=True)
-    trainer = SimpleNamespace(world_size=1, accumulate_grad_batches=1, ckpt_path=None, callbacks=[EMAWeightAveraging()])
+    trainer = SimpleNamespace(
+        world_size=1,
+        accumulate_grad_batches=1,
+        ckpt_path=None,
+        lr_scheduler_configs=[],
+        callbacks=[EMAWeightAveraging()],
+    )
     with pytest.raises(
         OwnLoopError, match=r"average of EMAWeightAveraging would neither grow .*AveragedModel of the network"
     ):
         elastic.on_fit_start(trainer, module)
     with pytest.raises(OwnLoopError, match="automatic_optimization=False"):
         elastic.on_fit_start(trainer, SimpleNamespace(automatic_optimization=False))
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    config = SimpleNamespace(scheduler=plateau, interval="epoch", reduce_on_plateau=True)
+    trainer.lr_scheduler_configs.append(config)
+    with pytest.raises(OwnLoopError, match=r"ReduceLROnPlateau has the interval 'epoch'.* set interval='step'"):
+        elastic.on_fit_start(trainer, module)
     trainer.ckpt_path = "last.ckpt"
     with pytest.raises(OwnLoopError, match=r"fit\(ckpt_path='last.ckpt'\): the job resumes"):
         elastic.on_fit_start(trainer, module)
+
+
+def test_schedulers_of_lightning_by_epochs_follow_passes_over_the_data() -> None:
+    from espalier_trainer.integrations.lightning import ElasticWorker
+
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    by_epoch, by_two, by_step = (torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for _ in range(3))
+    configs = [
+        SimpleNamespace(scheduler=by_epoch, interval="epoch", frequency=1, reduce_on_plateau=False),
+        SimpleNamespace(scheduler=by_two, interval="epoch", frequency=2, reduce_on_plateau=False),
+        SimpleNamespace(scheduler=by_step, interval="step", frequency=1, reduce_on_plateau=False),
+    ]
+    elastic = ElasticWorker(BATCHES)
+    elastic._trainer = SimpleNamespace(lr_scheduler_configs=configs)
+    elastic._module = SimpleNamespace(lr_scheduler_step=lambda scheduler, metric: scheduler.step())
+    optimizer.step()
+    for elastic.batches.stream.passes in (1, 2, 3, 4):
+        elastic._epoch_ended()
+    assert (by_epoch.last_epoch, by_two.last_epoch, by_step.last_epoch) == (4, 2, 0)
+
+
+def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
+    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import transformers
+
+    from espalier_trainer.integrations.lightning import ElasticWorker
+    from espalier_trainer.integrations.transformers import ElasticTrainer
+
+    arguments = transformers.TrainingArguments(str(tmp_path / "saved"), report_to="none", use_cpu=True)
+
+    def saved() -> tuple[bool, bool, bool]:
+        trainer = ElasticTrainer(Model(2, 2), arguments)
+        trainer.create_optimizer_and_scheduler(1)
+        trainer.control.should_training_stop = trainer.control.should_save = True
+        trainer._maybe_log_save_evaluate(0.0, None, trainer.model, None, 0, None, None)
+        folders = [path.name for path in (tmp_path / "saved").iterdir()]
+        return trainer.is_world_process_zero(), trainer.control.should_training_stop, "checkpoint-0" in folders
+
+    monkeypatch.setenv("ESPALIER_WORKER_ROLE", "extra")
+    assert saved() == (False, False, False)
+    trainer = SimpleNamespace(loggers=["a folder"], strategy=SimpleNamespace(checkpoint_io="a disk"))
+    ElasticWorker(BATCHES).setup(trainer, None, "fit")
+    assert trainer.loggers == []
+    trainer.strategy.checkpoint_io.save_checkpoint({}, path := tmp_path / "last.ckpt")
+    assert not path.exists()
+    monkeypatch.delenv("ESPALIER_WORKER_ROLE")
+    assert saved() == (True, True, True)

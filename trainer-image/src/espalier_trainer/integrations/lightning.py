@@ -53,7 +53,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         self._others = others
         self._trainer: Any = None
         self._module: Any = None
-        self.batches = _Batches(Stream(self._join, epochs, accumulate))
+        self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))
         """What `fit` takes as its train_dataloaders."""
 
     @property
@@ -82,6 +82,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             )
         if not pl_module.automatic_optimization:
             raise OwnLoopError("automatic_optimization=False: the steps of a job are Lightning's own; leave it True")
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and config.interval == "epoch":
+                raise OwnLoopError(
+                    f"{type(config.scheduler).__name__} has the interval 'epoch', of which Lightning sees one; set "
+                    "interval='step', and frequency to the number of batches between two validations"
+                )
         for callback in trainer.callbacks:
             if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
                 raise OwnLoopError(
@@ -97,6 +103,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         figures = {name: float(value) for name, value in found.items() if value is not None}
         if figures and self.loop is not None and not trainer.sanity_checking:
             self.loop.report(**figures)
+
+    def _epoch_ended(self) -> None:
+        """Let schedulers count passes over the data."""
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "epoch" and self.batches.stream.passes % config.frequency == 0:
+                self._module.lr_scheduler_step(config.scheduler, None)
 
     def _join(self) -> tuple[Loop, Iterable[Any]]:
         trainer, module = self._trainer, self._module

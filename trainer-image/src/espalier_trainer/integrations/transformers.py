@@ -63,6 +63,8 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         self._validate = self._eval_loss if validate is None and single else validate
         self._others = others
         self._stream: Stream | None = None
+        self._ended_at = -1
+        """The step at which the last epoch has ended."""
         self.lr_scheduler: Any
 
     @property
@@ -85,7 +87,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the job's batches as one stream."""
-        self._stream = Stream(self._join, self._epochs, self._accumulate)
+        self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended)
         return _Ending(self, self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -111,7 +113,21 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         if self._leads:  # all workers have one output_dir
             super()._save_checkpoint(*given, **named)
 
+    def log(self, *given: Any, **named: Any) -> None:
+        """Log; an epoch is a pass over the data, while the Trainer's own is as long as the budget."""
+        if self._stream is not None:
+            self.state.epoch = float(self._stream.passes)
+        super().log(*given, **named)
+
+    def _epoch_ended(self) -> None:
+        """Do what is due at the end of an epoch (`eval_strategy`, callbacks)."""
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, 0, None, None)
+        self._ended_at = self.state.global_step
+
     def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
+        if self._ended_at == self.state.global_step:
+            return  # the Trainer's own epoch ends with the last pass over the data
         super()._maybe_log_save_evaluate(*given, **named)
         if not self._leads:
             # What callbacks have counted differs among workers, and more so in one that tries a growth.

@@ -17,19 +17,29 @@ class Stream:
     """
 
     def __init__(
-        self, joining: Callable[[], tuple[Loop, Iterable[Any]]], epochs: int | None = None, accumulate: int = 1
+        self,
+        joining: Callable[[], tuple[Loop, Iterable[Any]]],
+        epochs: int | None = None,
+        accumulate: int = 1,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`joining` calls `join` with `accumulate`; `epochs` is the most of them."""
-        self._joining, self._epochs, self._accumulate = joining, epochs, accumulate
+        """`joining` calls `join` with `accumulate`; `epochs` is the most of them.
+
+        `ended` is called after the last step of each epoch, or the last one that the budget allows.
+        """
+        self._joining, self._epochs, self._accumulate, self._ended = joining, epochs, accumulate, ended
         self.loop: Loop | None = None
         """None before the first batch."""
         self.should_step = True
         """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
+        self.passes = 0
+        """Passes over the data that are done."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker."""
         self.loop, batches = self._joining()
-        for _ in self.loop.epochs(self._epochs):
+        for epoch in self.loop.epochs(self._epochs):
+            self.passes = epoch
             for number, batch in enumerate(batches, 1):
                 self.should_step = (
                     number % self._accumulate == 0 or number == len(batches)  # type: ignore[arg-type]
@@ -37,3 +47,5 @@ class Stream:
                     else self.loop.should_step
                 )
                 yield batch
+            self.passes = epoch + 1
+            self._ended()

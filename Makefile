@@ -96,7 +96,7 @@ lint: .venv/.ready  ## run ruff, strict mypy and import-linter
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
 	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
-.PHONY: images cluster cluster-down e2e
+.PHONY: images cluster cluster-down e2e e2e-shared e2e-alone
 images:  ## build the images localhost/espalier-{operator,trainer,agent}:dev
 	hack/cluster images
 
@@ -108,9 +108,15 @@ cluster-down:  ## delete that cluster
 
 # These tests mostly wait for the cluster.
 E2E_WORKERS ?= 4
-e2e: .venv/.ready  ## run the tests that need a cluster, on the one of `make cluster`, E2E_WORKERS at a time
-	environment=$$(hack/cluster env) && eval "$$environment" && \
-		.venv/bin/pytest tests/e2e/cluster --numprocesses $(E2E_WORKERS) --dist load --maxschedchunk 1 --durations 0 --durations-min 1
+E2E = environment=$$(hack/cluster env) && eval "$$environment" && \
+	.venv/bin/pytest tests/e2e/cluster --dist load --maxschedchunk 1 --durations 0 --durations-min 1
+e2e: e2e-shared e2e-alone  ## run the tests that need a cluster, on the one of `make cluster`
+
+e2e-shared: .venv/.ready  ## those that leave the operator to others, E2E_WORKERS at a time
+	$(E2E) --numprocesses $(E2E_WORKERS) -m "not disturbs(operator=True)"
+
+e2e-alone: .venv/.ready  ## those that end, replace or configure the operator, one after the other
+	$(E2E) --numprocesses 0 -m "disturbs(operator=True)"
 
 .PHONY: format
 format: .venv/.ready  ## format with ruff, and apply its fixes

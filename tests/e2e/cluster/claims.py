@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SERVICES = ("operator", "agent")
 MARKERS = (
     "nodes(count): worker nodes that the test has for itself, instead of one",
-    "disturbs(service, ...): operator, agent: nobody else uses it meanwhile",
+    "disturbs(operator=True, agent=True): nobody else uses it meanwhile",
     "without_agent: the agent may be away or another one meanwhile",
 )
 
@@ -86,7 +86,7 @@ class Claims:
 
 def disturbed(item: pytest.Item | pytest.Function) -> set[str]:
     """Return the services that a test needs to be alone with."""
-    return {name for marker in item.iter_markers("disturbs") for name in marker.args}
+    return {name for marker in item.iter_markers("disturbs") for name in marker.kwargs}
 
 
 def used(item: pytest.Item) -> list[str]:

@@ -35,7 +35,7 @@ def advised(space: Space) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.disturbs("agent")
+@pytest.mark.disturbs(agent=True)
 def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
     space: Space, nodes: Nodes, installation: None, folder: Path
 ) -> None:
@@ -52,7 +52,7 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
         kubectl("delete", "configmap", "policy", "--namespace", SYSTEM, "--ignore-not-found")
 
 
-@pytest.mark.disturbs("agent")
+@pytest.mark.disturbs(agent=True)
 def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, installation: None, folder: Path) -> None:
     nodes.set_gpus(2)
     # The operator's image is on the nodes, and has a `cp`.
@@ -68,7 +68,7 @@ def test_the_agent_takes_a_policy_from_an_image(space: Space, nodes: Nodes, inst
     assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")
 
 
-@pytest.mark.disturbs("operator", "agent")
+@pytest.mark.disturbs(operator=True, agent=True)
 def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, nodes: Nodes, installation: None) -> None:
     nodes.set_gpus(2)
     options = ("--reset-then-reuse-values", "--wait", "--timeout=180s")

@@ -22,7 +22,7 @@ from kube import (
 )
 
 
-@pytest.mark.disturbs("operator")
+@pytest.mark.disturbs(operator=True)
 def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(1)
     space.apply(digits("steady", budget=45))
@@ -42,7 +42,7 @@ def test_the_operator_is_killed_while_a_job_adapts(space: Space, nodes: Nodes) -
     assert len(space.pods("steady", "base")) == 1
 
 
-@pytest.mark.disturbs("agent")
+@pytest.mark.disturbs(agent=True)
 def test_the_agent_is_away_and_comes_back(space: Space, nodes: Nodes) -> None:
     nodes.set_gpus(2)
     adaptation = {"mode": "Auto", "maxAdaptations": 1, "decisionTimeoutSeconds": 5, "fallback": "Heuristic"}
@@ -100,7 +100,7 @@ def test_a_deleted_leader_goes_on_from_its_checkpoint(space: Space, nodes: Nodes
 
 
 @pytest.mark.nodes(2)
-@pytest.mark.disturbs("agent")
+@pytest.mark.disturbs(agent=True)
 def test_a_lost_node_costs_no_budget(space: Space, nodes: Nodes) -> None:
     # Not the operator's own node: that it comes back elsewhere takes longer and is Kubernetes' doing.
     lost, other = sorted(nodes.names, key=lambda name: name == operator_node())

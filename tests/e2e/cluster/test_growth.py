@@ -87,7 +87,7 @@ def test_the_commands_tell_the_same_story(space: Space, nodes: Nodes) -> None:
 
 
 @pytest.mark.nodes(2)
-@pytest.mark.disturbs("agent")
+@pytest.mark.disturbs(agent=True)
 def test_a_node_that_is_added_is_lent(space: Space, nodes: Nodes) -> None:
     # Not the operator's own node, which is deleted.
     first, newcomer = sorted(nodes.names, key=lambda name: name != operator_node())

@@ -8,7 +8,7 @@ import pytest
 from kube import Nodes, Space, digits, helm, wait_for
 
 
-@pytest.mark.disturbs("operator")
+@pytest.mark.disturbs(operator=True)
 def test_the_spare_gpu_goes_to_the_job_that_gains_by_growing_and_comes_back(
     space: Space, nodes: Nodes, installation: None
 ) -> None:

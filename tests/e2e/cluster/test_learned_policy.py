@@ -16,7 +16,7 @@ CONFIG_MAP = "scheduling-policy"
 
 
 @pytest.mark.nodes(2)
-@pytest.mark.disturbs("operator")
+@pytest.mark.disturbs(operator=True)
 def test_the_file_wishes_nodes_and_without_a_usable_file_fair_decides(
     space: Space, nodes: Nodes, installation: None, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         self._ended_at = -1
         """The step at which the last epoch has ended."""
         self.lr_scheduler: Any
+        self.control: Any
 
     @property
     def loop(self) -> Loop | None:
@@ -87,6 +88,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the job's batches as one stream."""
+        self._ended_at = -1
         self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended)
         return _Ending(self, self._stream)
 

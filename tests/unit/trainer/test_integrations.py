@@ -23,6 +23,7 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     import lightning
     import transformers
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     from espalier_trainer.integrations.accelerate import join
     from espalier_trainer.integrations.lightning import ElasticWorker
@@ -43,6 +44,7 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
         ElasticWorker(BATCHES, network="third")._trained(Two())
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    AcceleratorState._reset_state(reset_partial_state=True)  # which another test of this process may have set
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     with pytest.raises(OwnLoopError, match="changes the model's forward, which would be lost when the model grows"):
         join(accelerator, model, accelerator.prepare(optimizer), BATCHES, grow=True)

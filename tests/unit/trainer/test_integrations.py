@@ -213,6 +213,9 @@ def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
     leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import transformers
+    from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+    from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.utilities import rank_zero_only
 
     from espalier_trainer.integrations.lightning import ElasticWorker
     from espalier_trainer.integrations.transformers import ElasticTrainer
@@ -229,9 +232,14 @@ def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
 
     monkeypatch.setenv("ESPALIER_WORKER_ROLE", "extra")
     assert saved() == (False, False, False)
-    trainer = SimpleNamespace(loggers=["a folder"], strategy=SimpleNamespace(checkpoint_io="a disk"))
+    for told in (rank_zero_only, fabric_rank_zero_only):
+        monkeypatch.setattr(told, "rank", 0)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(checkpoint_io="a disk"))
     ElasticWorker(BATCHES).setup(trainer, None, "fit")
-    assert trainer.loggers == []
+    logger = CSVLogger(tmp_path / "logged")
+    logger.log_metrics({"loss": 1.0}, 1)
+    logger.save()
+    assert not (tmp_path / "logged").exists()
     trainer.strategy.checkpoint_io.save_checkpoint({}, path := tmp_path / "last.ckpt")
     assert not path.exists()
     monkeypatch.delenv("ESPALIER_WORKER_ROLE")

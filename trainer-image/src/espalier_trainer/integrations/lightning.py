@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import lightning
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -51,6 +53,10 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         self._loader, self._network, self._grow, self._accumulate = loader, network, grow, accumulate
         self._example, self._validate, self._report = example, validate, dict(report or {})
         self._others = others
+        if not leads():
+            # Loggers begin to write before `setup`, unless they are told, as by Lightning's own launchers.
+            for told in (rank_zero_only, fabric_rank_zero_only):
+                told.rank = 1
         self._trainer: Any = None
         self._module: Any = None
         self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))
@@ -62,9 +68,8 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         return self.batches.stream.loop
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let a worker that does not lead write nothing: all have one folder."""
+        """Let a worker that does not lead save nothing: all have one folder."""
         if not leads():
-            trainer.loggers = []
             trainer.strategy.checkpoint_io = _Unwritten()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ _REST_SECONDS: Final = 1.0
 _REST_CORES: Final = 0.3
 """An operator that uses less is idle: it always receives the heartbeats of thousands of nodes."""
 OPERATOR: Final = "system:serviceaccount:espalier-system:espalier-operator"
+_WRITES: Final = frozenset(("create", "patch"))
 _POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -115,6 +117,16 @@ def audit_flags(directory: Path) -> tuple[str, ...]:
     return (f"--audit-policy-file={policy}", f"--audit-log-path={directory / 'audit.log'}")
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What the operator asked of the API server."""
+
+    counted: Counter[str]
+    """By `verb resource`."""
+    write_seconds: list[float]
+    """Of each object made and each change: the API server's own time, from the request to its whole answer."""
+
+
 @dataclass
 class Audit:
     """The operator's requests in the API server's audit log: lists and watches of kopf, and retries, count."""
@@ -122,24 +134,34 @@ class Audit:
     directory: Path
     _read: int = field(init=False, default=0)
 
-    def take(self) -> Counter[str]:
-        """Return by `verb resource` the requests since the last call, those of the Lease left out."""
-        counted: Counter[str] = Counter()
+    def take(self) -> Requests:
+        """Return the requests since the last call, those of the Lease left out."""
+        taken = Requests(Counter(), [])
         with (self.directory / "audit.log").open("rb") as log:
             log.seek(self._read)
             for line in log:
                 if not line.endswith(b"\n"):
                     break  # being written
                 self._read += len(line)
-                counted.update(_named(json.loads(line)))
-        return counted
+                entry = json.loads(line)
+                if name := _name_of(entry):
+                    taken.counted[name] += 1
+                    if entry["verb"] in _WRITES:
+                        taken.write_seconds.append(_seconds_of(entry))
+        return taken
 
 
-def _named(entry: dict[str, Any]) -> list[str]:
+def _name_of(entry: dict[str, Any]) -> str:
+    """Return `verb resource`; '' for what is not counted."""
     reference = entry.get("objectRef", {})
     # A watch is entered when it begins and when it ends.
     begins = entry["stage"] == ("ResponseStarted" if entry["verb"] == "watch" else "ResponseComplete")
     if reference.get("resource") == "leases" or not begins:
-        return []
+        return ""
     subresource = reference.get("subresource")
-    return [f"{entry['verb']} {reference.get('resource', 'other')}{f'/{subresource}' if subresource else ''}"]
+    return f"{entry['verb']} {reference.get('resource', 'other')}{f'/{subresource}' if subresource else ''}"
+
+
+def _seconds_of(entry: dict[str, Any]) -> float:
+    begun, ended = (datetime.fromisoformat(entry[name]) for name in ("requestReceivedTimestamp", "stageTimestamp"))
+    return (ended - begun).total_seconds()

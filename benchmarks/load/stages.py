@@ -66,7 +66,7 @@ async def converge(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Fi
     done = await world.wait_for(
         "jobs that fit are admitted and bound", lambda: _converged(world, count, gpus), PATIENCE
     )
-    cpu, requests, waits = probe.cpu_seconds(), cluster.audit.take(), probe.waits()
+    cpu, requests, waits = probe.cpu_seconds(), cluster.audit.take().counted, probe.waits()
     admitted = sum(condition(job, "Admitted") == "True" for job in world.jobs.values())
     say(f"converged after {done - begun:.1f} s: {admitted} jobs admitted with {cpu:.1f} CPU s")
     return {
@@ -126,11 +126,14 @@ async def lend(case: Case, layout: Layout, cluster: Cluster, say: Say) -> Figure
             figures = await free_gpus(api, world, leaders, layout.single, raises, case)
         seconds, waits, cores = time.monotonic() - begun, probe.waits(), probe.cores()
         figures["loadCores"] = (time.process_time() - own) / seconds
+        requests = cluster.audit.take()
         say(f"{case.events} GPUs freed in {seconds:.0f} s; p99 of the answer {figures['reactionP99Ms']:.0f} ms")
         return {
             **figures,
             "steadyCores": cores,
-            "steadyRequestsPerSecond": cluster.audit.take().total() / seconds,
+            "steadyRequestsPerSecond": requests.counted.total() / seconds,
+            "steadyWriteP50Ms": 1000 * percentile(requests.write_seconds, 0.5),
+            "steadyWriteP99Ms": 1000 * percentile(requests.write_seconds, 0.99),
             "steadyWaitP99Ms": 1000 * percentile(waits, 0.99),
             "steadyWaitMaxMs": 1000 * max(waits),
         }

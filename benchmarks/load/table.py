@@ -39,6 +39,8 @@ _ROWS: Final = (
     ("cores the operator uses", "steadyCores", "{:.2f}"),
     ("cores the benchmark uses", "loadCores", "{:.2f}"),
     ("its requests a second", "steadyRequestsPerSecond", "{:.1f}"),
+    ("API server's own time for its writes, p50 ms", "steadyWriteP50Ms", "{:.0f}"),
+    ("API server's own time for its writes, p99 ms", "steadyWriteP99Ms", "{:.0f}"),
     ("/healthz waits, p99 ms", "steadyWaitP99Ms", "{:.0f}"),
     ("/healthz waits, max ms", "steadyWaitMaxMs", "{:.0f}"),
     ("plan() alone, median ms", "planMs", "{:.1f}"),

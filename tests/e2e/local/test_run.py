@@ -66,7 +66,7 @@ def test_workers_train_together_while_the_job_has_gpus_for_them(
     eventually(lambda: not list(out.glob("worker-*.pid")), what="the end of the processes without GPU")
     assert len(events_of(out, "TrainerStarted")) == 1
     run.process.send_signal(signal.SIGINT)
-    run.finish(timeout=10)
+    run.finish()
     assert alive(out) == []
 
 
@@ -83,7 +83,7 @@ def test_interrupted_it_ends_names_the_command_that_goes_on_and_goes_on(
     first = espalier(*command)
     eventually(lambda: events_of(out, "AdaptationFinished"), what="an adaptation")
     first.process.send_signal(signal.SIGINT)
-    code, _, stderr = first.finish(timeout=10)
+    code, _, stderr = first.finish()
     assert code == 130
     assert f"--output {out}" in stderr.splitlines()[-1]
     # Not on the PATH, so named as it was called: what is printed can be typed.

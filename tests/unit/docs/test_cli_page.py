@@ -19,7 +19,7 @@ RENEW = ".venv/bin/python -m espalier_cli.reference docs/cli.md"
 def test_the_reference_is_the_commands_own_help() -> None:
     # In a process of its own: click remembers in a command how it was first asked for help.
     command = [sys.executable, "-m", "espalier_cli.reference"]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.removesuffix("\n")
+    made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout.removesuffix("\n")
     page = PAGE.read_text(encoding="utf-8")
     assert page == renewed(page, made), f"docs/cli.md is stale; renew it: {RENEW}"
 

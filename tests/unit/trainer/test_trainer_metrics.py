@@ -19,6 +19,7 @@ from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
 from ports import free_port
+from waiting import PATIENCE
 
 
 def samples_of(text: str) -> dict[tuple[str, ...], float]:
@@ -72,7 +73,7 @@ def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -
     metrics.observe("espalier_trainer_step_seconds", 0.1)
     port = free_port()
     with served(metrics, port):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
             samples = samples_of(answer.read().decode())
         assert samples["espalier_trainer_depth",] == 3
         assert samples["espalier_trainer_step_seconds_count",] == 1

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from espalier_operator.clock import Backoff
+from espalier_operator.kube.apply import workqueue
 from espalier_operator.kube.apply.workqueue import PARALLEL, PATIENT, WorkQueue
 
 
@@ -91,6 +92,36 @@ def test_those_that_have_time_leave_places_to_the_urgent() -> None:
         assert desk.begun[PATIENT:] == urgent[: PARALLEL - PATIENT]
         await desk.let(patient[0])
         assert desk.begun[PARALLEL:] == urgent[PARALLEL - PATIENT :][:1], "what is urgent goes first"
+        await queue.close(0)
+
+    asyncio.run(run())
+
+
+def test_those_that_have_time_begin_when_nothing_urgent_is_flushed() -> None:
+    async def run() -> None:
+        desk = Desk()
+        queue = WorkQueue(desk.flush)
+        queue.add("news", urgent=True)
+        queue.add("figures", urgent=False)
+        await settle()
+        assert desk.begun == ["news"]
+        await desk.let("news")
+        assert desk.begun == ["news", "figures"]
+        await queue.close(0)
+
+    asyncio.run(run())
+
+
+def test_those_that_have_time_yield_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        desk = Desk()
+        queue = WorkQueue(desk.flush)
+        queue.add("news", urgent=True)
+        queue.add("figures", urgent=False)
+        monkeypatch.setattr(workqueue, "YIELD_SECONDS", 0.0)
+        queue.add("more", urgent=True)
+        await settle()
+        assert desk.begun == ["news", "more", "figures"]
         await queue.close(0)
 
     asyncio.run(run())

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
 _OPEN_SECONDS: Final = 60.0
-"""How long a leader waits for its own store, which is in its process: on a busy machine it may be late, but not away."""
+"""How long a leader waits for its own store, which is in its process: on a busy machine it is late, but never away."""
 ANSWER_SECONDS: Final = 3.0
 """A leader that does not answer for this long counts as away: frozen, or its node is gone. Less than its successor
 waits."""

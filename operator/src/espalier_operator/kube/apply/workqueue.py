@@ -12,7 +12,9 @@ logger = logging.getLogger(__name__)
 PARALLEL: Final = 16
 """Jobs that are flushed at once."""
 PATIENT: Final = 2
-"""Maximum number of these that are not urgent, so that urgent ones find a free place and an idle API server."""
+"""Maximum number of these that are not urgent, so that urgent ones find a free place."""
+YIELD_SECONDS: Final = 5.0
+"""How long one that is not urgent waits while urgent ones are flushed, so that these find an idle API server."""
 
 
 class WorkQueue:
@@ -22,7 +24,8 @@ class WorkQueue:
         """`flush` reports its own failures; what it raises is a fault of the program, logged with the key."""
         self._flush, self._parallel = flush, parallel
         self._urgent: dict[str, None] = {}
-        self._rest: dict[str, None] = {}
+        self._rest: dict[str, float] = {}
+        """Those that have time, and since when they wait."""
         self._again: dict[str, bool] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._patient: set[str] = set()
@@ -36,7 +39,7 @@ class WorkQueue:
             self._rest.pop(key, None)
             self._urgent[key] = None
         elif key not in self._urgent:
-            self._rest[key] = None
+            self._rest.setdefault(key, asyncio.get_running_loop().time())
         self._start()
 
     def is_busy(self, key: str) -> bool:
@@ -64,17 +67,24 @@ class WorkQueue:
     def _start(self) -> None:
         while len(self._tasks) < self._parallel:
             if self._urgent:
-                waiting = self._urgent
-            elif self._rest and len(self._patient) < min(PATIENT, self._parallel):
-                waiting = self._rest
+                key = next(iter(self._urgent))
+                del self._urgent[key]
+            elif self._rest and self._has_time():
+                key = next(iter(self._rest))
+                del self._rest[key]
+                self._patient.add(key)
             else:
                 return
-            key = next(iter(waiting))
-            del waiting[key]
-            if waiting is self._rest:
-                self._patient.add(key)
             task = asyncio.create_task(self._run(key), name=f"flush {key}")
             self._tasks[key] = task
+
+    def _has_time(self) -> bool:
+        """Return whether the first that is not urgent may begin."""
+        if len(self._patient) >= min(PATIENT, self._parallel):
+            return False
+        urgent_ones = len(self._tasks) - len(self._patient)
+        waited = asyncio.get_running_loop().time() - next(iter(self._rest.values()))
+        return not urgent_ones or waited >= YIELD_SECONDS
 
     async def _run(self, key: str) -> None:
         try:

@@ -66,7 +66,11 @@ def together(since: float, seconds: float) -> float:
 
 
 def solid(status: JobStatus) -> JobStatus:
-    """Return `status` without the figures that may be written later."""
+    """Return `status` without what may be written later: figures, and that a promise was kept.
+
+    Who reads that a promise stands finds it kept by the pods. Extra workers are bound a moment before they run, which
+    is urgent: a write in between would delay the leader.
+    """
     blank = JobStatus()
     return status.model_copy(
         update={
@@ -74,6 +78,6 @@ def solid(status: JobStatus) -> JobStatus:
             "training": blank.training,
             "measurements": blank.measurements,
             "last_checkpoint_time": None,
-            "scheduling": status.scheduling.model_copy(update={"counted_until": None}),
+            "scheduling": status.scheduling.model_copy(update={"counted_until": None, "promised_until": None}),
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer_processes import Workplace
+from trainer_processes import Workplace, of, until
 
 OWN = """
 import atexit, runpy
@@ -39,3 +39,20 @@ def shared(place: Workplace, interrupted: int | None = None) -> list[int]:
     both = sorted(ours.keys() & theirs.keys() - {interrupted})
     assert {number: ours[number] for number in both} == {number: theirs[number] for number in both}
     return both
+
+
+def goes_on_together(place: Workplace, workers: int) -> None:
+    """Wait until all workers have trained some epochs, after whatever is over, and hold the same bits."""
+    come = max([0, *epochs(place.log)]) + 1  # of that, one may have seen a part
+
+    def later(log: str) -> dict[int, str]:
+        return {number: said for number, said in epochs(log).items() if number > come}
+
+    until(lambda: members(place)[-1:] == [workers] and len(later(place.log)) > 2, place)
+    for extra in range(workers - 1):
+        until(lambda: len(later(place.logs(extra))) > 2, place)  # noqa: B023
+        ours, theirs = later(place.log), later(place.logs(extra))
+        both = sorted(ours.keys() & theirs.keys())
+        assert both
+        assert [ours[number] for number in both] == [theirs[number] for number in both]
+    assert not any(event.reason == "MembersDiffer" for event in of(place, "Warned"))

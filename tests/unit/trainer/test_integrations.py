@@ -1,63 +1,29 @@
-"""Accelerate, Lightning and the Trainer of Hugging Face as workers of a job: they join, grow, and end in time."""
+"""Accelerate, Lightning and the Trainer of Hugging Face: what they count, and what is refused."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from espalier_api.validation import load_jobs
+from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
-from own_scripts import members
-from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow
 
-LOOPS = Path(__file__).parents[3] / "examples" / "loops"
 BATCHES = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), batch_size=2)
-# Warnings of these libraries about each other are not ours.
-QUIET = "import warnings\nwarnings.simplefilter('ignore')\n"
-
-
-@pytest.mark.sweep("loops of other libraries")
-@pytest.mark.parametrize(("name", "grown"), [("accelerate", 8), ("lightning", 8), ("transformers", 4)])
-def test_workers_join_and_the_model_grows(scripted: Callable[..., Workplace], name: str, grown: int) -> None:
-    (job,) = load_jobs(LOOPS / f"{name}.yaml")
-    adaptation = job.spec.adaptation.to_json()
-    place = scripted(LOOPS / f"{name}_loop.py", "1000000", budget=3600, adaptation=adaptation)
-    place.prelude = QUIET
-    place.allocate(1)
-    leader = place.start()
-    extra = place.start(0)
-    until(lambda: place.has_report() and place.report().step > 30, place)
-    place.allocate(2)
-    until(lambda: members(place)[-1:] == [2], place)
-    report = until(lambda: found if len((found := place.report()).adaptations) == 2 else None, place)
-    assert [each.result for each in report.adaptations] == ["Grown", "Grown"]
-    until(lambda: place.report().step > report.step + 60, place)
-    # Nobody was sent a state because he had another one.
-    assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())
-    assert leader.is_alive()
-    assert extra.is_alive()
-    place.allocate(2, budget=1)
-    assert ended(leader, place) == 0, place.log
-    count = int(re.findall(r"(\d+) (?:parameters|layers)", place.log)[-1])
-    assert count == grown
-    accuracy = float(re.findall(r"^accuracy (.*?)(?:,|$)", place.log, re.M)[0])
-    figures = {metric.name: metric.value for metric in place.report().metrics}
-    assert figures["test_accuracy"] == pytest.approx(accuracy, abs=1e-3)
-    assert place.report().phase == "Completed"
 
 
 def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     import lightning
     import transformers
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     from espalier_trainer.integrations.accelerate import join
     from espalier_trainer.integrations.lightning import ElasticWorker
@@ -78,6 +44,7 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
         ElasticWorker(BATCHES, network="third")._trained(Two())
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    AcceleratorState._reset_state(reset_partial_state=True)  # which another test of this process may have set
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     with pytest.raises(OwnLoopError, match="changes the model's forward, which would be lost when the model grows"):
         join(accelerator, model, accelerator.prepare(optimizer), BATCHES, grow=True)
@@ -86,3 +53,194 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     arguments = transformers.TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, report_to="none")
     with pytest.raises(OwnLoopError, match="gradient_accumulation_steps must be 1"):
         ElasticTrainer(model, arguments)
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(OwnLoopError, match=r"resume_from_checkpoint=True\): the job resumes from its own checkpoints"):
+        ElasticTrainer(model, arguments).train(resume_from_checkpoint=True)
+    arguments.load_best_model_at_end, arguments.metric_for_best_model = True, "loss"
+    with pytest.raises(OwnLoopError, match="load_best_model_at_end=True would load weights from before a growth"):
+        ElasticTrainer(model, arguments, grow=True)
+
+
+class Rows(Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"features": torch.ones(2) * index, "labels": torch.tensor(index % 2)}
+
+
+class Model(nn.Linear):
+    def forward(self, features: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
+        return (nn.functional.cross_entropy(super().forward(features), labels),)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the libraries
+def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_data(tmp_path: Path) -> None:
+    """Five batches are two steps of two batches, and one."""
+    import lightning
+    import transformers
+
+    from espalier_trainer.integrations import lightning as lightning_module
+    from espalier_trainer.integrations import transformers as transformers_module
+    from espalier_trainer.integrations.lightning import ElasticWorker
+    from espalier_trainer.integrations.transformers import ElasticTrainer
+
+    torch.manual_seed(0)
+    start = Model(2, 2).state_dict()
+
+    def parts() -> tuple[Any, Any, Any, list[torch.Tensor]]:
+        model = Model(2, 2)
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen: list[torch.Tensor] = []
+        optimizer.register_step_post_hook(lambda *_: seen.append(model.weight.detach().clone()))
+        return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), seen
+
+    evaluated: list[tuple[int, float]] = []
+
+    class Told(transformers.TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            evaluated.append((state.global_step, state.epoch))
+
+    model, optimizer, scheduler, _ = parts()
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=2,
+        max_steps=1000,
+        save_strategy="no",
+        eval_strategy="epoch",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    own = ElasticTrainer(
+        model,
+        arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        optimizers=(optimizer, scheduler),
+        callbacks=[Told()],
+        accumulate=2,
+        epochs=2,
+    )
+    own.train()
+    assert scheduler.last_epoch == 6
+    assert evaluated == [(5, 1.0), (10, 2.0)]  # the steps are batches
+    assert (own.state.global_step, own._globalstep_last_logged) == (10, 0)
+    transformers_module._Progress(own).load_state_dict({"global_step": 30})
+    assert (own.state.global_step, own._globalstep_last_logged) == (30, 20)  # as many steps are not logged yet
+
+    module, configured = lightning.LightningModule(), parts()
+    module.net = configured[0]
+    module.training_step = lambda batch, batch_idx: module.net(**batch)[0]
+    module.configure_optimizers = lambda: {
+        "optimizer": configured[1],
+        "lr_scheduler": {"scheduler": configured[2], "interval": "step"},
+    }
+    elastic = ElasticWorker(DataLoader(Rows(), batch_size=2), accumulate=2, epochs=2)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(max_epochs=1, callbacks=[elastic], accelerator="cpu", **dict.fromkeys(quiet, False))
+    trainer.fit(module, elastic.batches)
+    assert (configured[2].last_epoch, trainer.global_step, len(configured[3])) == (6, 6, 6)
+    counted = lightning_module._Progress(trainer.fit_loop.epoch_loop)
+    assert counted.state_dict() == {"batches": 10, "steps": 6}
+    counted.load_state_dict(later := {"batches": 40, "steps": 20})
+    assert counted.state_dict() == later
+    assert (trainer.global_step, trainer.fit_loop.epoch_loop.batch_idx) == (20, 39)
+    # The same by hand.
+    model, optimizer, scheduler, _ = parts()
+    for _ in range(2):
+        for numbers in ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9)):
+            optimizer.zero_grad()
+            rows = [Rows()[number] for number in numbers]
+            model(torch.stack([each["features"] for each in rows]), torch.stack([each["labels"] for each in rows]))[
+                0
+            ].backward()
+            optimizer.step()
+            scheduler.step()
+    torch.testing.assert_close(configured[0].state_dict(), model.state_dict())
+
+
+def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> None:
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
+    from espalier_trainer.integrations.lightning import ElasticWorker
+
+    elastic, module = ElasticWorker(BATCHES), SimpleNamespace(automatic_optimization=True)
+    trainer = SimpleNamespace(
+        world_size=1,
+        accumulate_grad_batches=1,
+        ckpt_path=None,
+        lr_scheduler_configs=[],
+        callbacks=[EMAWeightAveraging()],
+    )
+    with pytest.raises(
+        OwnLoopError, match=r"average of EMAWeightAveraging would neither grow .*AveragedModel of the network"
+    ):
+        elastic.on_fit_start(trainer, module)
+    with pytest.raises(OwnLoopError, match="automatic_optimization=False"):
+        elastic.on_fit_start(trainer, SimpleNamespace(automatic_optimization=False))
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
+    config = SimpleNamespace(scheduler=plateau, interval="epoch", reduce_on_plateau=True)
+    trainer.lr_scheduler_configs.append(config)
+    with pytest.raises(OwnLoopError, match=r"ReduceLROnPlateau has the interval 'epoch'.* set interval='step'"):
+        elastic.on_fit_start(trainer, module)
+    trainer.ckpt_path = "last.ckpt"
+    with pytest.raises(OwnLoopError, match=r"fit\(ckpt_path='last.ckpt'\): the job resumes"):
+        elastic.on_fit_start(trainer, module)
+
+
+def test_schedulers_of_lightning_by_epochs_follow_passes_over_the_data() -> None:
+    from espalier_trainer.integrations.lightning import ElasticWorker
+
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    by_epoch, by_two, by_step = (torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for _ in range(3))
+    configs = [
+        SimpleNamespace(scheduler=by_epoch, interval="epoch", frequency=1, reduce_on_plateau=False),
+        SimpleNamespace(scheduler=by_two, interval="epoch", frequency=2, reduce_on_plateau=False),
+        SimpleNamespace(scheduler=by_step, interval="step", frequency=1, reduce_on_plateau=False),
+    ]
+    elastic = ElasticWorker(BATCHES)
+    elastic._trainer = SimpleNamespace(lr_scheduler_configs=configs)
+    elastic._module = SimpleNamespace(lr_scheduler_step=lambda scheduler, metric: scheduler.step())
+    optimizer.step()
+    for elastic.batches.stream.passes in (1, 2, 3, 4):
+        elastic._epoch_ended()
+    assert (by_epoch.last_epoch, by_two.last_epoch, by_step.last_epoch) == (4, 2, 0)
+
+
+def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
+    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import transformers
+    from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+    from lightning.pytorch.loggers import CSVLogger
+    from lightning.pytorch.utilities import rank_zero_only
+
+    from espalier_trainer.integrations.lightning import ElasticWorker
+    from espalier_trainer.integrations.transformers import ElasticTrainer
+
+    arguments = transformers.TrainingArguments(str(tmp_path / "saved"), report_to="none", use_cpu=True)
+
+    def saved() -> tuple[bool, bool, bool]:
+        trainer = ElasticTrainer(Model(2, 2), arguments)
+        trainer.create_optimizer_and_scheduler(1)
+        trainer.control.should_training_stop = trainer.control.should_save = True
+        trainer._maybe_log_save_evaluate(0.0, None, trainer.model, None, 0, None, None)
+        folders = [path.name for path in (tmp_path / "saved").iterdir()]
+        return trainer.is_world_process_zero(), trainer.control.should_training_stop, "checkpoint-0" in folders
+
+    monkeypatch.setenv("ESPALIER_WORKER_ROLE", "extra")
+    assert saved() == (False, False, False)
+    for told in (rank_zero_only, fabric_rank_zero_only):
+        monkeypatch.setattr(told, "rank", 0)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(checkpoint_io="a disk"))
+    ElasticWorker(BATCHES).setup(trainer, None, "fit")
+    logger = CSVLogger(tmp_path / "logged")
+    logger.log_metrics({"loss": 1.0}, 1)
+    logger.save()
+    assert not (tmp_path / "logged").exists()
+    trainer.strategy.checkpoint_io.save_checkpoint({}, path := tmp_path / "last.ckpt")
+    assert not path.exists()
+    monkeypatch.delenv("ESPALIER_WORKER_ROLE")
+    assert saved() == (True, True, True)

@@ -148,6 +148,29 @@ def trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.Op
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"),
+        ({"grow": True}, "gives no validation loss, by which trials are judged; give validate=, a function"),
+        ({"grow": True, "validate": lambda module: 0.0}, ""),
+    ],
+)
+def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_told(
+    leader: AdaptiveTrainingJob, tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    job = json.loads((tmp_path / "job.json").read_text())
+    job["spec"] |= {"training": {"elasticBatch": "keepGlobal"}, "adaptation": {"trials": "Race"}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    model, optimizer = made()
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **given)
+    trained(loop, batches, model, optimizer, 1)
+    events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    told = [event.message for event in events if event.type == "Warned" and event.reason == "TrialsNotPossible"]
+    assert len(told) == bool(said)
+    assert all(said in each and "adaptation.trials: Race" in each for each in told)
+
+
+@pytest.mark.parametrize(
     ("figures", "told"),
     [
         ({"validation_accuracy": 0.5, "validation_loss": 1.0}, 0.5),

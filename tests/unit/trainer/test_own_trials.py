@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from own_scripts import epochs, members
+from own_scripts import epochs, goes_on_together
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
@@ -87,23 +87,6 @@ def tried(scripted: Callable[..., Workplace]) -> Callable[..., Workplace]:
         return place
 
     return make
-
-
-def goes_on_together(place: Workplace, workers: int) -> None:
-    """Wait until all workers have trained some epochs, after whatever is over, and hold the same bits."""
-    come = max([0, *epochs(place.log)]) + 1  # of that, one may have seen a part
-
-    def later(log: str) -> dict[int, str]:
-        return {number: said for number, said in epochs(log).items() if number > come}
-
-    until(lambda: members(place)[-1:] == [workers] and len(later(place.log)) > 2, place)
-    for extra in range(workers - 1):
-        until(lambda: len(later(place.logs(extra))) > 2, place)  # noqa: B023
-        ours, theirs = later(place.log), later(place.logs(extra))
-        both = sorted(ours.keys() & theirs.keys())
-        assert both
-        assert [ours[number] for number in both] == [theirs[number] for number in both]
-    assert not any(event.reason == "MembersDiffer" for event in of(place, "Warned"))
 
 
 def test_one_worker_confirms_while_the_base_trains_on(tried: Callable[..., Workplace]) -> None:
@@ -187,5 +170,6 @@ def test_a_loop_without_a_validation_loss_says_so_and_grows_untried(tried: Calla
     assert adaptation.result == "Grown"
     assert adaptation.arms == ()
     (told,) = [event for event in of(place, "Warned") if event.reason == "TrialsNotPossible"]
-    assert "join(..., grow=True, validate=...)" in told.message
+    assert "(adaptation.trials: Confirm): the script gives no validation loss" in told.message
+    assert "give validate=, a function that takes the model and returns it" in told.message
     goes_on_together(place, 2)

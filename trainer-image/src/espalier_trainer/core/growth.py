@@ -65,12 +65,11 @@ class Growth:
 
     def warn(self) -> None:
         """Warn of what the job asks for and will not get."""
-        if self._adapter is None:
-            return
-        wanted, journal = self._run.job.spec.adaptation.trials, self._run.journal
-        if wanted is not self._trials:
-            journal.warn("TrialsNotPossible", f"no growth is tried first (trials: {wanted}): {self._cannot_try}")
-        if self._cannot_grow:
+        spec, journal = self._run.job.spec.adaptation, self._run.journal
+        if spec.trials is not self._trials and spec.mode is not AdaptationMode.OFF:
+            told = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
+            journal.warn("TrialsNotPossible", told)
+        if self._adapter is not None and self._cannot_grow:
             journal.cannot_grow = self._cannot_grow
             journal.warn(NOT_GROWABLE, self._cannot_grow)
 

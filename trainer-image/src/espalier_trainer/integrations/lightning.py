@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import lightning
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
+from espalier_trainer.own.carried import Stateful
+from espalier_trainer.own.early import leads
 from espalier_trainer.own.stream import Stream
 from espalier_trainer.own.trying import Validate
 
@@ -36,6 +42,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         example: ExampleInput | None = None,
         validate: Validate | None = None,
         report: Mapping[str, str] | None = None,
+        others: Sequence[Stateful] = (),
     ) -> None:
         """`network` names the attribute of the LightningModule that is trained and grows; None: its only one.
 
@@ -45,15 +52,25 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         """
         self._loader, self._network, self._grow, self._accumulate = loader, network, grow, accumulate
         self._example, self._validate, self._report = example, validate, dict(report or {})
+        self._others = others
+        if not leads():
+            # Loggers begin to write before `setup`, unless they are told, as by Lightning's own launchers.
+            for told in (rank_zero_only, fabric_rank_zero_only):
+                told.rank = 1
         self._trainer: Any = None
         self._module: Any = None
-        self.batches = _Batches(Stream(self._join, epochs))
+        self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))
         """What `fit` takes as its train_dataloaders."""
 
     @property
     def loop(self) -> Loop | None:
         """The job's loop, with `fraction` and `time_left()`; None before the first batch."""
         return self.batches.stream.loop
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Let a worker that does not lead save nothing: all have one folder."""
+        if not leads():
+            trainer.strategy.checkpoint_io = _Unwritten()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Take note of the module; its optimizer is made by now."""
@@ -63,6 +80,26 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             )
         if trainer.accumulate_grad_batches != 1:
             raise OwnLoopError("accumulate_grad_batches must be 1; give ElasticWorker(accumulate=...) instead")
+        if trainer.ckpt_path is not None:
+            raise OwnLoopError(
+                f"fit(ckpt_path={trainer.ckpt_path!r}): the job resumes from its own checkpoints, which also hold "
+                "what has grown; leave it out"
+            )
+        if not pl_module.automatic_optimization:
+            raise OwnLoopError("automatic_optimization=False: the steps of a job are Lightning's own; leave it True")
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau and config.interval == "epoch":
+                raise OwnLoopError(
+                    f"{type(config.scheduler).__name__} has the interval 'epoch', of which Lightning sees one; set "
+                    "interval='step', and frequency to the number of batches between two validations"
+                )
+        for callback in trainer.callbacks:
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise OwnLoopError(
+                    f"the average of {type(callback).__name__} would neither grow with the model nor come to other "
+                    "workers; give ElasticWorker(others=[...]) a torch.optim.swa_utils.AveragedModel of the network, "
+                    "and update it in a callback of your own"
+                )
         self._trainer, self._module = trainer, pl_module
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -71,6 +108,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         figures = {name: float(value) for name, value in found.items() if value is not None}
         if figures and self.loop is not None and not trainer.sanity_checking:
             self.loop.report(**figures)
+
+    def _epoch_ended(self) -> None:
+        """Let schedulers count passes over the data."""
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "epoch" and self.batches.stream.passes % config.frequency == 0:
+                self._module.lr_scheduler_step(config.scheduler, None)
 
     def _join(self) -> tuple[Loop, Iterable[Any]]:
         trainer, module = self._trainer, self._module
@@ -84,6 +127,8 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             self._loader,
             *schedulers,
             *([] if scaler is None else [scaler]),
+            *self._others,
+            _Progress(trainer.fit_loop.epoch_loop),
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._example,
@@ -94,6 +139,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             loop.backward(loss)
 
         module.backward = backward
+        epoch = trainer.fit_loop.epoch_loop
+        # Schedulers, averages and global_step do not count batches without a step.
+        epoch._accumulated_batches_reached = lambda: self.batches.stream.should_step
+        if not loop.leads:
+            # What callbacks have counted differs among workers: only the leader ends before the budget does.
+            epoch.min_steps, epoch.max_steps = _MANY, -1
         return loop, batches
 
     def _trained(self, module: nn.Module) -> nn.Module:
@@ -111,6 +162,41 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
                 "is trained into one module, and name its attribute: network=..."
             )
         return next(iter(parts.values()))
+
+
+class _Unwritten(CheckpointIO):  # type: ignore[misc]
+    """Writes no checkpoints."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        """Do nothing."""
+
+    def load_checkpoint(self, path: Any, *given: Any, **named: Any) -> Any:
+        """Raise `OwnLoopError`: there are none."""
+        raise OwnLoopError(f"{path}: a worker that does not lead has written no checkpoints; load them after `fit`")
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Do nothing."""
+
+
+class _Progress:
+    """The batches and steps that Lightning has counted, as a part of the training state.
+
+    So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self._loop.batch_progress.current.completed, "steps": self._loop.global_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        step = self._loop.automatic_optimization.optim_progress.optimizer.step
+        for progress, done in ((self._loop.batch_progress, state["batches"]), (step, state["steps"])):
+            for tracker in (progress.total, progress.current):
+                tracker.reset()
+                tracker.increment_by(done)
+        self._loop._batches_that_stepped = state["steps"]
 
 
 class _Batches:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
+from espalier_trainer.own.carried import Stateful
+from espalier_trainer.own.early import leads
 from espalier_trainer.own.stream import Stream
 from espalier_trainer.own.trying import Validate
 
@@ -20,7 +22,8 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     """A `Trainer` that a job's budget ends, and whose `train` other workers of the job take part in.
 
     It sees one epoch as long as the budget. The learning rate falls linearly to 0 at the end of the budget, unless a
-    scheduler is given. `TrainingArguments.max_steps` is the most steps of a worker; `gradient_accumulation_steps` is 1.
+    scheduler is given. `TrainingArguments.max_steps` is the most steps; `gradient_accumulation_steps` is 1. Only the
+    leader saves, and decides by its callbacks to end before the budget does.
     """
 
     def __init__(
@@ -31,13 +34,15 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         epochs: int | None = None,
         example: ExampleInput | None = None,
         validate: Validate | None = None,
+        others: Sequence[Stateful] = (),
         **named: Any,
     ) -> None:
         """`epochs` is the most passes over the data; training without a job needs it.
 
-        `grow`, `accumulate`, `example` and `validate` are as for `espalier_trainer.own.join`; if absent, `example` are
-        the first two examples without labels.
+        `grow`, `accumulate`, `example`, `validate` and `others` are as for `espalier_trainer.own.join`; if absent,
+        `example` are the first two examples without labels, and `validate` returns the loss on `eval_dataset`.
         """
+        self._leads = leads()
         super().__init__(*given, **named)
         if self.args.gradient_accumulation_steps != 1:
             raise OwnLoopError("gradient_accumulation_steps must be 1; give ElasticTrainer(accumulate=...) instead")
@@ -48,19 +53,43 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
                 f"grow=True: mixed precision ({self.accelerator.mixed_precision}) changes the model's forward, which "
                 "would be lost when the model grows; leave bf16 and fp16 out"
             )
+        if grow and self.args.load_best_model_at_end:
+            raise OwnLoopError(
+                "grow=True: load_best_model_at_end=True would load weights from before a growth into the grown model; "
+                "set it to False: the model at the end of the budget is the trained one"
+            )
         self._grow, self._accumulate, self._epochs, self._example = grow, accumulate, epochs, example
-        self._validate = validate
+        single = self.eval_dataset is not None and not isinstance(self.eval_dataset, dict)
+        self._validate = self._eval_loss if validate is None and single else validate
+        self._others = others
         self._stream: Stream | None = None
+        self._ended_at = -1
+        """The step at which the last epoch has ended."""
         self.lr_scheduler: Any
+        self.control: Any
 
     @property
     def loop(self) -> Loop | None:
         """The job's loop, with `fraction` and `time_left()`; None before the first batch."""
         return None if self._stream is None else self._stream.loop
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **named: Any) -> Any:
+        """Train to the end of the budget; the job resumes from its own checkpoint, not from one of a Trainer."""
+        if resume_from_checkpoint:
+            raise OwnLoopError(
+                f"train(resume_from_checkpoint={resume_from_checkpoint!r}): the job resumes from its own checkpoints, "
+                "which also hold what has grown; call train()"
+            )
+        return super().train(None, *given, **named)
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this worker leads: callbacks log, and save, only there."""
+        return self._leads and super().is_world_process_zero()
+
     def get_train_dataloader(self) -> Any:
         """Return the job's batches as one stream."""
-        self._stream = Stream(self._join, self._epochs)
+        self._ended_at = -1
+        self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended)
         return _Ending(self, self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -82,6 +111,30 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             self.loop.report(**figures)
         return metrics
 
+    def _save_checkpoint(self, *given: Any, **named: Any) -> None:
+        if self._leads:  # all workers have one output_dir
+            super()._save_checkpoint(*given, **named)
+
+    def log(self, *given: Any, **named: Any) -> None:
+        """Log; an epoch is a pass over the data, while the Trainer's own is as long as the budget."""
+        if self._stream is not None:
+            self.state.epoch = float(self._stream.passes)
+        super().log(*given, **named)
+
+    def _epoch_ended(self) -> None:
+        """Do what is due at the end of an epoch (`eval_strategy`, callbacks)."""
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        self._maybe_log_save_evaluate(self._tr_loss, None, self.model, None, 0, None, None)
+        self._ended_at = self.state.global_step
+
+    def _maybe_log_save_evaluate(self, *given: Any, **named: Any) -> None:
+        if self._ended_at == self.state.global_step:
+            return  # the Trainer's own epoch ends with the last pass over the data
+        super()._maybe_log_save_evaluate(*given, **named)
+        if not self._leads:
+            # What callbacks have counted differs among workers, and more so in one that tries a growth.
+            self.control.should_training_stop = self.control.should_epoch_stop = False
+
     def _join(self) -> tuple[Loop, Iterable[Any]]:
         loader: DataLoader[Any] = DataLoader(
             self.train_dataset,
@@ -98,6 +151,8 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             loader,
             self.lr_scheduler,
             *([] if scaler is None else [scaler]),
+            *self._others,
+            _Progress(self),
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._inputs() if self._grow and self._example is None else self._example,
@@ -106,9 +161,24 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
 
         def backward(loss: Tensor, **_: Any) -> None:
             loop.backward(loss if scaler is None else scaler.scale(loss))
+            # Schedulers do not count batches without a step.
+            due = self._stream is None or self._stream.should_step
+            self.accelerator.gradient_state._set_sync_gradients(due)
+            for optimizer in self.accelerator._optimizers:
+                optimizer._is_overflow = not due
 
         self.accelerator.backward = backward
         return loop, batches
+
+    def _eval_loss(self, _model: nn.Module) -> float:
+        """Return the loss on `eval_dataset`: callbacks and logs do not see it."""
+        found = self.evaluation_loop(self.get_eval_dataloader(), "Trial", prediction_loss_only=True).metrics
+        if "eval_loss" not in found:
+            raise OwnLoopError(
+                "ElasticTrainer: the eval_dataset has no loss, by which trials are judged; give it labels, or give "
+                "validate=, a function that takes the model and returns its validation loss"
+            )
+        return float(found["eval_loss"])
 
     def _collator(self) -> Any:
         return self._get_collator_with_removed_columns(self.data_collator, description="training")
@@ -116,6 +186,27 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     def _inputs(self) -> dict[str, Any]:
         batch = self._collator()([self.train_dataset[index] for index in range(2)])
         return {name: each for name, each in batch.items() if name not in self.label_names}
+
+
+class _Progress:
+    """The steps that a Trainer has counted, as a part of the training state.
+
+    So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
+    """
+
+    def __init__(self, trainer: ElasticTrainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"global_step": self._trainer.state.global_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        come = state["global_step"] - trainer.state.global_step
+        trainer.state.global_step += come
+        # What is logged are means over steps that this process has computed.
+        trainer._globalstep_last_logged += come
+        trainer._initial_global_step += come
 
 
 class _Ending:

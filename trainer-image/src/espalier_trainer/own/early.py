@@ -34,6 +34,11 @@ def is_of_a_job() -> bool:
     return any(os.environ.get(name) for name in _OF_A_JOB)
 
 
+def leads() -> bool:
+    """Return whether this process will lead its job, or has none. Raises `SettingsError`."""
+    return not is_of_a_job() or Settings.from_environment(os.environ).leads
+
+
 class Watch:
     """Reports, at the end of the process, the exception that ended the script before it had joined."""
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -131,16 +131,22 @@ def _lead(
             example=example,
             cannot_grow=cannot_grow,
             batching=batching,
-            cannot_try=_UNTRIED if growing.validate is None else "",
+            cannot_try=_cannot_try(growing),
             base_loss=lambda: _base_loss(run, state, growing),
         )
         return Leading(run, state, feed, stop, stack.pop_all())
 
 
-_UNTRIED: Final = (
-    "the script gives no validation loss, by which trials are judged; give join a function that takes the model and "
-    "returns it: join(..., grow=True, validate=...)"
-)
+def _cannot_try(growing: Growing) -> str:
+    """Return why extra workers cannot try growths, and the remedy; '' where they can."""
+    if not growing.wanted:
+        return "the script does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"
+    if growing.validate is None:
+        return (
+            "the script gives no validation loss, by which trials are judged; give validate=, a function that takes "
+            "the model and returns it, beside grow=True where it joins (join, ElasticWorker, ElasticTrainer)"
+        )
+    return ""
 
 
 def _base_loss(run: Run, state: OwnState, growing: Growing) -> float | None:

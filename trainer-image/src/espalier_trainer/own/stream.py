@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from espalier_trainer.own.alone import Alone
 from espalier_trainer.own.loop import Loop
 
 
@@ -15,14 +16,36 @@ class Stream:
     batches. The first batch is what joins the job.
     """
 
-    def __init__(self, joining: Callable[[], tuple[Loop, Iterable[Any]]], epochs: int | None = None) -> None:
-        """`joining` calls `join`; `epochs` is the most of them."""
-        self._joining, self._epochs = joining, epochs
+    def __init__(
+        self,
+        joining: Callable[[], tuple[Loop, Iterable[Any]]],
+        epochs: int | None = None,
+        accumulate: int = 1,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`joining` calls `join` with `accumulate`; `epochs` is the most of them.
+
+        `ended` is called after the last step of each epoch, or the last one that the budget allows.
+        """
+        self._joining, self._epochs, self._accumulate, self._ended = joining, epochs, accumulate, ended
         self.loop: Loop | None = None
         """None before the first batch."""
+        self.should_step = True
+        """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
+        self.passes = 0
+        """Passes over the data that are done."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker."""
         self.loop, batches = self._joining()
-        for _ in self.loop.epochs(self._epochs):
-            yield from batches
+        for epoch in self.loop.epochs(self._epochs):
+            self.passes = epoch
+            for number, batch in enumerate(batches, 1):
+                self.should_step = (
+                    number % self._accumulate == 0 or number == len(batches)  # type: ignore[arg-type]
+                    if isinstance(self.loop, Alone)
+                    else self.loop.should_step
+                )
+                yield batch
+            self.passes = epoch + 1
+            self._ended()

@@ -209,7 +209,7 @@ bench-advice-unseen: .venv/.ready  ## does the shipped policy know where to grow
 	.venv/bin/python benchmarks/advice_unseen.py --work-dir $(RUNS)/unseen $(ARGS)
 
 .PHONY: bench-advice-left-out
-bench-advice-left-out: .venv/.ready  ## do trees know families of the carried corpora that they have not learned from? (2 minutes)
+bench-advice-left-out: .venv/.ready  ## do trees know families of the carried corpora that they have not learned from? (2 minutes); ARGS=--graph
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/advice_left_out.py $(ARGS)
 
 .PHONY: bench-trial-evidence

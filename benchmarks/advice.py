@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/advice.py [--requests 500] [--json FILE]
 
-One table: case, p50, p99 and maximum in milliseconds, n. HTTP requests go one after the other over one kept
-connection, except in the case `8 clients`, where eight threads ask at once. Not reported: start-up of the server
+One table: case, p50, p99 and maximum in milliseconds, n. `cnn1` is answered by the policy of the tables, a chain of N
+layers, each of which can be deepened, by the trees for models not met. HTTP requests go one after the other over one
+kept connection, except in the case `8 clients`, where eight threads ask at once. Not reported: start-up of the server
 (import of torch, about two seconds) and the first request, which warms caches up.
 """
 
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,9 @@ from espalier_agent.policies.advice import advise
 from espalier_agent.policies.files import default_policy
 from espalier_api.advice import AdviceRequest
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
+
+CHAINS = (30, 100, 500)
+"""Growths of the models that no policy has met."""
 
 
 def long_chain(depth: int) -> Architecture:
@@ -84,16 +89,15 @@ def measure(count: int) -> dict[str, list[float]]:
     """Return the seconds of each case."""
     torch.set_num_threads(1)
     policy = default_policy()
-    small, large = request(named_architecture("cnn1")), request(long_chain(500))
-    bodies = {name: json.dumps(asked.to_json()).encode() for name, asked in (("cnn1", small), ("500 layers", large))}
-    few = max(20, count // 10)
-    results = {
-        "in process, cnn1": timed(lambda: advise(policy, small, "d"), count),
-        "in process, 500 layers": timed(lambda: advise(policy, large, "d"), few),
-    }
+    asked = {"cnn1": request(named_architecture("cnn1"))} | {f"{n} growths": request(long_chain(n)) for n in CHAINS}
+    counts = {name: max(20, count // 10) if name == f"{CHAINS[-1]} growths" else count for name in asked}
+    bodies = {name: json.dumps(one.to_json()).encode() for name, one in asked.items()}
+    results = {}
+    for name, one in asked.items():
+        results[f"in process, {name}"] = timed(partial(advise, policy, one, "d"), counts[name])
     with server() as url:
-        results["HTTP, cnn1"] = over_http(url, bodies["cnn1"], count)
-        results["HTTP, 500 layers"] = over_http(url, bodies["500 layers"], few)
+        for name, body in bodies.items():
+            results[f"HTTP, {name}"] = over_http(url, body, counts[name])
         with ThreadPoolExecutor(8) as pool:
             rounds = pool.map(lambda _: over_http(url, bodies["cnn1"], count // 8), range(8))
             results["HTTP, cnn1, 8 clients"] = [seconds for part in rounds for seconds in part]

@@ -1,30 +1,36 @@
 """What the trees know of families that they have not met: the carried corpora, without a fifth of the families in turn.
 
-Unlike `advice_unseen`, nothing is trained here. First decisions and second ones are judged apart, with widening and
-without.
+Unlike `advice_unseen`, no model is trained here. First decisions and second ones are judged apart, with widening and
+without. `--graph` judges a graph network beside the trees, learned from the same families, and both together.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 from advice_unseen import advised_by, mixing, show
 
 from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
-from espalier_agent.learners.trees import LEARNER
+from espalier_agent.learners import graph_gains, trees
+from espalier_agent.learners.growths import GrowthsLearner
+from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action
 from espalier_api.growth.widen import WIDEN
 from espalier_api.growth_corpus import CaseRecord, GrowthCorpus, MomentRecord
-from espalier_cli.judge.verdict import decisions_of, judged
+from espalier_cli.judge.verdict import Rule, decisions_of, judged
 
 FOLDS = 5
+TINY = 1e-300
 
 
-def learnt_without(corpora: list[GrowthCorpus], seed: int) -> Iterator[tuple[str, Policy]]:
-    """Yield each family with a policy that has not met it."""
+def learnt_without(
+    corpora: list[GrowthCorpus], seed: int, learners: Sequence[GrowthsLearner]
+) -> Iterator[tuple[str, list[Policy]]]:
+    """Yield each family with a policy of each learner that has not met it."""
     families = sorted({case.family for corpus in corpora for case in corpus.cases})
     random.Random(seed).shuffle(families)
     tables = [table for name in table_sets() for table in carried_tables(name)]
@@ -34,26 +40,44 @@ def learnt_without(corpora: list[GrowthCorpus], seed: int) -> Iterator[tuple[str
             corpus.model_copy(update={"cases": tuple(case for case in corpus.cases if case.family not in out)})
             for corpus in corpora
         ]
-        policy = LEARNER.with_corpora(rest).learn(tables, seed=seed)
-        yield from ((family, policy) for family in out)
+        policies = [learner.with_corpora(rest).learn(tables, seed=seed) for learner in learners]
+        yield from ((family, policies) for family in out)
+
+
+def together(policies: Sequence[Policy], record: CaseRecord, moment: MomentRecord) -> Action:
+    """Return what has the highest mean of the policies' scores, which are logarithms of probabilities."""
+    request = record.request(moment)
+    if request is None:
+        return Action.nothing()
+    scores: dict[Action, float] = {}
+    for policy in policies:
+        for entry in decide(policy, request).probabilities:
+            scores[entry.action] = scores.get(entry.action, 0.0) + math.log(max(entry.probability, TINY))
+    return max(scores, key=lambda action: scores[action])
 
 
 @click.command()
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the folds, and of the trees.")
-def main(seed: int) -> None:
+@click.option("--graph", is_flag=True, help="Also judge a graph network (half as long again).")
+def main(seed: int, graph: bool) -> None:
     """Judge trees on the families of the carried corpora that they have not met."""
     corpora = [carried_corpus(name) for name in corpus_names()]
-    policies = dict(learnt_without(corpora, seed))
+    learners = [trees.LEARNER, *([graph_gains.LEARNER] if graph else [])]
+    policies = dict(learnt_without(corpora, seed, learners))
 
     def advice(record: CaseRecord, moment: MomentRecord) -> Action:
-        return advised_by(policies[record.family])(record, moment)
+        return advised_by(policies[record.family][0])(record, moment)
 
+    rules: dict[str, Rule] = {"advice": advice, "mixes first": mixing}
+    if graph:
+        rules["graph"] = lambda record, moment: advised_by(policies[record.family][1])(record, moment)
+        rules["both"] = lambda record, moment: together(policies[record.family], record, moment)
     for grown in (False, True):
         records = [case for corpus in corpora for case in corpus.cases if bool(case.grown) == grown and case.moments]
         for widening in (False, True):
             print(f"\n{'second' if grown else 'first'} decisions, {'with' if widening else 'without'} widening")
             judged_ones = records if widening else [record.without(WIDEN.name) for record in records]
-            show(judged(decisions_of(judged_ones, [], {"advice": advice, "mixes first": mixing})))
+            show(judged(decisions_of(judged_ones, [], rules)))
 
 
 if __name__ == "__main__":

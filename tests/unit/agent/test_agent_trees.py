@@ -18,7 +18,7 @@ from espalier_agent.learners.trees import LEARNER
 from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.files import default_policy, load_policy, save_policy
 from espalier_agent.policies.policy import Policy
-from espalier_agent.policies.tree_ensemble import NODES, TreesNetwork, evaluated, squashed
+from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
 from espalier_api.advice import Action, AdviceRequest, offered
 from espalier_api.documents import DocumentError
@@ -104,7 +104,7 @@ def test_trees_are_followed_as_one_would_by_hand() -> None:
     network.get_buffer("value")[0, 1], network.get_buffer("value")[0, 2] = -1, 1
     rows = np.zeros((3, len(STATIC) + 5), dtype=np.float32)
     rows[:, 2] = [0.4, 0.5, 0.6]
-    assert evaluated(network.arrays(), rows)[0].tolist() == [-1, -1, 1]
+    assert Trees.of(network.arrays()).evaluated(rows)[0].tolist() == [-1, -1, 1]
 
 
 def test_it_learns_from_tables_of_several_decisions() -> None:
@@ -168,7 +168,7 @@ def test_the_command_learns_from_a_file(tmp_path: Path) -> None:
     assert isinstance(load_policy(tmp_path / "p").network, TreesNetwork)
     wrong = CliRunner().invoke(agent, ["learn", "--corpus", str(file), "--output", str(tmp_path / "q")])
     assert wrong.exit_code == 1
-    assert "trees does" in wrong.output
+    assert "trees and graph-gains do" in wrong.output
 
 
 def test_the_network_reads_several_models_at_once(policy: Policy) -> None:

@@ -13,9 +13,9 @@ from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
 from espalier_agent.history.episodes import Gathered, gather
 from espalier_agent.history.schema import StoreError
+from espalier_agent.learners.growths import GrowthsLearner
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
 from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
-from espalier_agent.learners.trees import TreesLearner
 from espalier_agent.policies.files import PolicyError, load_policy, save_policy
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
@@ -79,7 +79,8 @@ corpus_option = click.option(
     "corpora",
     multiple=True,
     metavar="NAME|FILE",
-    help="For trees: a corpus of growth, an included one (growth) or a file of `collect --corpus`. Repeatable.",
+    help="For trees and graph-gains: a corpus of growth, an included one (growth) or a file of `collect --corpus`. "
+    "Repeatable.",
 )
 
 
@@ -186,9 +187,9 @@ def learn(
 
     expected follows the exact gradient of the expected return over all sequences of all tables; distilled teaches one
     network the average of several such runs; reinforce is the paper's learner; ppo and dqn play episodes; trees learns
-    regression trees, from a --corpus too. With
-    --from-history, expected continues with the outcomes of real advice and trials, and trees learns from them, too; a
-    quarter of the jobs is held out for `promote` (--set held_out_share=.25).
+    regression trees, from a --corpus too, and graph-gains a graph network of the same gains. With --from-history,
+    expected continues with the outcomes of real advice and trials, and these two learn from them, too; a quarter of
+    the jobs is held out for `promote` (--set held_out_share=.25).
     """
     options = {"episodes": episodes, "learning_rate": learning_rate, "temperature": temperature}
     changes: dict[str, object] = {key: value for key, value in options.items() if value is not None}
@@ -199,14 +200,16 @@ def learn(
             tables = in_curriculum(tables, curriculum)
             changes["order"] = "curriculum"
         if corpora:
-            if not isinstance(chosen, TreesLearner):
-                raise LearningError(f"learner {learner} does not learn from a corpus; trees does")
+            if not isinstance(chosen, GrowthsLearner):
+                raise LearningError(f"learner {learner} does not learn from a corpus; trees and graph-gains do")
             chosen = chosen.with_corpora(gather_corpora(corpora))
         if histories:
             files = tuple(path.name for path in history_files(histories))
-            remember = chosen.remembering if isinstance(chosen, TreesLearner) else chosen.with_history
+            remember = chosen.remembering if isinstance(chosen, GrowthsLearner) else chosen.with_history
             if remember is None:
-                raise LearningError(f"learner {learner} does not learn from a history; {DEFAULT_LEARNER} and trees do")
+                raise LearningError(
+                    f"learner {learner} does not learn from a history; {DEFAULT_LEARNER}, trees and graph-gains do"
+                )
             chosen = remember(read_history(histories), files)
         config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
         policy = chosen.learn(

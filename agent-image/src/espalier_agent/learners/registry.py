@@ -17,6 +17,7 @@ LEARNERS: Final = Registry[Learner](
         "ppo": "espalier_agent.learners.ppo:LEARNER",
         "dqn": "espalier_agent.learners.dqn:LEARNER",
         "trees": "espalier_agent.learners.trees:LEARNER",
+        "graph-gains": "espalier_agent.learners.graph_gains:LEARNER",
     },
 )
 DEFAULT_LEARNER: Final = "expected"

@@ -14,32 +14,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from espalier_agent.history.episodes import Gathered, episodes_digest, split
-from espalier_agent.learners.learning import Learner, LearningError, Progress, ProgressCallback, finish_learning
-from espalier_agent.learners.learning import Start as LearningStart
-from espalier_agent.learners.trees_history import Measured, measured
-from espalier_agent.learners.trees_rows import Floats, Rows, rows_of_corpora, rows_of_history, rows_of_tables, stacked
-from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
-from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, TreesNetwork, evaluated, squashed
+from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, by_fitting
+from espalier_agent.learners.learning import Progress, ProgressCallback
+from espalier_agent.learners.trees_rows import Floats, Row, Rows, stacked
+from espalier_agent.policies.network import PolicyNetwork
+from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES
-from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.tree import decision_tree
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.growth import operation_names
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth_corpus import GrowthCorpus
-from espalier_api.outcomes import OutcomeTable
 
 WIDENS: Final = FEATURES.index("widens")
 GROWN: Final = FEATURES.index("grown before")
@@ -54,121 +42,25 @@ HARM_BAR: Final = 0.15
 """Share of the decisions that may end more than `HARM` below doing nothing, when caution is chosen."""
 
 
-class TreesConfig(Record):
+class TreesConfig(GrowthsConfig):
     """How trees are learnt."""
 
     least_weight: float = Field(default=3.0, gt=0)
     """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
     features: float = Field(default=1.0, gt=0, le=1)
     """Share of the features that are looked at for each split."""
-    blind: float = Field(default=0.25, ge=0, le=1)
-    """Weight of rows again without costs and curve, for requests that tell neither."""
 
 
-class TreesHistoryConfig(TreesConfig):
+class TreesHistoryConfig(TreesConfig, HeldOut):
     """How trees are learnt from a history, too."""
 
-    held_out_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of the jobs of a history that is held out for `promote`."""
-    held_out_seed: int = 0
-    """Seed of the held-out share."""
 
-
-@dataclass(frozen=True, slots=True)
-class TreesLearner(Learner):
-    """Learns from corpora and tables."""
-
-    corpora: tuple[GrowthCorpus, ...] = field(default=())
-    history: Gathered | None = None
-    files: tuple[str, ...] = ()
-    """Names that the lineage gives to the history."""
-
-    def remembering(self, history: Gathered, files: Sequence[str]) -> TreesLearner:
-        """Return a learner that learns from a history, too: from trials, and from jobs whose agent explored."""
-        return replace(self, history=history, files=tuple(files))
-
-    def recipe(self, name: str | None = None) -> Any:
-        """Return the recipe, with the fields for a history where there is one."""
-        # super() without arguments does not work in a class with slots: the decorator makes it a second time.
-        found = Learner.recipe(self, name)
-        return found if self.history is None else TreesHistoryConfig(**found.model_dump())
-
-    def with_corpora(self, corpora: Sequence[GrowthCorpus]) -> TreesLearner:
-        """Return a learner that learns from these corpora, too."""
-        return replace(self, corpora=tuple(corpora))
-
-    def learn(
-        self,
-        tables: Sequence[OutcomeTable],
-        *,
-        config: Any = None,
-        encoder: str | None = None,
-        seed: int = 0,
-        name: str | None = None,
-        parent: Policy | None = None,
-        progress: ProgressCallback = lambda progress: None,
-    ) -> Policy:
-        """Learn a policy; the same input and seed give the same one. Raises `LearningError`, `TableError`."""
-        config = self.recipe() if config is None else config
-        self.check(encoder or self.encoder, parent)
-        if encoder not in (None, self.encoder):
-            raise LearningError(f"learner {self.name} has the encoder {self.encoder} alone; leave --encoder out")
-        trees = [decision_tree(table) for table in tables]
-        found = [*rows_of_corpora(self.corpora, config.blind), *rows_of_tables(trees)]
-        met, lineage = self._remembered(config)
-        found += (row for one in met for row in rows_of_history(one))
-        if not found:
-            raise LearningError("there is no outcome table, no corpus and no history of growths to learn from")
-        rows = stacked(found)
-        architectures = [
-            *(one.decision.architecture for one in met),
-            *(case.architecture for corpus in self.corpora for case in corpus.cases if case.architecture is not None),
-            *(state.architecture for tree in trees for state in tree.states[:1]),
-        ]
-        network = _network(architectures, {row.kind for row in found} - {DEEPEN.name})
-        _fit(network, rows, config, seed, progress)
-        start = LearningStart(
-            tuple(tables), seed, network, Vocabulary.build(architectures, DEFAULT_EMBEDDING_SEED), games=[]
-        )
-        return finish_learning(
-            start,
-            learner=self.name,
-            config=config,
-            name=name or self.name,
-            parent=None,
-            episodes=len(rows.gains),
-            history=lineage,
-        )
-
-    def _remembered(self, config: Any) -> tuple[list[Measured], LearntHistory | None]:
-        """Return what is learnt from the history, without what is held out, and what the lineage says of it."""
-        if self.history is None:
-            return [], None
-        episodes, episodes_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
-        tried, tried_out = split(self.history.tried, config.held_out_share, config.held_out_seed)
-        return list(measured(episodes, tried)), LearntHistory(
-            files=self.files,
-            sha256=episodes_digest(episodes, tried),
-            decisions=sum(len(one.decisions) for one in episodes),
-            episodes=len(episodes),
-            trials=len(tried),
-            held_out_share=config.held_out_share,
-            held_out_seed=config.held_out_seed,
-            held_out_episodes=len(episodes_out) + len(tried_out),
-        )
-
-
-def _network(architectures: Sequence[Architecture], operations: Iterable[str]) -> TreesNetwork:
-    """Return trees that score the operations which they learn from, and no others."""
-    points = max((len(one.growth_points) for one in architectures), default=1)
-    config = NetworkConfig.scoring("trees", max(1, points), [one for one in operation_names() if one in operations])
-    network = PolicyNetwork.of(config)
+def _fit(
+    network: PolicyNetwork, found: Sequence[Row], config: TreesConfig, seed: int, progress: ProgressCallback
+) -> None:
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
-    return network
-
-
-def _fit(network: TreesNetwork, rows: Rows, config: TreesConfig, seed: int, progress: ProgressCallback) -> None:
+    rows = stacked(found)
     targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)
     families = int(rows.families.max()) + 1
@@ -239,7 +131,7 @@ def _choose_caution(network: TreesNetwork, rows: Rows, left_out: npt.NDArray[np.
     judged = np.flatnonzero((rows.decisions >= 0) & left_out.any(axis=0))
     if not len(judged):
         return
-    values = evaluated(network.arrays(), rows.features[judged])
+    values = Trees.of(network.arrays()).evaluated(rows.features[judged])
     apart = np.where(left_out[:, judged], values, np.nan)
     mean, deviation = np.nanmean(apart, axis=0), np.nanstd(apart, axis=0)
     gains, decisions = rows.gains[judged], rows.decisions[judged]
@@ -260,8 +152,12 @@ def _harm(scores: Floats, needed: float, gains: Floats, decisions: npt.NDArray[n
     return harm / len(numbers)
 
 
-def _train(start: LearningStart, config: TreesConfig, progress: ProgressCallback) -> int:
-    raise LearningError("trees are not learnt by playing games; `TreesLearner.learn` learns them")
-
-
-LEARNER: Final = TreesLearner("trees", _train, {"default": TreesConfig()}, encoder="trees", continues=False)
+LEARNER: Final = GrowthsLearner(
+    "trees",
+    by_fitting,
+    {"default": TreesConfig()},
+    encoder="trees",
+    continues=False,
+    fit=_fit,
+    history_recipe=TreesHistoryConfig,
+)

@@ -1,4 +1,4 @@
-"""Growths to learn trees from: their features and gains, of corpora, outcome tables, and decisions of a service."""
+"""Growths to learn from: their features and gains, of corpora, outcome tables, and decisions of a service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Rows:
 class Row:
     """A growth, what is known of it, and what it gained."""
 
-    kind: str
+    architecture: Architecture
+    """Of the model, one object for all its growths."""
+    action: Action
     features: list[float]
     gain: float
     weight: float
@@ -64,6 +66,7 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[R
                     for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
                         if weight:
                             yield from _rows(
+                                request.architecture,
                                 read.features(request.architecture, facts),
                                 [left, *dynamic_features(request.architecture, facts)],
                                 gains,
@@ -104,7 +107,7 @@ def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[Row]:
             share = state.time_left_s / state.time_budget_s
             static = static_features(state.architecture, Facts())
             dynamic = dynamic_features(state.architecture, Facts())
-            yield from _rows(static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
+            yield from _rows(state.architecture, static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
 
 
 def rows_of_history(one: Measured) -> Iterator[Row]:
@@ -113,7 +116,7 @@ def rows_of_history(one: Measured) -> Iterator[Row]:
     static = static_features(one.decision.architecture, one.facts)
     dynamic = [share, *dynamic_features(one.decision.architecture, one.facts)]
     for action, (gain, weight) in one.gains.items():
-        yield from _rows(static, dynamic, {action: gain}, weight, one.family, "")
+        yield from _rows(one.decision.architecture, static, dynamic, {action: gain}, weight, one.family, "")
 
 
 class _Statics:
@@ -134,6 +137,7 @@ class _Statics:
 
 
 def _rows(
+    architecture: Architecture,
     static: Mapping[Action, Vector],
     dynamic: Sequence[float],
     gains: dict[Action, float],
@@ -143,7 +147,8 @@ def _rows(
 ) -> Iterator[Row]:
     for action, gain in gains.items():
         if action in static:
-            yield Row(action.kind, [*static[action].tolist(), *dynamic], gain, weight, family, decision)
+            features = [*static[action].tolist(), *dynamic]
+            yield Row(architecture, action, features, gain, weight, family, decision)
 
 
 def stacked(rows: Sequence[Row]) -> Rows:

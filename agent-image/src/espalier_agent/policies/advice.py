@@ -78,7 +78,7 @@ def _estimates(
             torch.tensor([request.time_left_seconds], dtype=torch.float64),
             torch.tensor([request.time_budget_seconds], dtype=torch.float64),
         )
-        logits = policy.network.logits(prepared, *state)
+        logits, gains = policy.network.estimates(prepared, *state)
         places = policy.network.outputs(prepared).of(request.architecture, actions)
         legal = torch.zeros(logits.shape, dtype=torch.bool)
         legal[0, [place for place in places if place is not None]] = True
@@ -89,7 +89,6 @@ def _estimates(
         row[-1] = 1.0
     values = row.tolist()
     probabilities = [0.0 if place is None else min(values[place], 1.0) for place in places]
-    gains = policy.network.gains(prepared, *state)
     if gains is None:
         return probabilities, [None] * len(places)
     columns = list(zip(gains.mean[0].tolist(), gains.low[0].tolist(), gains.high[0].tolist(), strict=True))

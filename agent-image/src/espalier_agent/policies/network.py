@@ -103,10 +103,6 @@ class PolicyNetwork(nn.Module, ABC):
         """Turn the model of a request into what `logits` reads, and what else it tells, where that is read."""
         return self.prepare([request.architecture], vocabulary)
 
-    def gains(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Gains | None:
-        """Return the gain in final accuracy that is expected of each growth; None where that is not known."""
-        return None
-
     @abstractmethod
     def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return what the columns of `logits` are about, for these prepared models."""
@@ -119,6 +115,12 @@ class PolicyNetwork(nn.Module, ABC):
         network of fixed size, or what the largest prepared models need; what stands at points and groups that a model
         does not have means nothing.
         """
+
+    def estimates(
+        self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
+    ) -> tuple[Tensor, Gains | None]:
+        """Return `logits`, and the gain in final accuracy that is expected of each growth; None if not known."""
+        return self.logits(prepared, models, time_left_s, time_budget_s), None
 
     def forward(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return `logits`: the name that `torch.func.functional_call` calls, for stacked weights."""
@@ -157,6 +159,7 @@ ENCODERS: Final = Registry[type[PolicyNetwork]](
     "espalier.encoders",
     {
         "graph": "espalier_agent.policies.graph_encoder:GraphNetwork",
+        "graph-gains": "espalier_agent.policies.graph_gains:GraphGainsNetwork",
         "lstm": "espalier_agent.policies.lstm_encoder:LstmNetwork",
         "trees": "espalier_agent.policies.tree_ensemble:TreesNetwork",
     },

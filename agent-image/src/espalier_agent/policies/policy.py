@@ -72,7 +72,7 @@ class Policy:
 
     def answering(self, architecture: Architecture) -> Policy:
         """Return the policy that answers for a model."""
-        if self.strangers is None or not self.vocabulary.unknown(architecture):
+        if self.strangers is None or self.vocabulary.knows(architecture):
             return self
         return self.strangers
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork, Prepared
-from espalier_agent.policies.tree_features import DYNAMIC, FEATURES, STATIC, Facts, dynamic_features, static_features
+from espalier_agent.policies.prepared_features import prepared_features, rows_of
+from espalier_agent.policies.tree_features import FEATURES, Facts
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import Action, ActionColumns, AdviceRequest
+from espalier_api.advice import ActionColumns, AdviceRequest
 from espalier_api.architecture import Architecture
-from espalier_api.growth import operation
 
 TREES: Final = 100
 LEAVES: Final = 128
@@ -38,6 +39,44 @@ QUANTILES: Final = (0.1, 0.9)
 _LIMIT: Final = 0.999
 
 
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Trees in the form in which they are evaluated: the nodes of all of them in a row, a leaf below itself."""
+
+    feature: npt.NDArray[np.intp]
+    threshold: npt.NDArray[np.float32]
+    below: npt.NDArray[np.intp]
+    """Two a node: where rows above the threshold go, and the others."""
+    value: npt.NDArray[np.float32]
+    roots: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Trees:
+        """Take them from the arrays of a `TreesNetwork`."""
+        feature = arrays["feature"]
+        own = np.arange(feature.size).reshape(feature.shape)
+        roots, last = own[:, :1], feature.shape[1] - 1
+        ways = [
+            np.where(feature < 0, own, roots + arrays[name].astype(np.intp).clip(0, last)) for name in ("right", "left")
+        ]
+        return cls(
+            np.maximum(feature, 0).astype(np.intp).ravel(),
+            arrays["threshold"].ravel(),
+            np.stack(ways, axis=-1).ravel(),
+            arrays["value"].ravel(),
+            roots,
+        )
+
+    def evaluated(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return what each tree says of each row, (trees, rows): all of them go down one level at a time."""
+        numbers, starts = rows.ravel(), np.arange(len(rows)) * rows.shape[1]
+        node = np.broadcast_to(self.roots, (len(self.roots), len(rows)))
+        for _ in range(DEPTH):
+            goes_left = numbers.take(starts + self.feature.take(node)) <= self.threshold.take(node)
+            node = self.below.take(2 * node + goes_left)
+        return self.value.take(node)
+
+
 class TreesNetwork(PolicyNetwork):
     """The trees as arrays: `feature`, `threshold`, `left`, `right`, `value` (trees, nodes); a leaf's feature is -1."""
 
@@ -51,6 +90,7 @@ class TreesNetwork(PolicyNetwork):
             self.register_buffer(name, initial)
         self.register_buffer("caution", torch.zeros(1))
         self.register_buffer("needed", torch.zeros(1))
+        self._made: Trees | None = None
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
         """Turn models into features, of which nothing but the description is known."""
@@ -61,26 +101,7 @@ class TreesNetwork(PolicyNetwork):
         return self._prepared([request.architecture], [Facts.of(request)])
 
     def _prepared(self, architectures: Sequence[Architecture], facts: Sequence[Facts]) -> Prepared:
-        counts = {
-            name: max((len(operation(name).targets(one)) for one in architectures), default=0)
-            for name in self.config.operations
-        }
-        static = np.full((len(architectures), sum(counts.values()), len(STATIC)), -1.0, dtype=np.float32)
-        for row, (architecture, known) in enumerate(zip(architectures, facts, strict=True)):
-            features = static_features(architecture, known)
-            first = 0
-            for name, count in counts.items():
-                for place, target in enumerate(operation(name).targets(architecture)):
-                    found = features.get(Action(kind=name, target=target))
-                    if found is not None:
-                        static[row, first + place] = found
-                first += count
-        dynamic = [dynamic_features(one, known) for one, known in zip(architectures, facts, strict=True)]
-        return {
-            "static": torch.from_numpy(static),
-            "dynamic": torch.tensor(dynamic, dtype=torch.float32),
-            "counts": torch.tensor(list(counts.values())),
-        }
+        return prepared_features(self.config.operations, architectures, facts)
 
     def outputs(self, prepared: Prepared) -> ActionColumns:
         """Return as many as the largest models need."""
@@ -88,29 +109,37 @@ class TreesNetwork(PolicyNetwork):
 
     def logits(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:
         """Return a low estimate of each growth's gain, scaled; nothing has `needed`."""
-        each = self._values(prepared, models, time_left_s, time_budget_s)
-        scores = each.mean(axis=0) - float(self._tensor("caution")) * each.std(axis=0)
-        nothing = np.full((len(scores), 1), float(self._tensor("needed")), dtype=np.float32)
-        return torch.from_numpy(SHARPNESS * np.concatenate([scores, nothing], axis=1))
+        return self._scores(self._values(prepared, models, time_left_s, time_budget_s))
 
-    def gains(self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor) -> Gains:
-        """Return what the trees expect of each growth: mean and an interval of 80 % of them, in accuracy."""
+    def estimates(
+        self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
+    ) -> tuple[Tensor, Gains]:
+        """Return `logits`, and what the trees expect of each growth: mean and an interval of 80 % of them."""
         each = self._values(prepared, models, time_left_s, time_budget_s)
         mean, (low, high) = each.mean(axis=0), np.quantile(each, QUANTILES, axis=0)
         ends = np.minimum(low, mean), np.maximum(high, mean)
-        return Gains(*(torch.from_numpy(_unsquashed(one)) for one in (mean, *ends)))
+        return self._scores(each), Gains(*(torch.from_numpy(_unsquashed(one)) for one in (mean, *ends)))
+
+    def _scores(self, each: npt.NDArray[np.float32]) -> Tensor:
+        scores = each.mean(axis=0) - float(self._tensor("caution")) * each.std(axis=0)
+        nothing = np.full((len(scores), 1), float(self._tensor("needed")), dtype=np.float32)
+        return torch.from_numpy(SHARPNESS * np.concatenate([scores, nothing], axis=1))
 
     def _values(
         self, prepared: Prepared, models: Tensor, time_left_s: Tensor, time_budget_s: Tensor
     ) -> npt.NDArray[np.float32]:
         """Return what each tree says, squashed: (trees, n, growths)."""
-        static = prepared["static"][models].numpy()
-        share = (time_left_s.double() / time_budget_s.double()).clamp(0.0, 1.0).float()
-        dynamic = torch.cat([share[:, None], prepared["dynamic"][models]], dim=1).numpy()
-        count, growths, _ = static.shape
-        spread = np.broadcast_to(dynamic[:, None], (count, growths, len(DYNAMIC)))
-        rows = np.concatenate([static, spread], axis=2).reshape(count * growths, len(FEATURES))
-        return evaluated(self.arrays(), rows).reshape(TREES, count, growths)
+        rows = rows_of(prepared, models, time_left_s, time_budget_s).numpy()
+        count, growths, _ = rows.shape
+        return self._trees().evaluated(rows.reshape(-1, len(FEATURES))).reshape(TREES, count, growths)
+
+    def _trees(self) -> Trees:
+        """Return the trees, made once for a network in service, which does not change."""
+        if self.training:
+            return Trees.of(self.arrays())
+        if self._made is None:
+            self._made = Trees.of(self.arrays())
+        return self._made
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return the trees."""
@@ -118,19 +147,6 @@ class TreesNetwork(PolicyNetwork):
 
     def _tensor(self, name: str) -> Tensor:
         return self.get_buffer(name)
-
-
-def evaluated(trees: Mapping[str, npt.NDArray[np.float32]], rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return what each tree says of each row, (trees, rows): all of them go down one level at a time."""
-    tree = np.arange(len(trees["feature"]))[:, None]
-    row = np.arange(len(rows))[None]
-    node = np.zeros((len(tree), len(rows)), dtype=np.int64)
-    for _ in range(DEPTH):
-        feature = trees["feature"][tree, node].astype(np.int64)
-        goes_left = rows[row, np.maximum(feature, 0)] <= trees["threshold"][tree, node]
-        below = np.where(goes_left, trees["left"][tree, node], trees["right"][tree, node]).astype(np.int64)
-        node = np.where(feature < 0, node, np.clip(below, 0, NODES - 1))
-    return trees["value"][tree, node]
 
 
 def squashed(gain: float) -> float:

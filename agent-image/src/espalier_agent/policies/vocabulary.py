@@ -40,13 +40,15 @@ LARGEST_LOG2: Final = 32
 
 Vector = npt.NDArray[np.float32]
 
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 def canonical_key(layer: Layer) -> str:
     """Return operator and attributes as one text: equal exactly for layers that do the same.
 
     Name, inputs and the place in the network are left out, as all instances of a layer share an embedding.
     """
-    return layer.operator + json.dumps(layer.attributes, sort_keys=True, separators=(",", ":"))
+    return layer.operator + _compact(layer.attributes)
 
 
 @lru_cache(maxsize=8192)
@@ -147,6 +149,10 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def knows(self, architecture: Architecture) -> bool:
+        """Return whether all layers of the model are in the vocabulary."""
+        return all(canonical_key(layer) in self._rows for layer in architecture.layers)
 
     def unknown(self, architecture: Architecture) -> int:
         """Return how many layers of the model are not in the vocabulary."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -79,6 +80,7 @@ def serve(
     try:
         server.run(sockets=[listener])
     finally:
+        gc.unfreeze()
         for number, handler in previous.items():
             signal.signal(number, handler)
         listener.close()
@@ -96,6 +98,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            # What is imported stays: looking through all of it delayed each fiftieth answer about 100 growths by 0.1 s.
+            gc.collect()
+            gc.freeze()
             self._ready()
 
 

@@ -1,8 +1,8 @@
-"""Binds pods to nodes, in kube-scheduler's place: `python binder.py KUBECONFIG`.
+"""Binds pods to nodes and lets them run, in kube-scheduler's and kubelets' place: `python binder.py KUBECONFIG`.
 
 A pod goes to the node that it requires by name, or else to the one on which it leaves the fewest GPUs free; nothing
-else is looked at, for these nodes are alike. It runs in parallel to the benchmark, so that its work does not delay what
-the benchmark measures.
+else is looked at, for these nodes are alike. It runs as soon as it is bound. This process runs in parallel to the
+benchmark, so that its work does not delay what the benchmark measures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from espalier_operator.kube.objects.template import required_node
 from load.api import Access, Api, ApiError, connect
-from load.objects import GPU, gpus_of, path_of
+from load.objects import GPU, gpus_of, path_of, pod_begin
 
 Raw = dict[str, Any]
 
@@ -98,9 +98,10 @@ class Binder:
 
     async def _bind(self, pod: Raw, name: str) -> None:
         metadata = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        path = path_of("pods", pod["metadata"]["namespace"], metadata["name"]) + "/binding"
+        path, target = path_of("pods", pod["metadata"]["namespace"], metadata["name"]), {"kind": "Node", "name": name}
         try:
-            await self._api.request("POST", path, {"metadata": metadata, "target": {"kind": "Node", "name": name}})
+            await self._api.request("POST", f"{path}/binding", {"metadata": metadata, "target": target})
+            await self._api.request("PATCH", f"{path}/status", pod_begin(pod))
         except ApiError as error:
             if error.code not in (404, 409):  # deleted meanwhile: the watch says so, too
                 raise

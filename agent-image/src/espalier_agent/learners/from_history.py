@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.history.episodes import Gathered, Tried, comparable, episodes_digest, split, standardised
+from espalier_agent.history.episodes import Gathered, Tried, comparable, standardised
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
 from espalier_agent.learners.expected import ExpectedConfig, objective, optimizer_of, schedule
 from espalier_agent.learners.learning import (
@@ -39,8 +39,9 @@ from espalier_agent.learners.learning import (
     start_learning,
     time_shifts,
 )
+from espalier_agent.learners.remembered import remembered
 from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilities
-from espalier_agent.policies.policy import LearntHistory, Policy
+from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
 from espalier_api.outcomes import OutcomeTable
@@ -125,12 +126,11 @@ class HistoryLearner(Learner):
         encoder = encoder or self.encoder
         self.check(encoder, parent)
         _check_split(config, parent)
-        learnt, held_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
-        learnt = comparable(learnt)
-        tried, held_out_trials = split(self.history.tried, config.held_out_share, config.held_out_seed)
+        found = remembered(self.history, config, self.files, comparable)
+        learnt, tried = found.episodes, found.tried
         if not learnt and not tried and not tables:
             raise LearningError(
-                f"the history has no episode to learn from: {_left_out(self.history, len(held_out))}; "
+                f"the history has no episode to learn from: {_left_out(self.history, found.held_out)}; "
                 "serve with --explore SHARE and let jobs end, or give outcome tables too"
             )
         made = [decision for episode in learnt for decision in episode.decisions]
@@ -174,16 +174,7 @@ class HistoryLearner(Learner):
             name=name or self.name,
             parent=parent,
             episodes=config.updates * each,
-            history=LearntHistory(
-                files=self.files,
-                sha256=episodes_digest(learnt, tried),
-                decisions=len(log.decisions),
-                episodes=len(learnt),
-                held_out_share=config.held_out_share,
-                held_out_seed=config.held_out_seed,
-                held_out_episodes=len(held_out) + len(held_out_trials),
-                trials=len(tried),
-            ),
+            history=found.lineage,
         )
 
 

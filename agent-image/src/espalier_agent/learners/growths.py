@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from espalier_agent.history.episodes import Gathered, episodes_digest, split
+from espalier_agent.history.episodes import Gathered
 from espalier_agent.learners.learning import Learner, LearningError, ProgressCallback, Start, finish_learning
+from espalier_agent.learners.remembered import remembered
 from espalier_agent.learners.trees_history import Measured, measured
 from espalier_agent.learners.trees_rows import Row, rows_of_corpora, rows_of_history, rows_of_tables
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
@@ -114,18 +115,8 @@ class GrowthsLearner(Learner):
         """Return what is learnt from the history, without what is held out, and what the lineage says of it."""
         if self.history is None:
             return [], None
-        episodes, episodes_out = split(self.history.episodes, config.held_out_share, config.held_out_seed)
-        tried, tried_out = split(self.history.tried, config.held_out_share, config.held_out_seed)
-        return list(measured(episodes, tried)), LearntHistory(
-            files=self.files,
-            sha256=episodes_digest(episodes, tried),
-            decisions=sum(len(one.decisions) for one in episodes),
-            episodes=len(episodes),
-            trials=len(tried),
-            held_out_share=config.held_out_share,
-            held_out_seed=config.held_out_seed,
-            held_out_episodes=len(episodes_out) + len(tried_out),
-        )
+        found = remembered(self.history, config, self.files)
+        return list(measured(found.episodes, found.tried)), found.lineage
 
 
 def _network(

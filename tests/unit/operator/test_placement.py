@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
-from espalier_operator.facts import JobFacts, Node, Placement, Promise, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.facts import (
+    JobFacts,
+    Node,
+    Placement,
+    Promise,
+    Reclaim,
+    Role,
+    Snapshot,
+    Terms,
+    Worker,
+    WorkerState,
+)
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
@@ -80,6 +93,18 @@ def test_a_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
     assert planned.actions == (Replace(job="a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
     assert planned.placements["a"].base == {0: "n"}
     assert decide({"m": 1}, *facts).actions == (Requeue(job="a", reason=Reason.GPU_LOST),)
+
+
+def test_a_worker_whose_node_is_still_the_right_one_is_left_there() -> None:
+    """There are none elsewhere, and those lent there come back in two parts, of which one is on its way."""
+    large = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
+    waits = replace(job("a", admitted_at=NOW, gpu_type="a"), terms=large), replace(worker("a", pin="m"), gpus=2)
+    back = Reclaim(extra=1, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
+    holds = [worker("b", node="n"), *(worker("b", index, role=Role.EXTRA, node="m") for index in range(2))]
+    facts = *waits, job("b", high=3, extra=2, generation=3, reclaim=back, **TRAINS), *holds
+    planned = decide({"n": 1, "m": 2}, *facts)
+    assert planned.actions == ()
+    assert planned.placements["a"].base == {0: "m"}
 
 
 def test_an_extra_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:

@@ -46,7 +46,12 @@ class Claims:
             if len(bound[job.key]) >= job.terms.min_replicas and job.key not in places.moved:
                 continue
             supply = self._claim(job)
-            moved = tuple(worker.index for worker in places.moved[job.key] if worker.role is Role.BASE)
+            # A loan of which a part is on its way is asked for more after that: the node may still be the right one.
+            moved = tuple(
+                worker.index
+                for worker in places.moved[job.key]
+                if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
+            )
             if supply is Supply.NEVER:
                 self._record.act(self._give_up(job))
             elif moved and self._tick.reclaims.is_asked(job.key):

@@ -37,8 +37,11 @@ class Quotas:
         for key, limit in self._limits().items():
             yield key, held[key], limit, held[key] > max(limit, before[key])
 
-    def allows(self, job: Seen, gpu_type: str, *, borrows: bool = True) -> bool:
-        """Return whether the queue of a waiting job may hold its GPUs in addition to what is held."""
+    def allows(self, job: Seen, gpu_type: str, *, borrows: bool = True, beside: Seen | None = None) -> bool:
+        """Return whether the queue of a waiting job may hold its GPUs in addition to what is held.
+
+        `beside`: and to what is kept for this one, on GPUs of the same type.
+        """
         queue = self._world.queues.get(job.spec.get("queue", "default"))
         if queue is None or not queue["spec"].get("quotas"):
             return True
@@ -47,14 +50,16 @@ class Quotas:
         if found is None:
             return False
         kind, quota = found
-        over = self._held["queue", name, kind] + job.gpus - quota["nominal"]
+        kept = beside.gpus if beside is not None and self.are_shared(job, beside) else 0
+        own = kept if beside is not None and beside.spec.get("queue", "default") == name else 0
+        over = self._held["queue", name, kind] + own + job.gpus - quota["nominal"]
         limit = quota.get("borrowingLimit") if spec.get("cohort") else 0
         if over > 0 and (not borrows or (limit is not None and over > limit)):
             return False
         members = [each["spec"] for each in self._world.queues.values() if each["spec"].get("cohort")]
         quotas = [self._own(each, kind) for each in members if each["cohort"] == spec.get("cohort")]
         whole = sum(each["nominal"] for each in quotas if each is not None)
-        return not quotas or self._held["cohort", spec["cohort"], kind] + job.gpus <= whole
+        return not quotas or self._held["cohort", spec["cohort"], kind] + kept + job.gpus <= whole
 
     def owes(self, job: Seen, gpu_type: str, jobs: list[Seen]) -> bool:
         """Return whether other queues have borrowed what a waiting job needs of its own nominal quota.

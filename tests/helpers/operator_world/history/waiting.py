@@ -116,7 +116,7 @@ class Waiting:
         possible = allowed if room else set()
         fitting = [kind for kind in possible if self._room.fits(job, kind, owed) >= job.base]
         lent = [kind for kind in possible if self._room.fits(job, kind, owed, without_lent=True) >= job.base]
-        if not (fitting or lent) or self._is_after_another(job, others, allowed, plan, given):
+        if not (fitting or lent) or self._is_after_another(job, others, allowed, fitting or lent, plan, given):
             return False
         if not fitting:
             self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
@@ -129,10 +129,13 @@ class Waiting:
         demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
         return True
 
-    def _is_after_another(self, job: Seen, others: list[Seen], allowed: set[str], plan: Plan, given: bool) -> bool:
+    def _is_after_another(
+        self, job: Seen, others: list[Seen], allowed: set[str], fitting: list[str], plan: Plan, given: bool
+    ) -> bool:
         """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
 
-        Or one that waits for a quota that both need. Who borrows, or is behind one of its queue that does, comes last.
+        Or one that waits for a quota that both need, or keeps it until it starts. Who borrows, or is behind one of its
+        queue that does, comes last.
         """
         order = {share.job: place for place, share in enumerate(plan.shares)}
         queue = job.spec.get("queue", "default")
@@ -147,6 +150,8 @@ class Waiting:
                 continue
             closed = refusal.reason in _QUOTA and self._quotas.are_shared(job, other)
             closed |= refusal.reason is Reason.RESOURCE_QUOTA_EXCEEDED and other.namespace == job.namespace
+            if given or refusal.starts_by is not None:
+                closed |= not any(self._quotas.allows(job, kind, beside=other) for kind in fitting)
             if closed or (given if refusal.starts_by is None else refusal.starts_by < self._ends_by(job) + _SLACK):
                 return True
         return False

@@ -1,7 +1,7 @@
 """Where should workers run? Learnt performance models, compared with rules, on clusters whose performance is hidden.
 
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
-    [--learners PPO RL2 SAC] [--processes 1] [--keep FOLDER] [--picture FILE] [--markdown] [--quick]
+    [--learners PPO RL2 SAC] [--load .35] [--processes 1] [--keep FOLDER] [--picture FILE] [--markdown] [--quick]
 
 Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
 and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
@@ -14,6 +14,8 @@ completion time is below that of the row, in the mean over episodes, with its 95
   PPO, fine-tuned    the same network, and PPO goes on in each episode
   RL2, frozen    PPO, but the network remembers the episode, and also sees what it chose last and what that cost
   SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
+  true prior    the model again, with the distribution from which the kinds of models and the clusters were drawn
+  slow nodes known    `online`, but told from the start how slow each node is
   oracle      knows the true performance; no model can be expected to be better by much
 The rows of these are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -44,7 +47,7 @@ from numpy.typing import NDArray
 
 from espalier_scheduling.placement.actor import Actor
 from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
-from espalier_scheduling.placement.cluster import Cluster
+from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
 from espalier_scheduling.placement.prior import learn_prior
 from espalier_scheduling.placement.recurrent import RecurrentActor
@@ -56,11 +59,21 @@ from espalier_scheduling.placement.reinforced import (
     learn_placement,
     learn_remembering,
 )
-from espalier_scheduling.placement.tasks import Episode, Family, episode
+from espalier_scheduling.placement.tasks import (
+    KIND_DEVIATION,
+    KINDS,
+    TASK_DEVIATION,
+    Episode,
+    Family,
+    Task,
+    draw_task,
+    episode,
+    kinds,
+)
 from espalier_scheduling.purposes import Purpose
 
 Floats = NDArray[np.float64]
-MEMORIES: Final = (float("inf"), 40_000.0)
+MEMORIES: Final = (math.inf, 40_000.0)
 """Seconds after which 1/e is left of what was measured."""
 OPTIMISMS: Final = (0.0, 0.2)
 """Standard deviations by which what is not known is taken for better than expected."""
@@ -96,9 +109,39 @@ def model(prior: Prior, setting: Setting, until: Callable[[Episode], float]) -> 
     )
 
 
+def true_prior() -> Prior:
+    """Return what is true of all clusters of the family: a prior that is learnt can know no more."""
+    table, covariance = kinds(), np.diag([KIND_DEVIATION**2] * (2 * KINDS + 2))
+    covariance[KINDS : 2 * KINDS, KINDS : 2 * KINDS] += TASK_DEVIATION**2
+    tasks = [draw_task(FAMILY, np.random.default_rng((Purpose.TRAIN, 1, index))) for index in range(2_000)]
+    links = np.log([(task.nic_bytes, task.uplink_bytes) for task in tasks])
+    covariance[-2:, -2:] = np.cov(links.T)
+    slowness = np.log([task.slowness for task in tasks])
+    means = [*(kind.sensitivity for kind in table), *(kind.pressure for kind in table), *links.mean(0)]
+    return Prior((float(slowness.mean()), float(slowness.var())), np.array(means), covariance)
+
+
+class Told:
+    """The model that knows nothing of clusters, but is told how slow each node is, at first and after a change."""
+
+    def __init__(self, drawn: Episode) -> None:
+        """Begin at the wide prior."""
+        self._belief = Belief(wide_prior(), drawn.family.nodes)
+        self._model = Model(self._belief)
+        self._task: Task | None = None
+
+    def choose(self, cluster: Cluster, pending: Pending) -> int:
+        """Return the index of the model's candidate."""
+        task = cluster.episode.task_at(cluster.now)
+        if task is not self._task:
+            self._task = task
+            self._belief.take_slowness(np.log(task.slowness))
+        return self._model.choose(cluster, pending)
+
+
 def always(drawn: Episode) -> float:
     """Learn to the end."""
-    return float("inf")
+    return math.inf
 
 
 def until_the_middle(drawn: Episode) -> float:
@@ -121,21 +164,23 @@ def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode],
     return min(settings, key=lambda setting: means[setting])
 
 
-def actor(name: str, seed: int, decisions: int, keep: Path | None, sac_entropy: float | None = None) -> Placing:
+def actor(
+    name: str, seed: int, decisions: int, keep: Path | None, family: Family, sac_entropy: float | None = None
+) -> Placing:
     """Return what this learner learns by this seed; it is read from the folder if it is there."""
     cpu = time.process_time()
-    file = keep / f"{name}, seed {seed}, {decisions} decisions.pt" if keep else None
+    file = keep / f"{name}, seed {seed}, {decisions} decisions, load {family.load:g}.pt" if keep else None
     if file and file.exists():
-        kept = (RecurrentActor if name == "RL2" else Actor)(FAMILY.nodes // FAMILY.rack_nodes, FAMILY.rack_nodes)
+        kept = (RecurrentActor if name == "RL2" else Actor)(family.nodes // family.rack_nodes, family.rack_nodes)
         kept.load_state_dict(torch.load(file, weights_only=True))
         print(f"{name}, seed {seed}: read from {file}", flush=True)
         return kept
     told = partial(_said, f"{name}, seed {seed}")
     settings = replace(SETTINGS, decisions=decisions)
     learnt: Placing = (
-        learn_remembering(seed, settings, FAMILY, told)
+        learn_remembering(seed, settings, family, told)
         if name == "RL2"
-        else learn_placement(seed, settings, FAMILY, told, sac_entropy=sac_entropy)
+        else learn_placement(seed, settings, family, told, sac_entropy=sac_entropy)
     )
     print(f"{name}, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
     if file:
@@ -157,26 +202,28 @@ def workers(processes: int) -> Executor:
 
 
 def learnt_actors(
-    pool: Executor, learners: Sequence[str], seeds: int, decisions: int, keep: Path | None
+    pool: Executor, learners: Sequence[str], seeds: int, decisions: int, keep: Path | None, family: Family
 ) -> dict[str, list[Placing]]:
     """Return what these of `LEARNERS` learn by each seed, by row."""
     entropies: dict[str, float | None] = {name: None for name in learners if name != "SAC"}
     if "SAC" in learners:
         entropies |= {f"SAC, entropy {entropy:g}": entropy for entropy in SAC_ENTROPIES}
     waiting = {
-        name: [pool.submit(actor, name, seed, decisions, keep, entropy) for seed in range(seeds)]
+        name: [pool.submit(actor, name, seed, decisions, keep, family, entropy) for seed in range(seeds)]
         for name, entropy in entropies.items()
     }
     return {name: [each.result() for each in found] for name, found in waiting.items() if found}
 
 
-def reinforced(pool: Executor, actors: dict[str, list[Placing]], judge: int, *, shift: bool) -> dict[str, Floats]:
+def reinforced(
+    pool: Executor, actors: dict[str, list[Placing]], judge: int, family: Family, *, shift: bool
+) -> dict[str, Floats]:
     """Return the rows without a model: completion times (episodes, jobs), in the mean over seeds."""
     found, rows = {}, [(f"{name}, frozen", frozen, each) for name, each in actors.items()]
     if "PPO" in actors:
         rows.insert(1, ("PPO, fine-tuned", fine_tuned, actors["PPO"]))
     for name, way, learnt in rows:
-        play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=FAMILY)
+        play = partial(way, episodes=judge, purpose=Purpose.JUDGE, shift=shift, family=family)
         by_seed = np.array([each.result() for each in [pool.submit(play, each) for each in learnt]])
         means = ", ".join(f"{each.mean():,.0f}" for each in by_seed)
         print(f"{name}, shift {shift}, seconds by seed: {means}", flush=True)
@@ -232,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--choose", type=int, default=20, help="episodes to choose settings on, with and without a shift"
     )
     parser.add_argument("--judge", type=int, default=40, help="episodes to report, with and without a shift")
+    parser.add_argument("--load", type=float, default=FAMILY.load, help="of the clusters (default: %(default)s)")
     parser.add_argument("--learners", nargs="*", choices=LEARNERS, default=LEARNERS, help="without a model")
     parser.add_argument("--seeds", type=int, default=3, help="of each learner; 0 leaves them out")
     parser.add_argument("--decisions", type=int, default=SETTINGS.decisions, help="that each learns from")
@@ -246,17 +294,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"{command()}\n{environment('torch', 'numpy')}\n{train} episodes to learn, {choose} to choose, {judge} to judge"
     )
-    print(f"{seeds} seeds of {', '.join(options.learners)}, {decisions:,} decisions each")
+    print(f"{seeds} seeds of {', '.join(options.learners)}, {decisions:,} decisions each; a load of {options.load:g}")
+    family = replace(FAMILY, load=options.load)
     prior = learn_prior(
-        [episode(FAMILY, Purpose.TRAIN, index) for index in range(train)],
+        [episode(family, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
     tables = dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
-        actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep)
+        actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep, family)
         for shift in (False, True):
-            drawn = [episode(FAMILY, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
-            judged = [episode(FAMILY, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
+            drawn = [episode(family, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
+            judged = [episode(family, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
             rules: dict[str, Callable[[Episode], Placer]] = {
                 name: lambda _, p=place: Rule(p) for name, place in RULES.items()
             }
@@ -270,7 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 setting = chosen(start, drawn, until)
                 progress(f"{name}: {setting}")
                 found[name] = seconds(judged, model(start, setting, until))
-            found |= reinforced(pool, actors, judge, shift=shift)
+            found |= reinforced(pool, actors, judge, family, shift=shift)
+            found["true prior"] = seconds(judged, model(true_prior(), Setting(math.inf, 0.0), always))
+            found["slow nodes known"] = seconds(judged, Told)
             found["oracle"] = seconds(judged, lambda _: Oracle())
             title = "cluster and workload change in the middle" if shift else "one cluster"
             print(table(found, title, markdown=options.markdown), flush=True)

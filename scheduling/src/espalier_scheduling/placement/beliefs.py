@@ -110,6 +110,13 @@ class Belief:
             self.covariance = kept**2 * self.covariance + (1 - kept**2) * self._prior_covariance
             self._tell()
 
+    def take_slowness(self, slowness: Floats) -> None:
+        """Take how slow each node is, (nodes) logarithms, for certain."""
+        nodes = self._nodes
+        self.mean[:nodes] = slowness
+        self.covariance[:nodes] = self.covariance[:, :nodes] = 0.0
+        self._tell()
+
     def learn(self, occupancy: Occupancy, name: str, placed: Placed, measured: StepTime) -> None:
         """Take in what was measured of a step of a job."""
         worst = slowdown(self, occupancy, name, placed)

@@ -21,6 +21,10 @@ KINDS: Final = 16
 """Kinds of models that jobs train."""
 MOST_INTERFERENCE: Final = 6.0
 """A step takes seven times as long at most because of one other job."""
+KIND_DEVIATION: Final = 0.35
+"""Standard deviation, over tasks, of the sensitivity and of the pressure of each kind."""
+TASK_DEVIATION: Final = 0.3
+"""That of the pressure of all kinds together."""
 _SIZES: Final = (1, 2, 4, 8)
 _SIZE_PARTS: Final = (0.3, 0.3, 0.25, 0.15)
 _KINDS_SEED: Final = 2_023
@@ -143,8 +147,9 @@ def draw_task(family: Family, rng: np.random.Generator) -> Task:
     slow = rng.choice(family.nodes, int(rng.integers(2, 6)), replace=False)
     slowness[slow] = rng.uniform(1.3, 2.5, len(slow))
     table = kinds()
-    sensitivity = np.array([kind.sensitivity for kind in table]) + rng.normal(0, 0.35, KINDS)
-    pressure = np.array([kind.pressure for kind in table]) + rng.normal(0, 0.35, KINDS) + rng.normal(0, 0.3)
+    sensitivity = np.array([kind.sensitivity for kind in table]) + rng.normal(0, KIND_DEVIATION, KINDS)
+    pressure = np.array([kind.pressure for kind in table]) + rng.normal(0, KIND_DEVIATION, KINDS)
+    pressure += rng.normal(0, TASK_DEVIATION)
     rest = rng.normal(0, 0.15, (KINDS, KINDS))  # about rank 1, not quite
     nic = float(rng.uniform(3e9, 12e9))
     uplink = nic * family.rack_nodes / float(rng.uniform(2, 6))

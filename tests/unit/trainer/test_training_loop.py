@@ -20,6 +20,7 @@ from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
+from espalier_trainer.core.writing import Writer
 from espalier_trainer.data import Data, TensorSource
 from espalier_trainer.models import build_model
 from espalier_trainer.ready import steps
@@ -300,19 +301,26 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
     run, make_job, tmp_path, monkeypatch
 ):
     clocks, saves = [], []
-    start, save = VirtualScheduler.start, CheckpointStore.save
+    start, save, take = VirtualScheduler.start, CheckpointStore.save, Writer.take
 
     def started(scheduler, used_seconds):
         clocks.append(scheduler)
         start(scheduler, used_seconds)
 
-    def slow(store, checkpoint):
-        clocks[0]._used += 0.05
+    def saved(store, checkpoint):
         saves.append(checkpoint)
         return save(store, checkpoint)
 
+    def slow(writer, *, wait=False):
+        """Write within one step, whatever else the machine does, and let it take an interval of virtual time."""
+        written = take(writer, wait=True)
+        if written is not None:
+            clocks[0]._used += 0.05
+        return written
+
     monkeypatch.setattr(VirtualScheduler, "start", started)
-    monkeypatch.setattr(CheckpointStore, "save", slow)
+    monkeypatch.setattr(CheckpointStore, "save", saved)
+    monkeypatch.setattr(Writer, "take", slow)
     done = run(make_job(timeBudgetSeconds=1, checkpoint={"intervalSeconds": 0.05}), store=tmp_path)
     # Half of the time is trained in, half of it saved: 10 checkpoints, and the one at the end.
     assert 9 <= len(saves) <= 12

@@ -14,6 +14,7 @@ completion time is below that of the row, in the mean over episodes, with its 95
   PPO, fine-tuned    the same network, and PPO goes on in each episode
   RL2, frozen    PPO, but the network remembers the episode, and also sees what it chose last and what that cost
   SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
+  online, nodes kept whole    the same model, which also counts what it costs to open an empty node; so for others
   true prior    the model again, with the distribution from which the kinds of models and the clusters were drawn
   slow nodes known    `online`, but told from the start how slow each node is
   oracle      knows the true performance; no model can be expected to be better by much
@@ -80,12 +81,20 @@ OPTIMISMS: Final = (0.0, 0.2)
 SAC_ENTROPIES: Final = (0.98, 0.2)
 """What SAC aims at, as a part of the entropy of choosing at random: as in the source, or less."""
 LEARNERS: Final = ("PPO", "RL2", "SAC")
-JUDGED: Final = ("online", "learnt prior", "RL2, frozen")
+JUDGED: Final = ("online", "learnt prior", "learnt prior, nodes kept whole", "RL2, frozen")
 """What others are compared with, where it was judged."""
 DRAWN: Final = ("emptiest", "PPO, frozen", "RL2, frozen", "online", "learnt prior")
 GROUPS: Final = 6
 """Of jobs, in the picture; the change is between two of them."""
 FAMILY: Final = Family()
+KEPT: Final = ", nodes kept whole"
+"""Added to the name of a row for which it costs something to open an empty node."""
+ORACLE_OPENING: Final = 1.0
+"""What it costs the oracle."""
+
+
+OPENINGS: Final = (0.5, 1.0, 2.0)
+"""What it costs to open an empty node, where that counts; in the other rows nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +103,11 @@ class Setting:
 
     memory: float
     optimism: float
+    opening: float = 0.0
 
     def __str__(self) -> str:
         """Return them as text."""
-        return f"memory {self.memory:g} s, optimism {self.optimism:g}"
+        return f"memory {self.memory:g} s, optimism {self.optimism:g}, opening {self.opening:g}"
 
 
 def model(prior: Prior, setting: Setting, until: Callable[[Episode], float]) -> Callable[[Episode], Placer]:
@@ -105,6 +115,7 @@ def model(prior: Prior, setting: Setting, until: Callable[[Episode], float]) -> 
     return lambda drawn: Model(
         Belief(prior, drawn.family.nodes, memory_seconds=setting.memory),
         optimism=setting.optimism,
+        opening=setting.opening,
         learns_until=until(drawn),
     )
 
@@ -157,9 +168,10 @@ def seconds(episodes: Sequence[Episode], make: Callable[[Episode], Placer]) -> F
     return np.array([cluster.completion_seconds for cluster in clusters])
 
 
-def chosen(prior: Prior, episodes: Sequence[Episode], until: Callable[[Episode], float]) -> Setting:
-    """Return the settings with which the model is best on `episodes`."""
-    settings = [Setting(memory, optimism) for memory, optimism in itertools.product(MEMORIES, OPTIMISMS)]
+def chosen(
+    prior: Prior, settings: Sequence[Setting], episodes: Sequence[Episode], until: Callable[[Episode], float]
+) -> Setting:
+    """Return those of `settings` with which the model is best on `episodes`."""
     means = {setting: seconds(episodes, model(prior, setting, until)).mean() for setting in settings}
     return min(settings, key=lambda setting: means[setting])
 
@@ -316,13 +328,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ("online", wide_prior(), always),
                 ("learnt prior", prior, always),
             ):
-                setting = chosen(start, drawn, until)
+                bare = [Setting(memory, optimism) for memory, optimism in itertools.product(MEMORIES, OPTIMISMS)]
+                setting = chosen(start, bare, drawn, until)
                 progress(f"{name}: {setting}")
                 found[name] = seconds(judged, model(start, setting, until))
+                if until is not always:
+                    continue
+                setting = chosen(start, [replace(setting, opening=each) for each in OPENINGS], drawn, until)
+                progress(f"{name}{KEPT}: {setting}")
+                found[name + KEPT] = seconds(judged, model(start, setting, until))
             found |= reinforced(pool, actors, judge, family, shift=shift)
             found["true prior"] = seconds(judged, model(true_prior(), Setting(math.inf, 0.0), always))
             found["slow nodes known"] = seconds(judged, Told)
             found["oracle"] = seconds(judged, lambda _: Oracle())
+            found["oracle" + KEPT] = seconds(judged, lambda _: Oracle(opening=ORACLE_OPENING))
             title = "cluster and workload change in the middle" if shift else "one cluster"
             print(table(found, title, markdown=options.markdown), flush=True)
             tables[title] = found

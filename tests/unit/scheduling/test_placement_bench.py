@@ -35,10 +35,13 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
         "frozen",
         "online",
         "learnt prior",
+        "learnt prior, nodes kept whole",
+        "true prior",
+        "slow nodes known",
         "PPO, fine-tuned",
         "RL2, frozen",
         "SAC, entropy 0.2, frozen",
-        "oracle",
+        "oracle, nodes kept whole",
     ):
         assert printed.count(name) >= 2
 
@@ -46,20 +49,21 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
 def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
+    family = Family(jobs=8)
     monkeypatch.setattr(
         placement, "SETTINGS", Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     )
-    first, again = (placement.actor("RL2", 1, 16, tmp_path / "kept") for _ in range(2))
+    first, again = (placement.actor("RL2", 1, 16, tmp_path / "kept", family) for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1
     for name, weights in first.state_dict().items():
         assert torch.equal(weights, again.state_dict()[name])
-    placement.actor("RL2", 1, 32, tmp_path / "kept")
-    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path / "kept", 0.2)
+    placement.actor("RL2", 1, 32, tmp_path / "kept", family)
+    placement.actor("RL2", 1, 16, tmp_path / "kept", Family(jobs=8, load=0.5))
+    placement.actor("SAC, entropy 0.2", 1, 16, tmp_path / "kept", family, 0.2)
     assert "read from" not in capsys.readouterr().out
 
 
 def test_without_seeds_there_are_no_rows_of_learners() -> None:
     with placement.workers(1) as pool:
-        assert placement.learnt_actors(pool, placement.LEARNERS, 0, 16, None) == {}
-        assert placement.reinforced(pool, {}, 1, shift=False) == {}
+        assert placement.learnt_actors(pool, placement.LEARNERS, 0, 16, None, Family()) == {}
+        assert placement.reinforced(pool, {}, 1, Family(), shift=False) == {}

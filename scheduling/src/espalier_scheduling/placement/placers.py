@@ -58,24 +58,32 @@ class Random:
 class Oracle:
     """Knows the true performance; looks no further than the jobs that run."""
 
+    def __init__(self, opening: float = 0.0) -> None:
+        """Place with this cost of opening nodes (see `opened`)."""
+        self._opening = opening
+
     def performance(self, cluster: Running) -> Performance:
         """Return the true one."""
         return Truth(cluster.episode.task_at(cluster.now))
 
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Return the index of the candidate that costs the fewest seconds."""
-        return int(seconds_added(self.performance(cluster), cluster, pending).argmin())
+        seconds = seconds_added(self.performance(cluster), cluster, pending)
+        return int((seconds + self._opening * opened(cluster, pending)).argmin())
 
 
 class Model:
     """The candidate that costs the fewest seconds by a belief, which what is measured updates."""
 
-    def __init__(self, belief: Belief, *, optimism: float = 0.0, learns_until: float = np.inf) -> None:
+    def __init__(
+        self, belief: Belief, *, optimism: float = 0.0, opening: float = 0.0, learns_until: float = np.inf
+    ) -> None:
         """Place by `belief`; `optimism` is in standard deviations of a job's own step, for the sake of learning.
 
-        From `learns_until` on, seconds of the episode, nothing is learnt any more.
+        `opening` is the cost of opening nodes (see `opened`). From `learns_until` on, seconds of the episode, nothing
+        is learnt any more.
         """
-        self.belief, self._optimism, self._until = belief, optimism, learns_until
+        self.belief, self._optimism, self._opening, self._until = belief, optimism, opening, learns_until
         self._seen: dict[str, tuple[str, ...]] = {}
 
     def performance(self, cluster: Running) -> Performance:
@@ -87,6 +95,8 @@ class Model:
         """Learn, and return the index of a candidate."""
         self._learn(cluster)
         seconds = seconds_added(self.belief, cluster, pending)
+        if self._opening:
+            seconds = seconds + self._opening * opened(cluster, pending)
         if self._optimism:
             doubts = np.array([self._doubt(cluster, pending, nodes) for nodes in pending.candidates])
             seconds = seconds - self._optimism * doubts * pending.job.steps_left
@@ -122,6 +132,17 @@ def seconds_added(performance: Performance, cluster: Cluster, pending: Pending) 
     left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
     gang = Gang(job.name, job.kind, job.requested, job.steps_left)
     return Costs(performance, cluster.occupancy, left).added(gang, pending.candidates)
+
+
+def opened(cluster: Cluster, pending: Pending) -> Floats:
+    """Return (candidates), the seconds of the job on an ideal node, times the nodes' worth of GPUs that it strands.
+
+    A node that was empty and gets a part of a job keeps its other GPUs from a gang that would fill it. Who comes next
+    is not known, and `seconds_added` does not count it.
+    """
+    free, size = cluster.occupancy.free, cluster.occupancy.node_gpus
+    stranded = [sum(size - count for node, count in nodes if free[node] == size) / size for nodes in pending.candidates]
+    return pending.job.seconds_alone() * np.array(stranded)
 
 
 RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {

@@ -99,6 +99,12 @@ class ManagedJob(WorkItem):
         """Whether it is known from its status alone."""
         return self.job is not None and self.job.is_remnant
 
+    @property
+    def lacks_report(self) -> bool:
+        """Whether it runs, and the ConfigMap of its report is not there: somebody may have deleted it."""
+        runs = self.state.active and self.job is not None and not (self.is_remnant or self.job.terms.program)
+        return runs and not self._store.reports.is_there(self.ref)
+
     def validate(self) -> None:
         """Raise `ValueError` if its fields contradict each other. Expensive: for tests."""
         if self.job is None and (self.facts is not None or self.state.active):

@@ -278,3 +278,9 @@ def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> No
     assert facts.training
     assert {worker.job for worker in seen.snapshot.workers} == {"ns/one"}
     plan(seen.snapshot, configured(SETTINGS.policy), NOW)
+
+
+def test_a_status_that_grants_no_worker_contradicts_itself_and_does_not_end_the_operator() -> None:
+    """Who may write statuses may have emptied a part of one: the job is left alone, and all others are planned for."""
+    seen = seen_by_operator(lists(stored(replace(STATE, grant=Grant()))), NOW, SETTINGS)
+    assert seen.snapshot.jobs == ()

@@ -46,7 +46,7 @@ def remnant_of(
     The fields in `_KEPT` are still read from `raw`, each if it is valid by itself.
     """
     workers = status.replicas - state.extra
-    if not 0 < workers <= len(state.attempts):
+    if not 0 < workers <= len(state.attempts) or not state.grant.replicas:
         return None
     namespace, _, name = invalid.key.partition("/")
     budget = status.time_budget

@@ -75,6 +75,15 @@ def remnant_of(
     )
 
 
+def suspended_as_asked(job: KubeJob, raw: Raw) -> KubeJob:
+    """Return a running job, which goes on by an earlier specification, suspended or not as the invalid one `raw` asks.
+
+    Who finds the other mistake only later can stop it meanwhile.
+    """
+    suspend = mapping(raw, "spec").get("suspend") is True
+    return job if suspend == job.terms.suspend else replace(job, terms=replace(job.terms, suspend=suspend))
+
+
 def _parsed(namespace: str, name: str, spec: dict[str, Any]) -> AdaptiveTrainingJob | None:
     metadata = {"name": name, "namespace": namespace}
     whole = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}

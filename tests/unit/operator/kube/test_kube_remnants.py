@@ -17,10 +17,13 @@ from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource
 from espalier_operator.actions import Admit, Finish, NoticeReclaim, Requeue
-from espalier_operator.facts import Role, WorkerState
+from espalier_operator.facts import Ended, Role, WorkerState
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.job.status import memory_of
-from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeletePod, steps
+from espalier_operator.job.status import memory_of, utc
+from espalier_operator.job.view import facts_of
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, steps
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.due import News
@@ -337,3 +340,29 @@ def test_a_job_that_has_become_invalid_waits_for_its_specification_once_it_waits
     facts = started.look(1.0).facts
     assert facts is not None
     assert (facts.admitted_at, facts.terms.priority) == (None, 9)
+
+
+@pytest.mark.parametrize("replicas", [2, 0], ids=["it ran", "it never ran"])
+def test_a_job_that_is_over_stays_so_whatever_its_specification_is_by_now(replicas: int) -> None:
+    """An operator that started called it InvalidSpec, left workers of it running, and never deleted it."""
+    over = replace(
+        STATE,
+        admitted_at=STATE.admitted_at if replicas else None,
+        extra=0,
+        grant=Grant(generation=3),
+        outcome=Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False, message="done"),
+    )
+    facts = facts_of("ns/one", over, Observation(), JOB.terms, NOW, SETTINGS.timing)
+    status = status_of(facts, over, Observed(generation=1), None, utc(NOW))
+    raw = stored(over, ttlSecondsAfterFinished=60)
+    started = Started({**raw, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)})
+    found = started.flush()
+    assert {step.pod.uid for step in found if isinstance(step, DeletePod)} == {"b0", "b1", "e0"}
+    written = started.job.written
+    assert written is not None
+    kept = ("conditions", "phase", "completion_time", "replicas", "allocation", "time_budget")
+    assert {name: getattr(written, name) for name in kept} == {name: getattr(status, name) for name in kept}
+    started.now += 59
+    assert not any(isinstance(step, DeleteJob) for step in started.flush())
+    started.now += 2
+    assert any(isinstance(step, DeleteJob) for step in started.flush())

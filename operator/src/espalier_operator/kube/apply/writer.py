@@ -131,7 +131,8 @@ class Writer:
 
     async def _complain(self, job: ManagedJob) -> None:
         """Report once what is wrong with a job that continues: with its new specification, or with its report."""
-        problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
+        goes_on = job.job is not None and job.state.outcome is None
+        problems = "; ".join(job.problems.problems) if job.problems is not None and goes_on else None
         if problems is not None:
             how = "keeps its base workers, and replaces none" if job.is_remnant else "continues with the one it had"
             await self._warn_once(job, Reason.INVALID_SPEC, f"its specification is invalid; it {how}: {problems}")

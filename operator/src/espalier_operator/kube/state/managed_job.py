@@ -90,9 +90,9 @@ class ManagedJob(WorkItem):
             self.mark_dirty(News.PODS, Due.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
                 self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
-            elif self.job is not None and self.state.active:
+            elif self.job is not None:
                 self.job = suspended_as_asked(self.job, seen.raw)
-            elif self.state.active and self.written is not None:
+            elif self.written is not None:
                 created_at = seen.created_at
                 self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
 

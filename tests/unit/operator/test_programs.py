@@ -73,6 +73,13 @@ def test_steps_in_all_may_be_those_of_the_job_and_those_of_the_program_go_first(
     assert NOTHING.then({"step": 5.0, "steps": 20.0}, 10).then({"loss": 1.0}, 10).fraction == 0.25
 
 
+def test_steps_that_are_changed_in_the_specification_count_at_once() -> None:
+    """The first number that was ever given was taken for one that the program had said."""
+    assert NOTHING.then({"step": 5.0}, 10).then({"step": 6.0}, 20).fraction == 0.3
+    assert NOTHING.then({"step": 5.0}, 10).then({"step": 5.0}, 20).fraction == 0.25
+    assert NOTHING.then({"step": 5.0}, 10).then({"step": 5.0}).fraction is None
+
+
 def test_figures_are_what_has_no_meaning_of_its_own() -> None:
     reading = NOTHING.then({"step": 2.9, "epoch": -1.0, "loss": 0.5})
     assert (reading.step, reading.epoch, reading.figures) == (2, 0, (Metric(name="loss", value=0.5),))

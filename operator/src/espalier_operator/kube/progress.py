@@ -107,7 +107,15 @@ class ProgressReader:
             self._take(source, values)
 
     async def _of_log(self, source: ProgressSource, log: LogProgress) -> Mapping[str, float]:
-        data = await self._client.log(source.namespace, source.name, source.container, lines=LINES, limit=LOG_BYTES)
+        place, lines, data = (source.namespace, source.name, source.container), LINES, b""
+        while lines:
+            data = await self._client.log(*place, lines=lines, limit=LOG_BYTES)
+            if len(data) < LOG_BYTES:
+                break
+            # The kubelet counts bytes from the oldest of these lines on, so the newest are missing. A progress bar
+            # without ends of lines comes in pieces of 16 KiB, each of which counts as a line.
+            lines = min(lines // 2, max(1, data.count(b"\n") // 2))
+            data = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]  # a number that is cut is another number
         return await asyncio.to_thread(lambda: LineReader(log).values(lines_of(data)))
 
     async def _of_metrics(

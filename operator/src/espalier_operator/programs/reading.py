@@ -40,12 +40,15 @@ class Reading:
     """The newest value of each name."""
 
     values: Mapping[str, float] = field(default_factory=dict)
+    planned_steps: int | None = None
+    """The steps in all by the job's specification, for a program that does not say it."""
 
     def then(self, newer: Mapping[str, float], steps: int | None = None) -> Reading:
         """Return the reading after `newer` values; `steps` are those in all, if the program does not say it."""
-        known = {} if steps is None else {"steps": float(steps)}
-        merged = {**known, **self.values, **newer}
-        return self if merged == self.values else Reading(dict(list(merged.items())[: MAX_VALUES + len(known)]))
+        merged = {**self.values, **newer}
+        if merged == self.values and steps == self.planned_steps:
+            return self
+        return Reading(dict(list(merged.items())[:MAX_VALUES]), steps)
 
     @property
     def step(self) -> int:
@@ -67,9 +70,10 @@ class Reading:
             return _clamped(self.values["fraction"])
         if "percent" in self.values:
             return _clamped(self.values["percent"] / 100)
-        for done, whole in (("step", "steps"), ("epoch", "epochs")):
-            if done in self.values and self.values.get(whole, 0.0) > 0:
-                return _clamped(self.values[done] / self.values[whole])
+        wholes = {"step": self.values.get("steps", self.planned_steps or 0.0), "epoch": self.values.get("epochs", 0.0)}
+        for done, whole in wholes.items():
+            if done in self.values and whole > 0:
+                return _clamped(self.values[done] / whole)
         return None
 
     @property

@@ -238,16 +238,43 @@ def pages_of(port: int) -> Any:
     return {"metrics": {"port": port, "path": "/stats", "series": {"step": "steps"}}}
 
 
-def test_the_newest_lines_of_a_log_are_read() -> None:
-    asked: list[tuple[str, dict[str, str]]] = []
+def kubelet(written: list[str], asked: list[dict[str, str]]) -> Handler:
+    """Answer as a kubelet: the newest entries of a log, and of these the oldest bytes up to the limit."""
 
     async def answer(request: web.Request) -> web.Response:
-        asked.append((request.path, dict(request.query)))
-        return web.Response(text="step 1\nstep 2\n" + "x" * LOG_BYTES + "\nstep 9\n")
+        assert request.path == "/api/v1/namespaces/ns/pods/leader/log"
+        asked.append(dict(request.query))
+        tail = "".join(written[-int(request.query["tailLines"]) :])
+        return web.Response(text=tail[: int(request.query["limitBytes"])])
 
-    assert asyncio.run(read_once(answer, log_of)) == [{"step": 2.0}], "what is beyond the limit is not read"
-    query = {"container": "trainer", "tailLines": "100", "limitBytes": str(LOG_BYTES)}
-    assert asked == [("/api/v1/namespaces/ns/pods/leader/log", query)]
+    return answer
+
+
+def test_the_newest_lines_of_a_log_are_read() -> None:
+    asked: list[dict[str, str]] = []
+    lines = [f"step {number}\n" for number in range(1000)]
+    assert asyncio.run(read_once(kubelet(lines, asked), log_of)) == [{"step": 999.0}]
+    assert asked == [{"container": "trainer", "tailLines": "100", "limitBytes": str(LOG_BYTES)}]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [f"{'x' * 900} step {{}}\n", f"{'x' * 3000} step {{}}\n", "\rstep {}" + "\rstep 1" * 2000 + "\rstep {}"],
+    ids=["long lines", "longer lines", "a progress bar"],
+)
+def test_the_newest_lines_are_read_where_a_hundred_are_too_many_bytes(entry: str) -> None:
+    """The limit of bytes cuts off the newest: values were of some of a hundred lines ago, also at a program's end."""
+    asked: list[dict[str, str]] = []
+    written = [entry.replace("{}", str(number)) for number in range(1000)]
+    assert asyncio.run(read_once(kubelet(written, asked), log_of, ended=True)) == [{"step": 999.0}]
+    assert len(asked) <= 3
+
+
+def test_a_number_that_is_cut_off_is_not_read() -> None:
+    asked: list[dict[str, str]] = []
+    end = "x" * (LOG_BYTES - len("step 1\r") - len("step 12")) + "step 1234\r"
+    assert asyncio.run(read_once(kubelet(["step 1\r" + end], asked), log_of)) == [{"step": 1.0}]
+    assert [each["tailLines"] for each in asked] == ["100", "1"]
 
 
 @pytest.mark.parametrize("code", [400, 403, 404, 500])

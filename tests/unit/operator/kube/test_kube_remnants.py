@@ -16,11 +16,14 @@ from espalier_api.status import ConditionType, JobPhase
 from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource
-from espalier_operator.actions import Admit, Finish, NoticeReclaim
-from espalier_operator.facts import Role, WorkerState
+from espalier_operator.actions import Admit, Finish, NoticeReclaim, Requeue
+from espalier_operator.facts import Ended, Role, WorkerState
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.job.status import memory_of
-from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeletePod, steps
+from espalier_operator.job.status import memory_of, utc
+from espalier_operator.job.view import facts_of
+from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, steps
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.due import News
@@ -278,3 +281,88 @@ def test_whatever_became_of_the_specification_its_workers_count(spec: Any) -> No
     assert facts.training
     assert {worker.job for worker in seen.snapshot.workers} == {"ns/one"}
     plan(seen.snapshot, configured(SETTINGS.policy), NOW)
+
+
+def test_a_status_that_grants_no_worker_contradicts_itself_and_does_not_end_the_operator() -> None:
+    """Who may write statuses may have emptied a part of one: the job is left alone, and all others are planned for."""
+    seen = seen_by_operator(lists(stored(replace(STATE, grant=Grant()))), NOW, SETTINGS)
+    assert seen.snapshot.jobs == ()
+
+
+def test_a_job_that_becomes_invalid_while_it_runs_can_still_be_suspended() -> None:
+    """Its PriorityClass is deleted, and then its author suspends it: it went on by the specification that it had."""
+    high = {"metadata": {"name": "high"}, "value": 9}
+    started = Started(stored(STATE))
+    started.take(resources.PRIORITY_CLASSES, high)
+    assert not started.look(1.0).is_remnant
+    started.take(resources.PRIORITY_CLASSES, high, "DELETED")
+    facts = started.look(1.0).facts
+    assert facts is not None
+    assert (facts.terms.suspend, facts.terms.max_replicas) == (False, 4), "it continues as it was"
+    for generation, suspend in enumerate((True, False, True), start=2):
+        changed = stored(STATE, suspend=suspend)
+        started.take(resources.JOBS, {**changed, "metadata": {**changed["metadata"], "generation": generation}})
+        facts = started.look(1.0).facts
+        assert facts is not None
+        assert (facts.terms.suspend, facts.terms.max_replicas) == (suspend, 4)
+
+
+def test_a_remnant_can_be_suspended_later() -> None:
+    started = Started(stored(STATE))
+    changed = stored(STATE, suspend=True)
+    started.take(resources.JOBS, {**changed, "metadata": {**changed["metadata"], "generation": 2}})
+    facts = started.look(1.0).facts
+    assert facts is not None
+    assert started.job.is_remnant
+    assert facts.terms.suspend
+
+
+def test_a_job_that_has_become_invalid_waits_for_its_specification_once_it_waits_again() -> None:
+    """It was started again by the specification that it had, until an operator started that did not know this."""
+    high = {"metadata": {"name": "high"}, "value": 9}
+    started = Started(stored(STATE))
+    started.take(resources.PRIORITY_CLASSES, high)
+    assert not started.look(1.0).is_remnant
+    started.take(resources.PRIORITY_CLASSES, high, "DELETED")
+    assert started.look(1.0).facts is not None
+    started.job.act(Requeue(job="ns/one", reason=Reason.GPU_LOST))
+    assert started.look(1.0).facts is None
+    assert {type(step) for step in started.flush()} == {DeletePod}
+    status = started.job.written
+    assert status is not None
+    admitted = next(entry for entry in status.conditions if entry.type is ConditionType.ADMITTED)
+    assert (admitted.status, admitted.reason) == ("False", Reason.INVALID_SPEC)
+    for pod in pods():
+        started.remove(pod)
+    started.look(1.0)
+    assert started.flush() == []
+    started.take(resources.PRIORITY_CLASSES, high)
+    facts = started.look(1.0).facts
+    assert facts is not None
+    assert (facts.admitted_at, facts.terms.priority) == (None, 9)
+
+
+@pytest.mark.parametrize("replicas", [2, 0], ids=["it ran", "it never ran"])
+def test_a_job_that_is_over_stays_so_whatever_its_specification_is_by_now(replicas: int) -> None:
+    """An operator that started called it InvalidSpec, left workers of it running, and never deleted it."""
+    over = replace(
+        STATE,
+        admitted_at=STATE.admitted_at if replicas else None,
+        extra=0,
+        grant=Grant(generation=3),
+        outcome=Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False, message="done"),
+    )
+    facts = facts_of("ns/one", over, Observation(), JOB.terms, NOW, SETTINGS.timing)
+    status = status_of(facts, over, Observed(generation=1), None, utc(NOW))
+    raw = stored(over, ttlSecondsAfterFinished=60)
+    started = Started({**raw, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)})
+    found = started.flush()
+    assert {step.pod.uid for step in found if isinstance(step, DeletePod)} == {"b0", "b1", "e0"}
+    written = started.job.written
+    assert written is not None
+    kept = ("conditions", "phase", "completion_time", "replicas", "allocation", "time_budget")
+    assert {name: getattr(written, name) for name in kept} == {name: getattr(status, name) for name in kept}
+    started.now += 59
+    assert not any(isinstance(step, DeleteJob) for step in started.flush())
+    started.now += 2
+    assert any(isinstance(step, DeleteJob) for step in started.flush())

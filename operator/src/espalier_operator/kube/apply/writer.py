@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 PODS_AT_ONCE: Final = 8
 """Pods of one job that are made or deleted at the same time."""
 _INVALID: Final = (400, 422)
+_FORBIDDEN: Final = 403
 _TOO_MUCH: Final = (400, 413, 422)
 
 
@@ -130,7 +131,8 @@ class Writer:
 
     async def _complain(self, job: ManagedJob) -> None:
         """Report once what is wrong with a job that continues: with its new specification, or with its report."""
-        problems = None if job.problems is None or job.job is None else "; ".join(job.problems.problems)
+        goes_on = job.job is not None and job.state.outcome is None
+        problems = "; ".join(job.problems.problems) if job.problems is not None and goes_on else None
         if problems is not None:
             how = "keeps its base workers, and replaces none" if job.is_remnant else "continues with the one it had"
             await self._warn_once(job, Reason.INVALID_SPEC, f"its specification is invalid; it {how}: {problems}")
@@ -160,7 +162,7 @@ class Writer:
                     namespace, name, _ = _name(job)
                     await self._client.delete(resources.JOBS, namespace, name, step.uid)
         await self._end(deletions)
-        if creations:
+        if creations or job.lacks_report:
             await self._equip(job)
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
@@ -186,11 +188,13 @@ class Writer:
 
     async def _equip(self, job: ManagedJob) -> None:
         """Make the objects that the job's pods need."""
-        if job.equipped or job.job is None:
+        if job.job is None or (job.equipped and not job.lacks_report):
             return
         try:
             for manifest in owned_objects(job.job):
-                await self._client.create(manifest, owner=job.uid)
+                answer = await self._client.create(manifest, owner=job.uid)
+                if answer is not None and manifest["kind"] == resources.CONFIG_MAPS.kind:
+                    self._store.reports.indexer.put(answer)
         except (ApiRefusalError, NotOwnedError) as error:
             job.reject(_trouble(error))
             raise
@@ -202,6 +206,8 @@ class Writer:
             answer = await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
+            if isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN and not trouble.may_pass:
+                job.equipped = False  # its account may have been deleted
             if base and isinstance(error, ApiRefusalError) and error.status.code in _INVALID:
                 job.mark_invalid(trouble.message)
             elif base:

@@ -27,7 +27,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid
 from espalier_operator.kube.state.last_report import LastReport
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
-from espalier_operator.kube.state.remnants import remnant_of
+from espalier_operator.kube.state.remnants import remnant_of, suspended_as_asked
 from espalier_operator.kube.state.urgency import Picture
 from espalier_operator.kube.state.work_item import WorkItem
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of, workers_of
@@ -90,7 +90,9 @@ class ManagedJob(WorkItem):
             self.mark_dirty(News.PODS, Due.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
                 self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
-            elif self.job is None and self.state.active and self.written is not None:
+            elif self.job is not None:
+                self.job = suspended_as_asked(self.job, seen.raw)
+            elif self.written is not None:
                 created_at = seen.created_at
                 self.job = remnant_of(seen.parsed, seen.raw, self.written, self.state, created_at, self._settings)
 
@@ -98,6 +100,12 @@ class ManagedJob(WorkItem):
     def is_remnant(self) -> bool:
         """Whether it is known from its status alone."""
         return self.job is not None and self.job.is_remnant
+
+    @property
+    def lacks_report(self) -> bool:
+        """Whether it runs, and the ConfigMap of its report is not there: somebody may have deleted it."""
+        runs = self.state.active and self.job is not None and not (self.is_remnant or self.job.terms.program)
+        return runs and not self._store.reports.is_there(self.ref)
 
     def validate(self) -> None:
         """Raise `ValueError` if its fields contradict each other. Expensive: for tests."""
@@ -136,7 +144,7 @@ class ManagedJob(WorkItem):
             self.observe(now)
         if self.is_remnant:
             self._give_up_remnant(now)
-        if self.is_remnant and self.state.admitted_at is None and self.state.outcome is None:
+        if self._lacks_specification:
             self._wait_for_specification()
             return
         self.facts = self._facts()
@@ -234,7 +242,7 @@ class ManagedJob(WorkItem):
             policy=self._settings.policy,
         )
         found = self._traced(status_of(self._facts(), self.state, observed, self.sent, wall))
-        if self.is_remnant and self.problems is not None and self.state.admitted_at is None and not self.state.outcome:
+        if self.problems is not None and self._lacks_specification:
             return status_of_invalid(self.object.generation, self.problems.problems, found, wall)
         return found
 
@@ -274,6 +282,11 @@ class ManagedJob(WorkItem):
             message = self.state.last_failure or SENTENCES[Reason.INVALID_SPEC]
             self.act(Requeue(job=self.key, reason=Reason.INVALID_SPEC, message=message))
             self.observe(now)
+
+    @property
+    def _lacks_specification(self) -> bool:
+        """Whether it waits, and its specification is invalid: it is not started by the last good one."""
+        return self.problems is not None and self.state.admitted_at is None and self.state.outcome is None
 
     def _wait_for_specification(self) -> None:
         """Leave the plan; forget the last terms once that is written and all pods are gone."""

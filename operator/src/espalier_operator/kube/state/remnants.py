@@ -41,12 +41,15 @@ _KEPT: Final = (
 def remnant_of(
     invalid: InvalidJob, raw: Raw, status: JobStatus, state: JobState, created_at: float, settings: KubeSettings
 ) -> KubeJob | None:
-    """Return the admitted job of `status` without its specification; None if the status contradicts itself.
+    """Return the job of `status`, which runs or is over, without its specification; None if that contradicts itself.
 
-    The fields in `_KEPT` are still read from `raw`, each if it is valid by itself.
+    The fields in `_KEPT` are still read from `raw`, each if it is valid by itself. Of a job that is over nothing else
+    counts any more.
     """
     workers = status.replicas - state.extra
-    if not 0 < workers <= len(state.attempts):
+    if state.outcome is not None:
+        workers = max(1, workers)
+    elif not 0 < workers <= len(state.attempts) or not state.grant.replicas:
         return None
     namespace, _, name = invalid.key.partition("/")
     budget = status.time_budget
@@ -67,12 +70,22 @@ def remnant_of(
         grace_seconds=grace_of(job, settings.grace_seconds),
         resource=resource_of_type(state.gpu_type or "", settings),
     )
-    terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)
+    if state.grant.replicas:
+        terms = replace(terms, gpus_per_worker=state.grant.gpus // state.grant.replicas)
     if isinstance(mapping(raw, "spec").get("program"), Mapping):
         terms = replace(terms, program=True, grace_seconds=DEFAULT_GRACE_SECONDS, adapts=False)
     return KubeJob(
         job=job, terms=terms, uid=invalid.uid, generation=invalid.generation, created_at=created_at, is_remnant=True
     )
+
+
+def suspended_as_asked(job: KubeJob, raw: Raw) -> KubeJob:
+    """Return a job that goes on by an earlier specification, suspended or not as the invalid one, `raw`, asks.
+
+    Who finds the other mistake only later can stop it meanwhile.
+    """
+    suspend = mapping(raw, "spec").get("suspend") is True
+    return job if suspend == job.terms.suspend else replace(job, terms=replace(job.terms, suspend=suspend))
 
 
 def _parsed(namespace: str, name: str, spec: dict[str, Any]) -> AdaptiveTrainingJob | None:

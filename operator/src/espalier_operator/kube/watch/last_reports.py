@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from espalier_kube.resources import Raw
+from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
 from espalier_operator.kube.watch.indexer import Indexer
@@ -36,6 +37,11 @@ class LastReports:
     def of(self, job: JobRef) -> ReportObject | None:
         """Return the last report of the leader of a job."""
         return self._last.get(job)
+
+    def is_there(self, job: JobRef) -> bool:
+        """Return whether the ConfigMap is there into which the leader of a job reports; `of` outlives it."""
+        found = self.indexer.get(f"{job.namespace}/{names.report_name(job.name)}")
+        return found is not None and found.owner == job
 
     def late(self) -> list[str]:
         """Return the keys of reports for `read_late`."""

@@ -95,6 +95,31 @@ def test_bytes_and_byte_pairs_count_characters(tmp_path):
     )
 
 
+def _words(path, words, unknown=None):
+    """Save a tokenizer of whole words, made for batches of sentences: lines are cut and filled up."""
+    library = pytest.importorskip("tokenizers")
+    tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token=unknown))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(pad_id=0)
+    tokenizer.save(str(path))
+
+
+def test_a_tokenizer_made_for_sentences_cuts_no_line_and_fills_up_none(tmp_path):
+    _words(tmp_path / "tokenizer.json", {"pad": 0, "one": 4, "two": 9})
+    (tmp_path / "a.txt").write_text("one two one two two\none\n" * 100)
+    data = text(tmp_path, context=4, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert data.train.tokens[:12].tolist() == [4, 9, 4, 9, 9, 4] * 2
+    assert data.classes == 10, "one more than the largest number, where numbers have gaps"
+
+
+def test_a_tokenizer_that_does_not_know_the_text_is_named(tmp_path):
+    _words(tmp_path / "tokenizer.json", {"one": 0})
+    (tmp_path / "a.txt").write_text("one two\n" * 100)
+    with pytest.raises(DatasetError, match=r"^training\.dataset\.options\.tokenizer: cannot read the text \(.*UNK"):
+        text(tmp_path, context=4, tokenizer=str(tmp_path / "tokenizer.json"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

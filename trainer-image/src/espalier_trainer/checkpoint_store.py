@@ -119,13 +119,17 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, None where there is none.
 
-        A damaged one is renamed to `damaged-<number>` (the last of these is kept, to be looked at) and warned about.
+        A damaged one is renamed to `damaged-<number>` and warned about; those of the last start that found some are
+        kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one.
         """
         self._remove_leftovers()
+        old = list(self.folder.glob(f"{_DAMAGED}*"))
         for number, path in reversed(self.complete()):
             try:
                 return read_checkpoint(path)
             except (DamagedCheckpointError, OSError) as error:
+                while old:
+                    shutil.rmtree(old.pop(), ignore_errors=True)
                 self.warnings.append(f"{path}: damaged ({error}); using the checkpoint before it")
                 logger.warning("%s", self.warnings[-1])
                 self._set_aside(number, path)
@@ -137,8 +141,6 @@ class CheckpointStore:
 
     def _set_aside(self, number: int, path: Path) -> None:
         try:
-            for old in self.folder.glob(f"{_DAMAGED}*"):
-                shutil.rmtree(old, ignore_errors=True)
             path.rename(self.folder / f"{_DAMAGED}{number:08d}")
         except OSError as error:
             logger.warning("%s: cannot be set aside (%s)", path, error)

@@ -200,16 +200,21 @@ def _write(path: Path, content: bytes | dict[str, Tensor]) -> _FileEntry:
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        try:
-            safetensors.torch.save_file(_apart(content), path)
-        except safetensors.SafetensorError as error:
-            # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
-            if number := _OS_ERROR.search(str(error)):
-                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-            raise
+        write_tensors(path, _apart(content))
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return _FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors, no two of which share memory. Raises `OSError` as for any file, and `SafetensorError`."""
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
+    except safetensors.SafetensorError as error:
+        # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
 
 
 def _sync_folder(path: Path) -> None:

@@ -289,6 +289,7 @@ def test_unusable_image_folders_say_what_to_do(tmp_path, build, options, said):
 
 
 MODULE = """
+import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -326,6 +327,14 @@ mapped_floats.classes = 2
 class Stream(IterableDataset):
     def __iter__(self): return iter([])
 def stream(): return Stream(), Stream(), Stream()
+def named(): return [(torch.rand(3, 1), numpy.array(["cat", "dog", "cat"]))] * 3
+def turned(): return [(torch.rand(3, 1), numpy.arange(3)[::-1])] * 3
+class Typed(Squares):
+    def __init__(self, kind): self.kind = kind
+    def __getitem__(self, index): return torch.full((1, 8, 8), float(index)), self.kind(index % 2)
+def typed(kind):
+    kind = getattr(numpy, kind)
+    return (torch.rand(3, 1), numpy.arange(3).astype(kind)), Typed(kind), Typed(kind)
 def failing(): raise ValueError("no such city")
 """
 
@@ -335,6 +344,15 @@ def _user_module(tmp_path, monkeypatch):
     (tmp_path / "user_data.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "user_data", raising=False)
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize("kind", ["int32", "uint8", "uint16", "bool_"])
+def test_labels_may_be_integers_of_any_size(kind):
+    data = load_data(DatasetSpec(entrypoint="user_data:typed", options={"kind": kind}))
+    for source in (data.train, data.validation):
+        assert source.batch(torch.arange(2), None)[1].tolist() == [0, 1]
+        assert source.batch(torch.arange(2), None)[1].dtype is torch.int64
 
 
 @pytest.mark.usefixtures("_user_module")
@@ -367,6 +385,8 @@ def test_users_function_gives_the_splits():
         ),
         ("user_data:wrong_classes", {}, "its attribute classes is 'two'; it must be a whole number from 1"),
         ("user_data:stream", {}, "map-style"),
+        ("user_data:named", {}, "user_data:named: train: ndarray cannot be a tensor (can't convert np.ndarray of type"),
+        ("user_data:turned", {}, "user_data:turned: train: ndarray cannot be a tensor (At least one stride"),
         ("user_data:unlabelled", {}, "unlabelled.classes = 10"),
     ],
 )

@@ -46,6 +46,13 @@ def test_each_file_is_in_one_split_and_no_split_is_empty(files):
     assert sum(map(len, splits)) == sum(map(len, marked)) + len(marked) - 3
 
 
+def test_files_without_a_text_leave_no_split_empty(tmp_path):
+    for name, content in (("a", ""), ("b", TEXT * 100), ("c", "\n"), ("d", "")):
+        (tmp_path / f"{name}.txt").write_text(content)
+    data = text(tmp_path, context=8)
+    assert [len(each.tokens) for each in (data.train, data.validation, data.test)] == [3963, 220, 221]
+
+
 def test_one_file_is_split_by_position(tmp_path):
     (tmp_path / "one.txt").write_text(TEXT * 100)
     data = text(tmp_path / "one.txt", context=8)

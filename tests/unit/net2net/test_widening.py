@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 from torchvision.ops import SqueezeExcitation
 
 import sweeps
@@ -334,7 +335,7 @@ REFUSED: dict[str, tuple[nn.Module, str, str]] = {
     "member": (MODELS["residual"][0](), "body", "changes together with 'stem'"),
     "unknown": (MODELS["plain"][0](), "9", "not a widening group of this model; its groups: 0"),
     "weight norm": (
-        nn.Sequential(nn.utils.parametrizations.weight_norm(conv(3, 6)), conv(6, 4), conv(4, 2)), "0", "not a widening"
+        nn.Sequential(parametrizations.weight_norm(conv(3, 6)), conv(6, 4), conv(4, 2)), "0", "is parametrized"
     ),
     "embedding": (nn.Sequential(conv(3, 6), nn.Softmax(1), conv(6, 2)), "0", r"\(Softmax\) reads it"),
 }  # fmt: skip
@@ -397,3 +398,15 @@ def test_a_group_of_another_model_is_refused() -> None:
 def test_dropout_is_no_hindrance() -> None:
     model = nn.Sequential(conv(3, 6), nn.Dropout(0.5), nn.ReLU(), conv(6, 2))
     assert [group.id for group in widening_groups(model, IMAGE)] == ["0"]
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_a_layer_whose_weight_is_parametrized_has_a_reason(norm):
+    model = nn.Sequential(norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), norm(nn.Linear(4, 2)))
+    refused = refused_widenings(model, torch.randn(2, 4))
+    assert not widening_groups(model, torch.randn(2, 4))
+    assert {name: one.reason for name, one in refused.items() if name != "2"} == {
+        name: f"the weight of '{name}' is parametrized (weight or spectral norm)" for name in ("0", "4")
+    }
+    assert refused["0"].remedy == "remove the parametrization before growth"
+    assert "2" in refused

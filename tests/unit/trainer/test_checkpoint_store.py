@@ -75,6 +75,11 @@ def test_both_damaged_is_a_fresh_start_with_two_warnings(tmp_path, make_checkpoi
         _cut(store.save(make_checkpoint(step)) / "model.safetensors")
     assert store.load_latest() is None
     assert len(store.warnings) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-00000001", "damaged-00000002"]
+    # Those of the next start that finds one take their place.
+    _cut(store.save(make_checkpoint(3)) / "model.safetensors")
+    assert store.load_latest() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged-00000001"]
 
 
 def test_state_of_a_future_version_is_not_guessed_at(tmp_path, make_checkpoint):

@@ -35,6 +35,12 @@ def _png(colour: int, size: int = 32, mode: str = "RGB") -> bytes:
     return buffer.getvalue()
 
 
+def _as(kind, pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, kind)
+    return buffer.getvalue()
+
+
 def _folder(root, splits=("train", "test"), classes=("cat", "dog"), count=10, size=32, mode="RGB"):
     for split in splits:
         for number, name in enumerate(classes):
@@ -162,6 +168,14 @@ def test_image_folder_with_its_own_validation_split(tmp_path):
     assert (len(data.train), len(data.validation), len(data.test)) == (10, 10, 10)
 
 
+def test_images_of_16_bits_that_need_only_8_are_read(tmp_path):
+    root = _folder(tmp_path / "images", mode="L")
+    pixels = np.arange(1024, dtype=np.uint16).reshape(32, 32) % 256
+    (root / "train/cat/000.png").write_bytes(_as("PNG", pixels))
+    read = load_data(DatasetSpec(name="imagefolder", path=str(root), options={"channels": 1})).train
+    assert any(torch.equal(image[0], torch.from_numpy(pixels.astype(np.uint8))) for image in read.inputs)
+
+
 def test_mnist_from_an_image_folder_is_grey(tmp_path):
     path = _folder(tmp_path / "m", classes=tuple("0123456789"), count=2, size=28, mode="L")
     data = load_data(DatasetSpec(name="mnist", path=str(path)))
@@ -206,6 +220,11 @@ def test_torchvisions_own_copy_is_read(tmp_path, monkeypatch):
     assert (len(data.train), len(data.validation), len(data.test)) == (36, 4, 10)
 
 
+_WIDE = np.full((32, 32), 40_000, dtype=np.uint16)
+_HUGE = _as("BMP", np.zeros((8, 8, 3), dtype=np.uint8))
+_HUGE = _HUGE[:18] + (60_000).to_bytes(4, "little") * 2 + _HUGE[26:]
+
+
 @pytest.mark.parametrize(
     ("build", "options", "said"),
     [
@@ -220,6 +239,39 @@ def test_torchvisions_own_copy_is_read(tmp_path, monkeypatch):
             "train/cat/x.png: not an image",
         ),
         (lambda root: (_folder(root), (root / "test/cat/x.png").write_bytes(_png(0, 9))), {}, "options.imageSize"),
+        (
+            lambda root: (_folder(root), (root / "train/cat/x.ppm").write_bytes(b"P6 r5 5 255\n")),
+            {},
+            "train/cat/x.ppm: not an image",
+        ),
+        (
+            lambda root: (_folder(root), (root / "train/cat/x.bmp").write_bytes(_HUGE)),
+            {},
+            "train/cat/x.bmp: not an image",
+        ),
+        (
+            lambda root: (_folder(root), (root / "train/cat/x.png").write_bytes(_as("PNG", _WIDE))),
+            {},
+            "train/cat/x.png: a pixel is 40000; pixels must be whole numbers from 0 to 255",
+        ),
+        (
+            lambda root: (
+                _folder(root),
+                (root / "train/cat/x.tif").write_bytes(_as("TIFF", (_WIDE / 7).astype(np.float32))),
+            ),
+            {},
+            "train/cat/x.tif: a pixel is 5714.29;",
+        ),
+        (
+            lambda root: (_folder(root), _folder(root / "train/dog", ("young",))),
+            {},
+            "train/dog/young/cat/000.png is in no split, and test/cat/000.png is in one",
+        ),
+        (
+            lambda root: (_folder(root), (root / "train/all.png").write_bytes(_png(0))),
+            {},
+            "train/all.png is in no split",
+        ),
         (_folder, {"memoryLimitGiB": 1e-5}, "options.memoryLimitGiB"),
         (_folder, {"imageSize": -1}, "imageSize: -1"),
         (_folder, {"imageSize": True}, "imageSize: True"),
@@ -237,6 +289,7 @@ def test_unusable_image_folders_say_what_to_do(tmp_path, build, options, said):
 
 
 MODULE = """
+import numpy
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -274,6 +327,14 @@ mapped_floats.classes = 2
 class Stream(IterableDataset):
     def __iter__(self): return iter([])
 def stream(): return Stream(), Stream(), Stream()
+def named(): return [(torch.rand(3, 1), numpy.array(["cat", "dog", "cat"]))] * 3
+def turned(): return [(torch.rand(3, 1), numpy.arange(3)[::-1])] * 3
+class Typed(Squares):
+    def __init__(self, kind): self.kind = kind
+    def __getitem__(self, index): return torch.full((1, 8, 8), float(index)), self.kind(index % 2)
+def typed(kind):
+    kind = getattr(numpy, kind)
+    return (torch.rand(3, 1), numpy.arange(3).astype(kind)), Typed(kind), Typed(kind)
 def failing(): raise ValueError("no such city")
 """
 
@@ -283,6 +344,15 @@ def _user_module(tmp_path, monkeypatch):
     (tmp_path / "user_data.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "user_data", raising=False)
+
+
+@pytest.mark.usefixtures("_user_module")
+@pytest.mark.parametrize("kind", ["int32", "uint8", "uint16", "bool_"])
+def test_labels_may_be_integers_of_any_size(kind):
+    data = load_data(DatasetSpec(entrypoint="user_data:typed", options={"kind": kind}))
+    for source in (data.train, data.validation):
+        assert source.batch(torch.arange(2), None)[1].tolist() == [0, 1]
+        assert source.batch(torch.arange(2), None)[1].dtype is torch.int64
 
 
 @pytest.mark.usefixtures("_user_module")
@@ -315,6 +385,8 @@ def test_users_function_gives_the_splits():
         ),
         ("user_data:wrong_classes", {}, "its attribute classes is 'two'; it must be a whole number from 1"),
         ("user_data:stream", {}, "map-style"),
+        ("user_data:named", {}, "user_data:named: train: ndarray cannot be a tensor (can't convert np.ndarray of type"),
+        ("user_data:turned", {}, "user_data:turned: train: ndarray cannot be a tensor (At least one stride"),
         ("user_data:unlabelled", {}, "unlabelled.classes = 10"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -141,6 +142,22 @@ def export_of(tmp_path: Path) -> Path:
 
 def readme(folder: Path) -> str:
     return (folder / "README.md").read_text()
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_the_export_of_before(
+    trained: Callable[..., Any], tmp_path: Path, digits: Any
+) -> None:
+    done = trained()
+    export_of(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # stands for a full disk: no file gets larger
+    try:
+        with pytest.raises(ExportError, match=r"out/model\.safetensors\.writing: cannot be written: File too large"):
+            export_of(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "out" / "model.safetensors.writing").exists()
+    assert_same(espalier_trainer.load(tmp_path / "out"), done.trainer.network, digits)
 
 
 def test_the_lines_on_the_card_work_as_printed(trained: Callable[..., Any], tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_of_a_large_gradient_a_part_gives_the_same_figures(monkeypatch: pytest.M
     assert found.variance == pytest.approx(problem.variance, rel=0.1)
 
 
+def test_gradients_that_are_sparse_or_complex_count_whole() -> None:
+    module, successive = nn.ParameterList([torch.zeros(3, 2), torch.zeros(2, dtype=torch.complex64)]), Successive()
+    sparse = torch.sparse_coo_tensor(
+        [[2, 2]], [[1.0, 0.0], [2.0, 4.0]], (3, 2), check_invariants=True
+    )  # as an embedding's, in two parts
+    for _ in range(2):
+        module[0].grad, module[1].grad = sparse.clone(), torch.tensor([3 + 4j, 0])
+        norms = successive.look(module, 8)
+    assert norms is not None
+    assert (norms.small, norms.large) == (50, 50)
+
+
 def test_batches_of_different_sizes_are_not_compared() -> None:
     problem, successive = Gaussian(0), Successive()
     problem.gradient(64)

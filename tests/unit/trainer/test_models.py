@@ -64,6 +64,11 @@ class Logits(torch.nn.Module):
     def forward(self, images): return images.flatten(1)[:, :10]
 def weightless(): return Logits()
 def frozen(): return linear().requires_grad_(False)
+class Counting(torch.nn.Linear):
+    def forward(self, images): return super().forward(images.flatten(1))
+    def get_extra_state(self): return {"seen": 0}
+    def set_extra_state(self, state): pass
+def counting(): return torch.nn.Sequential(Counting(64, 10))
 """
 
 
@@ -91,11 +96,15 @@ def test_users_function_gives_the_model():
         ({"name": "digits", "options": {"classes": 3}}, "has 3 outputs, but the data set has 10 classes"),
         ({"entrypoint": "user_models:nothing"}, "returned NoneType, not a torch.nn.Module"),
         ({"entrypoint": "user_models:bare"}, "must return logits [N, classes]"),
-        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, Logits, bare,"),
+        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, Counting, Logits, bare,"),
         ({"entrypoint": "user_models:weightless"}, "weightless: the model has no parameters, so there is nothing to"),
         (
             {"entrypoint": "user_models:frozen"},
             "frozen: all 2 parameters of the model are frozen (requires_grad is False)",
+        ),
+        (
+            {"entrypoint": "user_models:counting"},
+            "counting: '0._extra_state' in its state_dict() is a dict, and checkpoints hold tensors: return one from",
         ),
         ({"entrypoint": "no_such_package:net"}, "cannot import 'no_such_package'"),
     ],

@@ -313,6 +313,9 @@ def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTra
     ("loader", "said"),
     [
         (DataLoader(Endless()), "a torch DataLoader of a map-style data set"),
+        ([DATA[:4]], "a torch DataLoader of a map-style data set"),
+        ((DATA[each] for each in range(12)), "a torch DataLoader of a map-style data set"),
+        (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4), "the data set of the DataLoader is empty"),
         (DataLoader(DATA, batch_size=None), "the DataLoader has no batch_size"),
         (DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 12, 12)), "a sampler WeightedRandomSampler"),
     ],

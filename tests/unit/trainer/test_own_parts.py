@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -289,11 +290,34 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
         ([], "the list of optimizers is empty"),
         ("SGD", "str is not a torch.optim.Optimizer; give one, or a list of several"),
         (torch.optim.LBFGS(model.parameters()), "LBFGS computes the loss of a batch several times.*another optimizer"),
+        (
+            torch.optim.SGD([{"params": list(model.parameters()), "clip": abs}], lr=0.1),
+            "the option 'clip' of a group of SGD is a builtin_function_or_method; checkpoints hold numbers, texts,",
+        ),
     ):
         with pytest.raises(OwnLoopError, match=said):
             join(model, given, batches(4))  # type: ignore[arg-type]
     with pytest.raises(OwnLoopError, match="accumulate is 0"):
         join(model, inner, batches(4), accumulate=0)
+
+
+@pytest.mark.parametrize("rate", [torch.tensor(0.25), np.float32(0.25), np.float64(0.25)])
+def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader: AdaptiveTrainingJob, rate: Any) -> None:
+    resumed: list[dict[str, Any]] = []
+    for epochs in (1, 2):
+        model = net()
+        group = {"params": list(model.parameters()), "clip": math.inf, "rates": {"least": rate, "most": (rate, 1)}}
+        optimizer = torch.optim.Adam([group], lr=rate * (2 - epochs))
+        loop, loader = join(model, optimizer, batches(4))
+        resumed.append({key: value for key, value in optimizer.param_groups[0].items() if key != "params"})
+        for _ in loop.epochs(epochs):
+            for batch in loader:
+                optimizer.zero_grad()
+                loop.backward(loss_of(model, batch))
+                optimizer.step()
+    assert resumed[1] == {**resumed[0], "rates": {"least": 0.25, "most": [0.25, 1]}}
+    assert resumed[1]["lr"] == 0.25
+    assert type(resumed[1]["lr"]) is float
 
 
 def test_two_optimizers_take_a_backward_each_and_grow(

@@ -46,6 +46,13 @@ def test_each_file_is_in_one_split_and_no_split_is_empty(files):
     assert sum(map(len, splits)) == sum(map(len, marked)) + len(marked) - 3
 
 
+def test_files_without_a_text_leave_no_split_empty(tmp_path):
+    for name, content in (("a", ""), ("b", TEXT * 100), ("c", "\n"), ("d", "")):
+        (tmp_path / f"{name}.txt").write_text(content)
+    data = text(tmp_path, context=8)
+    assert [len(each.tokens) for each in (data.train, data.validation, data.test)] == [3963, 220, 221]
+
+
 def test_one_file_is_split_by_position(tmp_path):
     (tmp_path / "one.txt").write_text(TEXT * 100)
     data = text(tmp_path / "one.txt", context=8)
@@ -93,6 +100,31 @@ def test_bytes_and_byte_pairs_count_characters(tmp_path):
     assert np.array_equal(
         again.encode("naïve"), tokenizer_of("bpe", 300, by_position("naïve café\n" * 300)[0]).encode("naïve")
     )
+
+
+def _words(path, words, unknown=None):
+    """Save a tokenizer of whole words, made for batches of sentences: lines are cut and filled up."""
+    library = pytest.importorskip("tokenizers")
+    tokenizer = library.Tokenizer(library.models.WordLevel(words, unk_token=unknown))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(pad_id=0)
+    tokenizer.save(str(path))
+
+
+def test_a_tokenizer_made_for_sentences_cuts_no_line_and_fills_up_none(tmp_path):
+    _words(tmp_path / "tokenizer.json", {"pad": 0, "one": 4, "two": 9})
+    (tmp_path / "a.txt").write_text("one two one two two\none\n" * 100)
+    data = text(tmp_path, context=4, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert data.train.tokens[:12].tolist() == [4, 9, 4, 9, 9, 4] * 2
+    assert data.classes == 10, "one more than the largest number, where numbers have gaps"
+
+
+def test_a_tokenizer_that_does_not_know_the_text_is_named(tmp_path):
+    _words(tmp_path / "tokenizer.json", {"one": 0})
+    (tmp_path / "a.txt").write_text("one two\n" * 100)
+    with pytest.raises(DatasetError, match=r"^training\.dataset\.options\.tokenizer: cannot read the text \(.*UNK"):
+        text(tmp_path, context=4, tokenizer=str(tmp_path / "tokenizer.json"))
 
 
 @pytest.mark.parametrize(

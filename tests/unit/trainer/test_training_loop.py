@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.events import NOT_GROWABLE, AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
@@ -295,6 +296,26 @@ def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, mo
     done = run(make_job(checkpoint={"intervalSeconds": 0.002}), store=tmp_path)
     assert done.result.reason is Reason.LOSS_NOT_FINITE
     assert list(tmp_path.iterdir()) == []
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 10)
+        self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
+
+    def forward(self, images):
+        rows = self.first(images.squeeze(1))
+        weights = (rows @ rows.transpose(1, 2) + self.mask).softmax(-1)
+        return self.last(torch.relu(weights @ rows)).mean(1)
+
+
+def test_a_mask_of_infinities_is_saved_and_resumed_from(run, make_job, tmp_path, stop_after):
+    job = make_job(training={"model": {"entrypoint": f"{__name__}:Masked"}}, checkpoint={"intervalSeconds": 0.02})
+    assert run(job, store=tmp_path, stop=stop_after(40)).result.phase is TrainerPhase.STOPPED
+    done = run(job, store=tmp_path)
+    assert (done.result.phase, done.result.reason) == (TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+    assert torch.isinf(done.trainer.network.module.mask).any()
 
 
 def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_step(

@@ -119,13 +119,17 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, None where there is none.
 
-        A damaged one is renamed to `damaged-<number>` (the last of these is kept, to be looked at) and warned about.
+        A damaged one is renamed to `damaged-<number>` and warned about; those of the last start that found some are
+        kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one.
         """
         self._remove_leftovers()
+        old = list(self.folder.glob(f"{_DAMAGED}*"))
         for number, path in reversed(self.complete()):
             try:
                 return read_checkpoint(path)
             except (DamagedCheckpointError, OSError) as error:
+                while old:
+                    shutil.rmtree(old.pop(), ignore_errors=True)
                 self.warnings.append(f"{path}: damaged ({error}); using the checkpoint before it")
                 logger.warning("%s", self.warnings[-1])
                 self._set_aside(number, path)
@@ -137,8 +141,6 @@ class CheckpointStore:
 
     def _set_aside(self, number: int, path: Path) -> None:
         try:
-            for old in self.folder.glob(f"{_DAMAGED}*"):
-                shutil.rmtree(old, ignore_errors=True)
             path.rename(self.folder / f"{_DAMAGED}{number:08d}")
         except OSError as error:
             logger.warning("%s: cannot be set aside (%s)", path, error)
@@ -198,16 +200,21 @@ def _write(path: Path, content: bytes | dict[str, Tensor]) -> _FileEntry:
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        try:
-            safetensors.torch.save_file(_apart(content), path)
-        except safetensors.SafetensorError as error:
-            # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
-            if number := _OS_ERROR.search(str(error)):
-                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-            raise
+        write_tensors(path, _apart(content))
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return _FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors, no two of which share memory. Raises `OSError` as for any file, and `SafetensorError`."""
+    try:
+        safetensors.torch.save_file(tensors, path, metadata=metadata)
+    except safetensors.SafetensorError as error:
+        # It keeps the number of an error of the file system only in the text (Rust's std::io::Error).
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
 
 
 def _sync_folder(path: Path) -> None:

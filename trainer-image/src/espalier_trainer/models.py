@@ -61,7 +61,13 @@ def build_model(
 
 
 def untrainable(model: nn.Module) -> str:
-    """Return why no parameter of `model` can be trained, '' if one can."""
+    """Return why `model` cannot be trained: it has nothing to train, or a state that cannot be kept; '' if it can."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            return (
+                f"{name!r} in its state_dict() is a {type(value).__name__}, and checkpoints hold tensors: return one "
+                "from get_extra_state(), or register a buffer instead"
+            )
     parameters = list(model.parameters())
     if any(parameter.requires_grad for parameter in parameters):
         return ""

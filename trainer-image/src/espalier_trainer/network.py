@@ -122,9 +122,14 @@ class Network:
             step.advance(self.module, used)
 
     def is_finite(self) -> bool:
-        """Return whether no parameter or buffer holds NaN or infinity."""
-        tensors = [t for t in self.module.state_dict().values() if t.is_floating_point()]
-        return not tensors or bool(torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all())
+        """Return whether no parameter holds NaN or infinity, and no buffer NaN: masks of attention hold infinities."""
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        found = [
+            torch.isfinite(tensor).all() if name in parameters else ~torch.isnan(tensor).any()
+            for name, tensor in self.module.state_dict().items()
+            if tensor.is_floating_point() or tensor.is_complex()
+        ]
+        return not found or bool(torch.stack(found).all())
 
 
 _NAMED: Final = 2

@@ -7,9 +7,11 @@ than the model lists them.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence, Set
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +25,8 @@ SEPARATOR = "|"
 """Between a parameter's name and its state's key; no module name holds it."""
 
 
+_FLOAT: Final = "float"
+"""Key of a number that JSON cannot represent."""
 _MATRIX: Final = 2
 """Dimensions of a parameter whose weights decay, at least."""
 _FUSED_ON: Final = ("cpu", "cuda")
@@ -70,14 +74,13 @@ def optimizer_state(
     tensors: dict[str, Tensor] = {}
     values: dict[str, dict[str, Any]] = {}
     for group in optimizer.param_groups:
-        options = {key: value for key, value in group.items() if key != "params"}
-        groups.append({**options, "params": [names[parameter] for parameter in group["params"]]})
+        groups.append({**kept_options(group), "params": [names[parameter] for parameter in group["params"]]})
         for parameter in group["params"]:
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{names[parameter]}{SEPARATOR}{key}"] = value
                 elif value is not None:
-                    values.setdefault(names[parameter], {})[key] = value
+                    values.setdefault(names[parameter], {})[key] = _kept(value)
     return groups, tensors, values
 
 
@@ -108,7 +111,7 @@ def load_optimizer_state(
         name, _, field = key.rpartition(SEPARATOR)
         state.setdefault(position[name], {})[field] = tensor
     for name, fields in values.items():
-        state.setdefault(position[name], {}).update(fields)
+        state.setdefault(position[name], {}).update({key: _restored(value) for key, value in fields.items()})
     optimizer.param_groups.clear()
     for group in groups:
         optimizer.add_param_group({**group_options(group), "params": [parameters[name] for name in group["params"]]})
@@ -125,4 +128,35 @@ def load_optimizer_state(
 
 def group_options(group: GroupState) -> GroupState:
     """Return a group's options without its parameters; what JSON made of a tuple (Adam's betas) is one again."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items() if key != "params"}
+    return {
+        key: tuple(map(_restored, value)) if isinstance(value, list) else _restored(value)
+        for key, value in group.items()
+        if key != "params"
+    }
+
+
+def kept_options(group: GroupState) -> GroupState:
+    """Return a group's options without its parameters, as JSON types where they can be: a rate may be a tensor."""
+    return {key: _kept(value) for key, value in group.items() if key != "params"}
+
+
+def _kept(value: Any) -> Any:
+    """Return numbers of torch and numpy as Python's, and those that JSON cannot represent as texts."""
+    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}
+    if isinstance(value, dict):
+        return {key: _kept(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_kept(each) for each in value] if isinstance(value, list) else tuple(map(_kept, value))
+    return value
+
+
+def _restored(value: Any) -> Any:
+    """Return what `_kept` was given, as Python's numbers."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT}:
+            return float(value[_FLOAT])
+        return {key: _restored(each) for key, each in value.items()}
+    return [_restored(each) for each in value] if isinstance(value, list) else value

@@ -58,7 +58,7 @@ def _source(split: Any, place: str, task: Task) -> Source:
     if isinstance(split, TensorDataset):
         split = split.tensors
     if isinstance(split, tuple | list) and len(split) == 2:
-        inputs, labels = (torch.as_tensor(part) for part in split)
+        inputs, labels = (_tensor(part, place) for part in split)
         if labels.numel() == 0:
             raise DatasetError(f"{place} split is empty; it must hold at least one example")
         check_targets(labels, None, task, place)
@@ -72,6 +72,15 @@ def _source(split: Any, place: str, task: Task) -> Source:
     raise DatasetError(
         f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"
     )
+
+
+def _tensor(part: Any, place: str) -> Tensor:
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DatasetError(
+            f"{place}: {type(part).__name__} cannot be a tensor ({error}); return tensors, or arrays of numbers"
+        ) from error
 
 
 def _classes(sources: tuple[Source, ...], path: str, task: Task) -> int:

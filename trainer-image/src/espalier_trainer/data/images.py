@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from espalier_trainer.errors import DatasetError
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".webp", ".tif", ".tiff"})
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 DEFAULT_MEMORY_LIMIT_GIB = 8.0
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,29 @@ class Geometry:
     channels: int
 
     def decode(self, data: bytes, name: str) -> NDArray[np.uint8]:
-        """Return the image [H, W, C]; raises `DatasetError` with the name of a file that is not an image."""
+        """Return the image [H, W, C]; raises `DatasetError` with the name of a file that is no image of 8 bits."""
         try:
             with Image.open(io.BytesIO(data)) as picture:
+                beyond = _beyond_a_byte(picture)
                 image = picture.convert("L" if self.channels == 1 else "RGB")
-        except (UnidentifiedImageError, OSError) as error:
+        except Exception as error:  # a damaged file: what Pillow's readers raise has no common class
             raise DatasetError(f"{name}: not an image that can be read ({error}); remove or replace it") from error
+        if beyond is not None:
+            raise DatasetError(
+                f"{name}: a pixel is {beyond:g}; pixels must be whole numbers from 0 to 255: convert it to 8 bits"
+            )
         if self.size and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, self.channels)
+
+
+def _beyond_a_byte(picture: Image.Image) -> float | None:
+    """Return a pixel that a byte cannot hold, None where there is none: Pillow would cut it off without a word."""
+    if not picture.mode.startswith(("I", "F")):
+        return None
+    pixels = np.asarray(picture)
+    wrong = pixels[(pixels < 0) | (pixels > 255) | (pixels != np.rint(pixels))]
+    return float(wrong.max()) if wrong.size else None
 
 
 def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAULT_MEMORY_LIMIT_GIB) -> ImageArrays:
@@ -85,8 +99,16 @@ def read_images(path: Path, geometry: Geometry, memory_limit_gib: float = DEFAUL
 def _decode(path: Path, geometry: Geometry, memory_limit_gib: float) -> ImageArrays:
     images: dict[str, list[NDArray[np.uint8]]] = {}
     names: dict[str, list[str]] = {}
+    places: dict[str, str] = {}
     used = 0
     for split, label, name, data in _entries(path):
+        places.setdefault(split, name)
+        if "" in places and len(places) > 1:
+            within = next(place for known, place in places.items() if known)
+            raise DatasetError(
+                f"{path}: {places['']} is in no split, and {within} is in one; place all images as "
+                "<split>/<class>/<image>, without further folders, and remove what does not belong to them"
+            )
         image = geometry.decode(data, f"{path}: {name}")
         first = next((stack[0] for stack in images.values()), image)
         if image.shape != first.shape:

@@ -122,6 +122,7 @@ def check_labels(labels: Tensor, classes: int | None, place: str) -> None:
             f"{place}: labels are {labels.dtype} of shape {tuple(labels.shape)}; "
             "they must be class numbers: integers of shape [N]"
         )
+    labels = labels.to(torch.int64)  # unsigned ones of more than 8 bits cannot be compared
     wrong = labels < 0 if classes is None else (labels < 0) | (labels >= classes)
     if bool(wrong.any()):
         allowed = "from 0" if classes is None else f"from 0 to {classes - 1}, as there are {classes} classes"
@@ -155,6 +156,8 @@ class MapSource:
         if self.task is Task.REGRESSION:
             labels = labels.to(torch.float32).reshape(len(labels), -1)
         check_targets(labels, self.classes, self.task, self.place)
+        if self.task is not Task.REGRESSION:
+            labels = labels.to(torch.int64)
         return inputs.to(self.device), labels.to(self.device)
 
     def to(self, device: torch.device) -> MapSource:

@@ -96,7 +96,10 @@ def _read(path: Path) -> str:
 
 
 def _data(name: str, texts: Sequence[str], options: TextOptions) -> Data:
-    train, validation, test = by_file(texts) if len(texts) > 2 else by_position("\n".join(texts))
+    split = by_file(texts)
+    if len(texts) <= 2 or not all(part.strip() for part in split):  # a part may have got only files without a text
+        split = by_position("\n".join(texts))
+    train, validation, test = split
     if not (train and validation and test):
         raise DatasetError(f"{_PATH}: the text has {sum(map(len, texts))} characters, too few to be split; use more")
     tokenizer = tokenizer_of(options.tokenizer, options.vocabulary, train)

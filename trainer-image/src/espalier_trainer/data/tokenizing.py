@@ -84,11 +84,17 @@ class _Library:
 
     @property
     def size(self) -> int:
-        return int(self.found.get_vocab_size())
+        # Not the number of tokens: the numbers of a file may have gaps.
+        return 1 + max(self.found.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> Tokens:
         # Line by line in parallel: a whole text at once takes the library many times as long.
-        encoded = self.found.encode_batch(text.splitlines(keepends=True), add_special_tokens=False)
+        try:
+            encoded = self.found.encode_batch(text.splitlines(keepends=True), add_special_tokens=False)
+        except Exception as error:  # the library raises nothing more precise
+            raise DatasetError(
+                f"{_FIELD}: cannot read the text ({error}); use a tokenizer that knows all of it"
+            ) from error
         return np.concatenate([np.asarray(each.ids, dtype=np.int64) for each in encoded])
 
 
@@ -127,6 +133,10 @@ def _from_file(path: Path) -> Tokenizer:
     if not path.is_file():
         raise DatasetError(f"{_FIELD}: {path} is not a file; name a tokenizer.json, as `tokenizers` saves it")
     try:
-        return _Library(library.Tokenizer.from_file(str(path)))
+        tokenizer = library.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
         raise DatasetError(f"{_FIELD}: {path} is not a file of the library tokenizers: {error}") from error
+    # Files saved for batches of sentences ask for both; of a text, they would cut lines and fill up the others.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return _Library(tokenizer)

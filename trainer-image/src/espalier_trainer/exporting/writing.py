@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
 from torch import nn
 
 from espalier_api.documents import dumps, write_text_atomically
 from espalier_api.job import ModelSpec
 from espalier_api.layout import JOB_FILE
 from espalier_api.result import dataset_of
+from espalier_trainer.checkpoint_store import write_tensors
 from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.card import card, snippet
 from espalier_trainer.exporting.document import CARD, CONFIG, WEIGHTS, ExportedModel
@@ -102,8 +103,13 @@ def _write(
         program=written,
     )
     weights = output / f"{WEIGHTS}.writing"
-    safetensors.torch.save_file(trained.weights, weights, metadata={"format": "pt"})
-    os.replace(weights, output / WEIGHTS)
+    try:
+        write_tensors(weights, trained.weights, {"format": "pt"})
+        os.replace(weights, output / WEIGHTS)
+    except OSError:
+        with contextlib.suppress(OSError):
+            weights.unlink()
+        raise
     write_text_atomically(output / CONFIG, dumps(config))
     write_text_atomically(output / CARD, text)
     job = trained.path.parent.parent / JOB_FILE

@@ -96,8 +96,12 @@ class Passes:
 
 
 def _flat(gradients: Iterable[Tensor], first: int, stride: int) -> Tensor:
-    """Return every `stride`th number of the gradients, from the one at `first`, as one new tensor."""
-    parts = [gradient.detach().reshape(-1)[first::stride].float() for gradient in gradients]
+    """Return every `stride`th number of the gradients, from the one at `first`, as one new tensor of real numbers."""
+    parts: list[Tensor] = []
+    for gradient in gradients:
+        dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        part = dense.reshape(-1)[first::stride]
+        parts.append((torch.view_as_real(part).reshape(-1) if part.is_complex() else part).float())
     return torch.cat(parts) if parts else torch.zeros(0)
 
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_trainer.net2net.blocks import base_class
 
@@ -48,6 +49,13 @@ def refusal(model: nn.Module, layer: str, why: str, remedy: str, at: str = "") -
     reason, _, own = why.rpartition("; ")
     file, line = place_of(at) or source_of(base_class(_holder(model, layer)))
     return Refusal(layer, reason or why, file, line, own if reason else remedy)
+
+
+def why_parametrized(path: str, layer: nn.Module) -> str:
+    """Return why a layer whose weight is computed from other parameters cannot grow, '' if it is a plain one."""
+    if not is_parametrized(layer) and "weight" in layer._parameters:
+        return ""
+    return f"the weight of {path!r} is parametrized (weight or spectral norm); remove the parametrization before growth"
 
 
 def forward_of(model: nn.Module, path: str) -> tuple[str, int]:

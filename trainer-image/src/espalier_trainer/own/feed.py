@@ -182,17 +182,19 @@ def _pieces(step: Sequence[Share], rank: int, accumulate: int) -> tuple[slice, .
 
 
 def _is_shuffled(loader: DataLoader[Any]) -> bool:
-    sampler = loader.sampler
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         raise OwnLoopError(
             "join: the loader must be a torch DataLoader of a map-style data set: an iterable one has no order that "
             "workers could share"
         )
+    if len(cast(Any, loader.dataset)) == 0:
+        raise OwnLoopError("join: the data set of the DataLoader is empty; it must hold at least one example")
     if loader.batch_size is None:
         raise OwnLoopError(
             "join: the DataLoader has no batch_size (a custom batch_sampler, or none); give it batch_size and "
             "shuffle, as batches are cut among the workers"
         )
+    sampler = loader.sampler
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):
         return True
     if isinstance(sampler, SequentialSampler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,6 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.several import Several
+from espalier_trainer.optimizers import kept_options
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
 """Wrappers without state, which continue to work when the optimizer in their `.optimizer` grows."""
@@ -23,6 +25,7 @@ def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimize
     names = {parameter: name for name, parameter in model.named_parameters()}
     held: set[str] = set()
     for member in members:
+        _require_kept(member)
         for parameter in (parameter for group in member.param_groups for parameter in group["params"]):
             if parameter not in names:
                 raise OwnLoopError(
@@ -35,6 +38,19 @@ def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimize
                 )
             held.add(names[parameter])
     return members[0] if len(members) == 1 else Several(members)
+
+
+def _require_kept(optimizer: Optimizer) -> None:
+    """Raise `OwnLoopError` for an option of a group that no checkpoint can hold."""
+    for group in optimizer.param_groups:
+        for name, value in kept_options(group).items():
+            try:
+                json.dumps(value)
+            except (TypeError, ValueError):
+                raise OwnLoopError(
+                    f"join: the option {name!r} of a group of {type(optimizer).__name__} is a {type(value).__name__}; "
+                    "checkpoints hold numbers, texts, lists and dictionaries of them: keep it elsewhere"
+                ) from None
 
 
 def _unwrapped(optimizer: object) -> Optimizer:

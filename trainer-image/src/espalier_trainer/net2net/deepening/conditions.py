@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import nn
-from torch.nn.utils.parametrize import is_parametrized
 
-from espalier_trainer.net2net.refusals import Reason
+from espalier_trainer.net2net.refusals import Reason, why_parametrized
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS, NORM_FUNCTIONS
 
@@ -40,11 +39,8 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
         raise RefusedError(
             f"{path!r} is called {calls} times and growth would change each call; give each call a separate module"
         )
-    if is_parametrized(modules[path]) or "weight" not in modules[path]._parameters:
-        raise RefusedError(
-            f"the weight of {path!r} is parametrized (weight or spectral norm); "
-            "remove the parametrization before growth"
-        )
+    if why := why_parametrized(path, modules[path]):
+        raise RefusedError(why)
     if path in tied:
         raise RefusedError(f"{path!r} shares a parameter with {tied[path]!r}; untie them before growth")
     dimensions = LAYERS[layer.operator]

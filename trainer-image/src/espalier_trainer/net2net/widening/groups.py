@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.refusals import Refusal, refusal
+from espalier_trainer.net2net.refusals import Refusal, refusal, why_parametrized
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYER_CLASSES
 from espalier_trainer.net2net.widening.edits import Edit, Resize
@@ -138,6 +138,11 @@ def find_groups(model: nn.Module, graph: Graph) -> Groups:
         path: "it is not called by itself in the model's forward"
         for path, module in model.named_modules()
         if isinstance(module, LAYER_CLASSES) and path not in graph.calls
+    }
+    refused |= {
+        path: why
+        for path, module in model.named_modules()
+        if isinstance(module, LAYER_CLASSES) and path in graph.calls and (why := why_parametrized(path, module))
     }
     open_spaces = {root: layers[0] for root, layers in makers.items() if spaces.reason(root) is None}
     edits, resizes = flow.book.named(open_spaces)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +83,39 @@ def test_both_damaged_is_a_fresh_start_with_two_warnings(tmp_path, make_checkpoi
     _cut(store.save(make_checkpoint(3)) / "model.safetensors")
     assert store.load_latest() is None
     assert [path.name for path in tmp_path.iterdir()] == ["damaged-00000001"]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.ENOMEM])
+def test_a_checkpoint_that_cannot_be_read_now_is_kept_for_another_start(tmp_path, monkeypatch, make_checkpoint, number):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(make_checkpoint(step))
+    with monkeypatch.context() as patched:
+
+        def fail(path):
+            raise OSError(number, os.strerror(number), str(path))
+
+        patched.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            store.load_latest()
+    assert store.load_latest().state.step == 2
+    assert store.warnings == []
+
+
+def test_a_disk_that_has_lost_a_file_is_a_damaged_checkpoint(tmp_path, monkeypatch, make_checkpoint):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        newest = store.save(make_checkpoint(step))
+    read = Path.read_bytes
+
+    def fail(path):
+        if path.parent == newest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    assert store.load_latest().state.step == 1
+    assert len(store.warnings) == 1
 
 
 def test_state_of_a_future_version_is_not_guessed_at(tmp_path, make_checkpoint):

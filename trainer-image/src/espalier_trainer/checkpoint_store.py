@@ -38,6 +38,8 @@ _TEMPORARY = "writing-"
 _DAMAGED = "damaged-"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_UNREADABLE: Final = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+"""Errors of a file that will not be read later either; others are of rights, memory, or a file system out of reach."""
 
 
 class _FileEntry(Record):
@@ -120,7 +122,8 @@ class CheckpointStore:
         """Return the newest checkpoint that is whole, None where there is none.
 
         A damaged one is renamed to `damaged-<number>` and warned about; those of the last start that found some are
-        kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one.
+        kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one. Raises `OSError`
+        where it cannot be read now, with nothing changed: another start may find it whole.
         """
         self._remove_leftovers()
         old = list(self.folder.glob(f"{_DAMAGED}*"))
@@ -128,6 +131,8 @@ class CheckpointStore:
             try:
                 return read_checkpoint(path)
             except (DamagedCheckpointError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _UNREADABLE:
+                    raise
                 while old:
                     shutil.rmtree(old.pop(), ignore_errors=True)
                 self.warnings.append(f"{path}: damaged ({error}); using the checkpoint before it")

@@ -222,3 +222,14 @@ def test_a_seed_that_cannot_be_is_refused(run: Run, command: str, seed: int) -> 
 def test_a_command_that_is_not_understood_is_2(run: Run) -> None:
     assert run("learn").exit_code == 2
     assert run("serve", "--port", "70000").exit_code == 2
+
+
+def test_ctrl_c_ends_a_command_with_130_not_with_the_code_of_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier_agent.commands.evaluate.evaluate_policy", interrupted)
+    result = run("evaluate")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")

@@ -182,6 +182,15 @@ class Adaptation(Record):
     """For rewrites: the largest relative error of outputs, gradient and buffers in double precision."""
 
     @property
+    def decider(self) -> str:
+        """Who decided, in words: `name@version` of a policy, or which fallback. The name of the one that does nothing
+        is `None`, which reads as nobody when it stands alone.
+        """
+        if self.source is AdaptationSource.FALLBACK:
+            return f"the fallback {self.policy}".rstrip()
+        return self.policy or str(self.source)
+
+    @property
     def before(self) -> Score | None:
         """The validation score before it, of any task."""
         return self.score_before or accuracy_score(self.accuracy_before)

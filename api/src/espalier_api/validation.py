@@ -232,4 +232,7 @@ def _plain(document: Any) -> Any:
                 return kind(value)
         return str(value)  # dates and binaries: Kubernetes reads them as text
 
-    return walk(document, "")
+    try:
+        return walk(document, "")
+    except RecursionError as error:
+        raise ValueError("holds itself, or values inside of values without end; no job needs that") from error

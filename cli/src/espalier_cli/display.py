@@ -168,9 +168,8 @@ def _why(reason: str) -> str:
 
 
 def _adaptation(adaptation: Adaptation) -> str:
-    who = adaptation.policy or str(adaptation.source)
     verb = "tries" if adaptation.source is AdaptationSource.MEASUREMENT else "says"
-    text = f"{who} {verb} {adaptation.action}: {adaptation.result}"
+    text = f"{adaptation.decider} {verb} {adaptation.action}: {adaptation.result}"
     if adaptation.timed:
         text += f", {adaptation.timed}"
     if adaptation.source is AdaptationSource.RECLAIM:

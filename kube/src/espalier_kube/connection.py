@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import yaml
 from kubernetes.client import ApiClient, Configuration
@@ -15,6 +16,9 @@ from kubernetes.config import (
     load_kube_config,
     new_client_from_config,
 )
+
+_UNUSABLE: Final = (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError, ValueError)
+"""What the client raises at a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
 
 
 class NoAccessError(Exception):
@@ -42,8 +46,8 @@ def api_of_process(user_agent: str) -> ApiClient:
             load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             raise NoAccessError("neither KUBERNETES_SERVICE_HOST nor KUBECONFIG is set")
-    except (ConfigException, OSError) as error:
-        raise NoAccessError(str(error)) from error
+    except _UNUSABLE as error:
+        raise NoAccessError(" ".join(str(error).split())) from error
     api = ApiClient(configuration)
     api.user_agent = user_agent
     return api
@@ -69,7 +73,7 @@ def api_of_context(kubeconfig: Path | None, context: str | None) -> tuple[ApiCli
         make: Callable[..., ApiClient] = new_client_from_config
         api = make(files, context, client_configuration=configuration)
         chosen = current["context"] if context is None else known[context]
-    except (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError) as error:
+    except _UNUSABLE as error:
         reason = " ".join(str(error).split())
         raise NoAccessError(
             f"{files}: is not a usable kubeconfig: {reason}", "`kubectl config view` shows it"

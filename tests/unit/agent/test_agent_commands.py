@@ -222,3 +222,30 @@ def test_a_seed_that_cannot_be_is_refused(run: Run, command: str, seed: int) -> 
 def test_a_command_that_is_not_understood_is_2(run: Run) -> None:
     assert run("learn").exit_code == 2
     assert run("serve", "--port", "70000").exit_code == 2
+
+
+def test_ctrl_c_ends_a_command_with_130_not_with_the_code_of_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier_agent.commands.evaluate.evaluate_policy", interrupted)
+    result = run("evaluate")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_learn_says_that_it_cannot_write_before_it_learns(run: Run, tmp_path: Path, inside: bool) -> None:
+    (tmp_path / "file").write_text("kept")
+    output = tmp_path / "file" / "policy" if inside else tmp_path / "file"
+    result = run("learn", "--set", "updates=1", "-o", output)
+    assert result.exit_code == 1
+    assert "episodes" not in result.stderr
+    reason = "Not a directory" if inside else "File exists"
+    assert result.stderr == f"error: --output: {output}: cannot be written: {reason}\n"
+
+
+def test_learn_leaves_no_folder_where_it_did_not_begin(run: Run, tmp_path: Path) -> None:
+    assert run("learn", "--set", "updates=0", "-o", tmp_path / "policy").exit_code == 1
+    assert not (tmp_path / "policy").exists()

@@ -219,6 +219,16 @@ def test_what_cannot_be_understood_is_refused_in_one_shape(ask: Ask, case: str) 
     assert len(response.content) < 1000
 
 
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_json_that_is_not_called_json_names_the_header_that_is_missing(ask: Ask, headers: dict[str, str]) -> None:
+    response = ask("POST", "/v1/advice", content=json.dumps(question()), headers=headers)
+    assert response.status_code == 422
+    assert response.json() == {
+        "code": "InvalidRequest",
+        "message": "the body is not read as JSON: send the header `Content-Type: application/json`",
+    }
+
+
 @pytest.mark.parametrize(
     ("method", "url", "status", "code"),
     [

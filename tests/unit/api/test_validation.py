@@ -212,6 +212,11 @@ def test_aliases_that_multiply_are_refused_unread() -> None:
     assert problems(bomb) == ["job.yaml: holds more than 100000 values; no job needs that many"]
 
 
+def test_a_file_that_holds_itself_is_refused() -> None:
+    looped = "&a {apiVersion: espalier.dev/v1alpha1, kind: AdaptiveTrainingJob, metadata: {name: x}, spec: *a}"
+    assert problems(looped) == ["job.yaml: holds itself, or values inside of values without end; no job needs that"]
+
+
 def test_objects_of_other_groups_are_left_out() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\n---\n"
     assert [job.metadata.name for job in parse_jobs(claim + MINIMAL, "job.yaml")] == ["a"]

@@ -94,6 +94,19 @@ def test_a_file_that_is_no_kubeconfig(tmp_path: Path, text: str) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_a_kubeconfig_of_other_bytes_or_with_a_damaged_certificate(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", here="a")
+    whole = json.loads(path.read_text())
+    whole["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:9", "certificate-authority-data": "a"}
+    for content in (b"\xef\xf0\x80", json.dumps(whole).encode()):
+        path.write_bytes(content)
+        outcome = CliRunner().invoke(cli, ["list", "--kubeconfig", str(path)])
+        assert outcome.exit_code == 2
+        error, hint = outcome.stderr.splitlines()
+        assert error.startswith(f"error: {path}: is not a usable kubeconfig: ")
+        assert hint == "hint: `kubectl config view` shows it"
+
+
 def test_nobody_at_that_address_is_tried_a_few_times_only(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path / "config", here="a")
     outcome = CliRunner().invoke(cli, ["list", "--kubeconfig", str(path)])

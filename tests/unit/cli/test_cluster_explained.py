@@ -103,7 +103,8 @@ def test_a_fallback_says_why_it_decided() -> None:
     raw = looked_at(raw, [leader], said)
     told = sections(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
     assert told["Adaptations"] == (
-        "At 12 s: None advised Nothing: Declined, in 5 s; AgentUnavailable, decided by the fallback (no answer).",
+        "At 12 s: the fallback None advised Nothing: Declined, in 5 s; AgentUnavailable, decided by the fallback "
+        "(no answer).",
     )
     assert told["Where it stands"][0].endswith(
         "AgentUnavailable: 1 extra worker; the agent did not answer in time; adaptation.fallback decided: no answer."

@@ -99,6 +99,9 @@ def test_the_example_may_be_the_models_own():
     ("arguments", "said"),
     [
         (["--model", "points_nets:net"], "no example input: name a function that returns one with --example"),
+        (["--model", ":"], "--model: ':' is not PACKAGE.MODULE:FUNCTION"),
+        (["--model", "points_nets"], "--model: 'points_nets' is not PACKAGE.MODULE:FUNCTION"),
+        (["--model", ".nets:net"], "--model: '.nets:net' is not PACKAGE.MODULE:FUNCTION"),
         (["--model", "points_nets:nett"], "points_nets has no function 'nett'; it has"),
         (["--model", "nowhere:net"], "cannot import 'nowhere'"),
         (["--model", "points_nets:net", "--options", "[1]"], "is no JSON object"),

@@ -128,6 +128,7 @@ def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
         (("--model", "digits", "--options", "{"), "--options: '{' is not JSON"),
         (("--model", "digits", "--options", '{"colour": 1}'), "--model: training.model.options"),
         (("--model", "digits", "--dataset", "nothing"), "--dataset: name:"),
+        (("--model", "digits", "--budget", "0"), "--budget: '0' is less than a step; give more"),
     ],
 )
 def test_a_bad_model_is_named_with_its_own_remedy_and_not_with_that_of_a_file(

@@ -12,6 +12,9 @@ from espalier_trainer.errors import TrainerError
 def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callable[..., Any]:
     """Import `package.module:function`; raises `error`, naming `field` of the job, where that is not possible."""
     module_name, _, attribute = path.partition(":")
+    # A job's are of this form already; those of a command line may lack either, or begin with a dot.
+    if not module_name or not attribute or module_name.startswith("."):
+        raise error(f"{field}: {path!r} is not PACKAGE.MODULE:FUNCTION")
     try:
         module = importlib.import_module(module_name)
     except SyntaxError as cause:

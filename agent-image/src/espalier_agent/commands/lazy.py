@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import click
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as that of a program which SIGINT ends; click would exit with 1, as after an error."""
 
 
 class LazyGroup(click.Group):
@@ -32,3 +35,11 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{self._elsewhere[cmd_name]} is a {type(command).__name__}, not a click command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; Ctrl-C ends it with `INTERRUPTED`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import click
@@ -212,13 +214,15 @@ def learn(
                 )
             chosen = remember(read_history(histories), files)
         config = changed(chosen.recipe(recipe), learner, {**changes, **fields})
+        parent = None if parent_path is None else load_policy(parent_path)
+        _require_folder(output)
         policy = chosen.learn(
             tables,
             config=config,
             encoder=encoder,
             seed=seed,
             name=name or output.resolve().name,
-            parent=None if parent_path is None else load_policy(parent_path),
+            parent=parent,
             progress=learning_lines(),
         )
         save_policy(policy, output)
@@ -228,6 +232,16 @@ def learn(
     click.echo(f"policy {policy.name}@{policy.version} written to {output}", err=True)
     if tables:
         print_evaluation(evaluation)
+
+
+def _require_folder(output: Path) -> None:
+    """Make the policy's folder; `CommandError` where that or writing into it fails: before minutes of learning."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not os.access(output, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise CommandError(f"--output: {output}: cannot be written: {error.strerror}") from error
 
 
 def _not_held_out(tables: tuple[OutcomeTable, ...], held_out: tuple[OutcomeTable, ...]) -> tuple[OutcomeTable, ...]:

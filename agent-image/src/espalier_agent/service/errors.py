@@ -81,6 +81,9 @@ def _describe(errors: Sequence[Any]) -> ErrorBody:
         # The location is an offset then, not a field.
         return ErrorBody(code="InvalidRequest", message=f"the body is not JSON: {first['ctx']['error']} at {place[-1]}")
     given = first.get("input")
+    if isinstance(given, bytes) and not place:  # FastAPI parses no body of another type; curl's -d says it is a form
+        message = "the body is not read as JSON: send the header `Content-Type: application/json`"
+        return ErrorBody(code="InvalidRequest", message=message)
     if isinstance(given, str | int | float):
         shown = json.dumps(given)
         message += f"; it is {shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 3] + '...'}"

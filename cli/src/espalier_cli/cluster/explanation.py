@@ -199,11 +199,11 @@ def _adaptations(case: Case) -> list[str]:
 
 def adaptation_line(adaptation: Adaptation) -> str:
     """Say what was advised or tried, how sure the policy was, and what became of it."""
-    who = adaptation.policy or str(adaptation.source)
     likely = sorted(adaptation.probabilities.items(), key=lambda item: -item[1])[:3]
     sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
     verb = "tried" if adaptation.source is AdaptationSource.MEASUREMENT else "advised"
-    text = f"At {duration(adaptation.used_seconds)}: {who} {verb} {adaptation.action}{sure}: {adaptation.result}"
+    when = f"At {duration(adaptation.used_seconds)}"
+    text = f"{when}: {adaptation.decider} {verb} {adaptation.action}{sure}: {adaptation.result}"
     if adaptation.depth_after != adaptation.depth_before:
         text += (
             f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "

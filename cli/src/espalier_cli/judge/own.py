@@ -113,10 +113,12 @@ def _whole(source: Source) -> Split:
 def steps_of(budget: str, case: Case) -> int:
     """Return the steps of a budget: a number of steps, or a time, by steps of the starting model on this machine.
 
-    Raises `CaseError` for a text that is neither.
+    Raises `CaseError` for a text that is neither, and for less than a step.
     """
     if budget.isdecimal():
-        return int(budget)
+        if not (steps := int(budget)):
+            raise CaseError(f"--budget: {budget!r} is less than a step; give more")
+        return steps
     try:
         seconds = parse_moment(budget, 0.0)
     except TimelineError as error:

@@ -22,10 +22,12 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
     if job.failures > job.terms.backoff_limit:
-        message = f"{job.failures} failures, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
+        failures = f"{job.failures} failure{'s' if job.failures > 1 else ''}"
+        message = f"{failures}, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
         return Fail(job=job.key, reason=Reason.CRASH_LOOP, message=message)
     if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
-        message = f"{job.preemptions} preemptions, maxPreemptions {job.terms.max_preemptions}"
+        preemptions = f"{job.preemptions} preemption{'s' if job.preemptions > 1 else ''}"
+        message = f"{preemptions}, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
     if job.terms.program:
         if job.used_at(now) >= job.terms.time_budget_seconds and job.stopping is None:

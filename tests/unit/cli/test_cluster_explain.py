@@ -194,10 +194,10 @@ def test_a_job_that_failed_names_the_pod_that_failed_last_not_one_that_never_was
     raw = admitted(job("a", backoffLimit=0), at=NOW - 40)
     failed = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": time(5), "startedAt": time(30)}}
     leader = worker(raw, "n", phase="Failed", containerStatuses=[{"name": "c", "state": failed}])
-    raw = acted(looked_at(raw, [leader]), Fail(job="default/a", reason=Reason.CRASH_LOOP, message="1 failures"))
+    raw = acted(looked_at(raw, [leader]), Fail(job="default/a", reason=Reason.CRASH_LOOP, message="1 failure"))
     assert raw["status"]["scheduling"]["attempts"] == [1]
     what = case(jobs=[raw], pods=[leader], nodes=[node("n", 4)])
-    assert stands(what).startswith("default/a is Failed, for 0 s. CrashLoop: 1 failures.")
+    assert stands(what).startswith("default/a is Failed, for 0 s. CrashLoop: 1 failure.")
     assert "Its leader is pod a-base-0-0: Failed on node n, exit code 1" in stands(what)
     assert "$ kubectl logs -n default a-base-0-0" in sections(what)["What would change it"]
 

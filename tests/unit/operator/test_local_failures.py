@@ -306,7 +306,7 @@ def test_a_leader_ended_from_outside_too_often_fails_its_job(local_run, job_of):
     story = local_run([job_of("one", maxPreemptions=0)], stop_when=ended_from_outside(local_run.directory))
     outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.FAILED, Reason.TOO_MANY_PREEMPTIONS)
-    assert outcome.message == "1 preemptions, maxPreemptions 0"
+    assert outcome.message == "1 preemption, maxPreemptions 0"
 
 
 def test_another_specification_in_the_same_folder_is_refused(local_run, job_of):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import tarfile
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -271,6 +272,11 @@ _HUGE = _HUGE[:18] + (60_000).to_bytes(4, "little") * 2 + _HUGE[26:]
             lambda root: (_folder(root), (root / "train/all.png").write_bytes(_png(0))),
             {},
             "train/all.png is in no split",
+        ),
+        (
+            partial(_folder, splits=("cat", "dog"), classes=("train", "test")),
+            {},
+            "its classes would be test, train, which are names of splits; place images as <split>/<class>/<image>",
         ),
         (_folder, {"memoryLimitGiB": 1e-5}, "options.memoryLimitGiB"),
         (_folder, {"imageSize": -1}, "imageSize: -1"),

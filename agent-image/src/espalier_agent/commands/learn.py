@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pydantic
 
-from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
+from espalier_agent.commands.console import SEEDS, CommandError, ProgressLines, print_evaluation
 from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
@@ -51,9 +51,6 @@ def gather_tables(sources: tuple[str, ...]) -> tuple[OutcomeTable, ...]:
             )
     return tuple(tables)
 
-
-SEEDS = click.IntRange(0, 2**32 - 1)
-"""The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
 
 outcomes_option = click.option(
     "--outcomes",

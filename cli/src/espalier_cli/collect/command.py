@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from pydantic import ValidationError
 
-from espalier_agent.commands.console import CommandError
+from espalier_agent.commands.console import SEEDS, CommandError
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 @click.option("--start-at", metavar="WHEN", help="When a GPU arrives, e.g. 20s, or 30% of the budget.")
 @click.option("--decisions", type=click.IntRange(1, 100), default=3, show_default=True, help="Decisions per sequence.")
 @click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each sequence.")
-@click.option("--first-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the first run.")
+@click.option("--first-seed", type=SEEDS, default=0, show_default=True, help="Seed of the first run.")
 @click.option(
     "--parallel", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs at the same time."
 )

@@ -130,6 +130,11 @@ def _decode(path: Path, geometry: Geometry, memory_limit_gib: float) -> ImageArr
             f"(splits: {', '.join(SPLITS)}; images: {', '.join(sorted(IMAGE_SUFFIXES))})"
         )
     classes = tuple(sorted({label for labels in names.values() for label in labels}))
+    if not any(images) and all(label.lower() in SPLITS for label in classes):  # <class>/<split>/<image>
+        raise DatasetError(
+            f"{path}: its classes would be {', '.join(classes)}, which are names of splits; place images as "
+            "<split>/<class>/<image>"
+        )
     number = {label: index for index, label in enumerate(classes)}
     splits = {
         split: Split(np.stack(stack), np.array([number[label] for label in names[split]], dtype=np.int64))

@@ -312,7 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [episode(family, Purpose.TRAIN, index) for index in range(train)],
         said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
-    tables = dict[str, dict[str, Floats]]()
+    truth, tables = true_prior(), dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
         actors = learnt_actors(pool, options.learners, seeds, decisions, options.keep, family)
         for shift in (False, True):
@@ -338,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 progress(f"{name}{KEPT}: {setting}")
                 found[name + KEPT] = seconds(judged, model(start, setting, until))
             found |= reinforced(pool, actors, judge, family, shift=shift)
-            found["true prior"] = seconds(judged, model(true_prior(), Setting(math.inf, 0.0), always))
+            found["true prior"] = seconds(judged, model(truth, Setting(math.inf, 0.0), always))
             found["slow nodes known"] = seconds(judged, Told)
             found["oracle"] = seconds(judged, lambda _: Oracle())
             found["oracle" + KEPT] = seconds(judged, lambda _: Oracle(opening=ORACLE_OPENING))

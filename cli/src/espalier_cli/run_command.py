@@ -12,6 +12,7 @@ import click
 from pydantic import ValidationError
 from rich.console import Console
 
+from espalier_agent.commands.lazy import INTERRUPTED
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
@@ -139,7 +140,7 @@ def run(
         _print(finished, directory, jobs, as_json=as_json)
         if finished.interrupted:
             click.echo(f"interrupted; to resume: {resume_command(directory)}", err=True)
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
     if any(result.phase != "Complete" for result in finished.results.values()):
         sys.exit(1)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import click
 
+from espalier_agent.commands.lazy import INTERRUPTED
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.cluster.events import Event, event_of, is_about
@@ -65,7 +66,7 @@ def watch(job: str, namespace: str | None, patience: float, form: str, cluster: 
         last = _watch(cluster, raw, Narrator(known), display, patience)
     except KeyboardInterrupt:
         click.echo("interrupted; the job continues", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     if last is None:
         raise ClusterError(f"{first.key} was deleted before it ended")
     click.echo(verdict(last), err=True)

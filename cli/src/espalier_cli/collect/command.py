@@ -11,6 +11,7 @@ import click
 from pydantic import ValidationError
 
 from espalier_agent.commands.console import SEEDS, CommandError
+from espalier_agent.commands.lazy import INTERRUPTED
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
@@ -191,7 +192,7 @@ def collect(
         raise CommandError(str(error), _left_behind(folder)) from error
     except KeyboardInterrupt:
         click.echo("interrupted; the same command continues from what is done", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     _print(table, output)
 
 

@@ -68,8 +68,7 @@ class Oracle:
 
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Return the index of the candidate that costs the fewest seconds."""
-        seconds = seconds_added(self.performance(cluster), cluster, pending)
-        return int((seconds + self._opening * opened(cluster, pending)).argmin())
+        return int(seconds_added(self.performance(cluster), cluster, pending, self._opening).argmin())
 
 
 class Model:
@@ -94,9 +93,7 @@ class Model:
     def choose(self, cluster: Cluster, pending: Pending) -> int:
         """Learn, and return the index of a candidate."""
         self._learn(cluster)
-        seconds = seconds_added(self.belief, cluster, pending)
-        if self._opening:
-            seconds = seconds + self._opening * opened(cluster, pending)
+        seconds = seconds_added(self.belief, cluster, pending, self._opening)
         if self._optimism:
             doubts = np.array([self._doubt(cluster, pending, nodes) for nodes in pending.candidates])
             seconds = seconds - self._optimism * doubts * pending.job.steps_left
@@ -123,22 +120,23 @@ class Model:
         return doubt
 
 
-def seconds_added(performance: Performance, cluster: Cluster, pending: Pending) -> Floats:
+def seconds_added(performance: Performance, cluster: Cluster, pending: Pending, opening: float = 0.0) -> Floats:
     """Return (candidates), the seconds that each costs: those of the job, and those by which it delays others.
 
-    As if nobody else came or ended meanwhile.
+    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `opened`).
     """
     job = pending.job
     left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
     gang = Gang(job.name, job.kind, job.requested, job.steps_left)
-    return Costs(performance, cluster.occupancy, left).added(gang, pending.candidates)
+    added = Costs(performance, cluster.occupancy, left).added(gang, pending.candidates)
+    return added + opening * opened(cluster, pending) if opening else added
 
 
 def opened(cluster: Cluster, pending: Pending) -> Floats:
     """Return (candidates), the seconds of the job on an ideal node, times the nodes' worth of GPUs that it strands.
 
     A node that was empty and gets a part of a job keeps its other GPUs from a gang that would fill it. Who comes next
-    is not known, and `seconds_added` does not count it.
+    is not known, so this stands for it.
     """
     free, size = cluster.occupancy.free, cluster.occupancy.node_gpus
     stranded = [sum(size - count for node, count in nodes if free[node] == size) / size for nodes in pending.candidates]

@@ -47,6 +47,8 @@ from operator_world.kube_strategies import mutated
 Raw = dict[str, Any]
 SETTINGS = KubeSettings(persist_seconds=8.0)
 NOW = EPOCH + 30
+HIGH: Raw = {"metadata": {"name": "high"}, "value": 9}
+"""The PriorityClass that the job names."""
 SPEC: Raw = {
     "minReplicas": 2,
     "maxReplicas": 4,
@@ -243,7 +245,7 @@ def test_a_worker_that_ends_sends_it_back_to_wait_for_its_specification(how: str
     assert started.job.job is None
     assert started.flush() == []
     # The class comes back: it waits in the queue with what is left of its budget.
-    started.take(resources.PRIORITY_CLASSES, {"metadata": {"name": "high"}, "value": 9})
+    started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look(1.0).facts
     assert facts is not None
     assert (facts.admitted_at, facts.terms.priority, facts.terms.max_replicas) == (None, 9, 4)
@@ -253,7 +255,7 @@ def test_a_worker_that_ends_sends_it_back_to_wait_for_its_specification(how: str
 def test_a_specification_that_is_mended_holds_at_once() -> None:
     started = Started(stored(STATE))
     assert started.job.is_remnant
-    started.take(resources.PRIORITY_CLASSES, {"metadata": {"name": "high"}, "value": 9})
+    started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look().facts
     assert facts is not None
     assert (facts.terms.priority, facts.terms.max_replicas, facts.extra, facts.training) == (9, 4, 1, True)
@@ -289,13 +291,18 @@ def test_a_status_that_grants_no_worker_contradicts_itself_and_does_not_end_the_
     assert seen.snapshot.jobs == ()
 
 
+def become_invalid() -> Started:
+    """Return a job that runs by a whole specification, and whose PriorityClass was just deleted."""
+    started = Started(stored(STATE))
+    started.take(resources.PRIORITY_CLASSES, HIGH)
+    assert not started.look(1.0).is_remnant
+    started.take(resources.PRIORITY_CLASSES, HIGH, "DELETED")
+    return started
+
+
 def test_a_job_that_becomes_invalid_while_it_runs_can_still_be_suspended() -> None:
     """Its PriorityClass is deleted, and then its author suspends it: it went on by the specification that it had."""
-    high = {"metadata": {"name": "high"}, "value": 9}
-    started = Started(stored(STATE))
-    started.take(resources.PRIORITY_CLASSES, high)
-    assert not started.look(1.0).is_remnant
-    started.take(resources.PRIORITY_CLASSES, high, "DELETED")
+    started = become_invalid()
     facts = started.look(1.0).facts
     assert facts is not None
     assert (facts.terms.suspend, facts.terms.max_replicas) == (False, 4), "it continues as it was"
@@ -319,11 +326,7 @@ def test_a_remnant_can_be_suspended_later() -> None:
 
 def test_a_job_that_has_become_invalid_waits_for_its_specification_once_it_waits_again() -> None:
     """It was started again by the specification that it had, until an operator started that did not know this."""
-    high = {"metadata": {"name": "high"}, "value": 9}
-    started = Started(stored(STATE))
-    started.take(resources.PRIORITY_CLASSES, high)
-    assert not started.look(1.0).is_remnant
-    started.take(resources.PRIORITY_CLASSES, high, "DELETED")
+    started = become_invalid()
     assert started.look(1.0).facts is not None
     started.job.act(Requeue(job="ns/one", reason=Reason.GPU_LOST))
     assert started.look(1.0).facts is None
@@ -336,7 +339,7 @@ def test_a_job_that_has_become_invalid_waits_for_its_specification_once_it_waits
         started.remove(pod)
     started.look(1.0)
     assert started.flush() == []
-    started.take(resources.PRIORITY_CLASSES, high)
+    started.take(resources.PRIORITY_CLASSES, HIGH)
     facts = started.look(1.0).facts
     assert facts is not None
     assert (facts.admitted_at, facts.terms.priority) == (None, 9)

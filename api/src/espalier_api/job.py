@@ -169,7 +169,8 @@ class JobSpec(Strict):
     suspend: bool = False
     """True: save a checkpoint and give all GPUs back, or do not start. False again: resume from the checkpoint."""
     pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=YEAR_SECONDS)
-    """Maximum seconds from admission to the start of training."""
+    """Maximum seconds from admission to the start of training; then the job fails. One that has trained waits in the
+    queue again after as long without a leader."""
     backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Number of worker failures after which the job fails. Preemptions do not count."""
     max_preemptions: int | None = Field(default=None, ge=0, le=1_000_000)

@@ -49,15 +49,7 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         return None
     if job.terms.suspend:
         return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + stop_seconds(job.terms, rules))
-    deadline = job.terms.pre_running_deadline_seconds
-    if deadline is not None and not job.trained and now >= job.admitted_at + deadline:
-        message = f"{now - job.admitted_at:.0f} s after admission"
-        if job.trouble is not None:
-            return Fail(
-                job=job.key, reason=job.trouble, message=f"{message}: {job.last_failure or SENTENCES[job.trouble]}"
-            )
-        return Fail(job=job.key, reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message=message)
-    return None
+    return _end_of_start(job, now)
 
 
 def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
@@ -71,8 +63,8 @@ def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
         yield now + end - job.used_at(now)
         if job.terms.gpu_seconds_budget is not None and job.gpus_held:
             yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / job.gpus_held
-    if job.terms.pre_running_deadline_seconds is not None and not job.trained:
-        yield job.admitted_at + job.terms.pre_running_deadline_seconds
+    if (deadline := _starts_by(job)) is not None:
+        yield deadline
 
 
 def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
@@ -163,6 +155,26 @@ def _enforced_at(job: JobFacts, rules: Rules) -> float:
 
 def _budget_end(job: JobFacts) -> float:
     return max(job.terms.time_budget_seconds, job.budget_end_seconds or 0.0)
+
+
+def _starts_by(job: JobFacts) -> float | None:
+    """Return by when an admitted job has to train, first or again; None for no such time."""
+    since = job.down_since if job.trained else job.admitted_at
+    limit = job.terms.pre_running_deadline_seconds
+    return None if since is None or limit is None else since + limit
+
+
+def _end_of_start(job: JobFacts, now: float) -> Action | None:
+    """Return what ends a start that takes too long: a job that has trained waits again, another one fails."""
+    deadline, limit = _starts_by(job), job.terms.pre_running_deadline_seconds
+    if deadline is None or limit is None or now < deadline:
+        return None
+    after = f"{now - deadline + limit:.0f} s after"
+    cause = f": {job.last_failure or SENTENCES[job.trouble]}" if job.trouble is not None else ""
+    reason = job.trouble or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
+    if job.trained:
+        return Requeue(job=job.key, reason=reason, message=f"no leader trains {after} the last one ended{cause}")
+    return Fail(job=job.key, reason=reason, message=f"{after} admission{cause}")
 
 
 def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:

@@ -96,6 +96,13 @@ def test_a_host_that_is_not_ours_is_refused(policy: Policy) -> None:
         serve("203.0.113.1", 0)
 
 
+def test_a_folder_that_is_not_there_is_a_plain_error(start: Start, tmp_path: Path) -> None:
+    process = start("--port", "0", "--url-file", str(tmp_path / "nowhere" / "url"))
+    assert process.ended() == 1
+    assert f"there is no folder {tmp_path / 'nowhere'}; make it first" in process.log()
+    assert "Traceback" not in process.log()
+
+
 def test_what_is_acknowledged_survives_a_kill(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "outcomes.db"
     process = start("--port", "0", "--outcomes-db", str(path))

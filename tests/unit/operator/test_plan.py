@@ -647,6 +647,28 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             {"trained": False, "training": False, "admitted_at": NOW - 60, "pre_running_deadline_seconds": 60.0},
             Fail(job="one", reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED, message="60 s after admission"),
         ),
+        (
+            {"leader_running": False, "down_since": NOW - 60, "pre_running_deadline_seconds": 60.0},
+            Requeue(
+                job="one",
+                reason=Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
+                message="no leader trains 60 s after the last one ended",
+            ),
+        ),
+        (
+            {
+                "leader_running": False,
+                "down_since": NOW - 61,
+                "pre_running_deadline_seconds": 60.0,
+                "trouble": Reason.IMAGE_PULL_FAILED,
+                "last_failure": "ImagePullBackOff",
+            },
+            Requeue(
+                job="one",
+                reason=Reason.IMAGE_PULL_FAILED,
+                message="no leader trains 61 s after the last one ended: ImagePullBackOff",
+            ),
+        ),
         ({"suspend": True}, Stop(job="one", reason=Reason.SUSPENDED, deadline=NOW + 30)),
         (
             {"gpu_seconds_budget": 50.0, "gpu_seconds_used": 50.0},
@@ -678,6 +700,12 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
 def test_jobs_end_for_a_reason(changes, action):
     one = trains("one", high=1, **changes)
     assert decide([node("n", 1)], [one], workers_of(one, "n")).actions == (action,)
+
+
+def test_a_leader_that_starts_again_has_as_long_as_the_first():
+    one = trains("one", high=1, leader_running=False, down_since=NOW - 59, pre_running_deadline_seconds=60.0)
+    planned = decide([node("n", 1)], [one], workers_of(one, "n"))
+    assert (planned.actions, planned.wake_at) == ((), NOW + 1)
 
 
 def test_an_overrun_wakes_the_loop_in_time():

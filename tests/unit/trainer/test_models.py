@@ -120,3 +120,19 @@ def test_entrypoint_that_is_not_python_says_so(tmp_path, monkeypatch, digits):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModelError, match="'half_written_net' is not valid Python"):
         build_model(ModelSpec(entrypoint="half_written_net:net"), 10, digits.example_input())
+
+
+@pytest.mark.parametrize("code", ["", "0", "1", "'usage: me FILE'"])
+def test_a_script_without_a_guard_is_no_entrypoint(tmp_path, monkeypatch, digits, code):
+    """Its exit code would be taken for the job's: 0 would mean that it is complete."""
+    (tmp_path / "unguarded_net.py").write_text(f"import sys\ndef net(): pass\nsys.exit({code})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="'unguarded_net' ends the program when it is imported"):
+        build_model(ModelSpec(entrypoint="unguarded_net:net"), 10, digits.example_input())
+
+
+def test_a_request_to_stop_while_an_entrypoint_is_imported_is_heard(tmp_path, monkeypatch, digits):
+    (tmp_path / "slow_net.py").write_text("def net(): pass\nraise SystemExit(143)  # as the handler of SIGTERM does\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit):
+        build_model(ModelSpec(entrypoint="slow_net:net"), 10, digits.example_input())

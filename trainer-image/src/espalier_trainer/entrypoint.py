@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from espalier_trainer.errors import TrainerError
+from espalier_trainer.settings import SIGNALLED
 
 
 def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callable[..., Any]:
@@ -23,6 +24,13 @@ def load_entrypoint(path: str, field: str, error: type[TrainerError]) -> Callabl
         raise error(
             f"{field}: {path!r}: cannot import {module_name!r} ({cause}); "
             "install the package in the trainer's environment or add its folder to PYTHONPATH"
+        ) from cause
+    except SystemExit as cause:
+        if isinstance(cause.code, int) and cause.code > SIGNALLED:
+            raise
+        raise error(
+            f"{field}: {path!r}: {module_name!r} ends the program when it is imported (sys.exit); "
+            'put what it does as a script after `if __name__ == "__main__":`'
         ) from cause
     function = getattr(module, attribute, None)
     if not callable(function):

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from espalier_api import environment
 from espalier_api.environment import ExitCode, Role
 from espalier_trainer.errors import TrainerError
+
+SIGNALLED: Final = 128
+"""Plus the number of a signal: the exit code of a process that ends because it is asked to."""
 
 
 class SettingsError(TrainerError):
@@ -43,7 +47,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         if not self.training:
-            raise SystemExit(128 + number)
+            raise SystemExit(SIGNALLED + number)
 
 
 @dataclass(frozen=True, slots=True)

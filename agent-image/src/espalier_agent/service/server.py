@@ -38,13 +38,16 @@ def serve(
     """Serve until SIGTERM or SIGINT, then return within two seconds.
 
     Port 0 takes a free one. Once requests are accepted, the URL is given to `announce` and written to `url_file`
-    (atomically; removed at the end). Raises `ServerError` where the address cannot be had, `PolicyError` where the
+    (atomically; removed at the end). Raises `FileNotFoundError` where the folder of `url_file` is missing,
+    `ServerError` where the address cannot be had, `PolicyError` where the
     policy or its shadow cannot be read, `StoreError` where the database is of another version or another program, and
     `ReviewError` where tokens are to be reviewed and there is no cluster.
     Must be called from the main thread, as it handles signals.
     """
     chosen = settings or Settings()
     # Before the port is bound, so that invalid settings are a plain error.
+    if url_file is not None and not url_file.parent.is_dir():
+        raise FileNotFoundError(f"--url-file {url_file}: there is no folder {url_file.parent}; make it first")
     policy = open_policy(chosen.policy_path)
     if chosen.shadow_path is not None:
         load_policy(chosen.shadow_path)

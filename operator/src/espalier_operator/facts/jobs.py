@@ -196,6 +196,8 @@ class JobFacts:
     """What prevents its workers from starting, if known: the image, the nodes, the API server."""
     refused_since: float | None = None
     """Since when kube-scheduler finds no node for one of its base workers, or a ResourceQuota has no room for it."""
+    down_since: float | None = None
+    """Since when no leader runs, though the job has trained since it was admitted."""
     pinned: bool = True
     """The planner chooses the nodes of its workers; False once kube-scheduler has refused such a node."""
     hold_until: float | None = None

@@ -36,6 +36,10 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
     if refused_since != state.refused_since:
         state = replace(state, refused_since=refused_since)
+    is_down = state.trained and not seen.leader_runs and not state.ending
+    down_since = (now if state.down_since is None else state.down_since) if is_down else None
+    if down_since != state.down_since:
+        state = replace(state, down_since=down_since)
     if state.not_before is not None and now >= state.not_before:
         state = replace(state, not_before=None)
     if state.promised_until is not None and seen.extra_bound >= state.extra:

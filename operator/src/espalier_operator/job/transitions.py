@@ -26,6 +26,13 @@ from espalier_operator.job.state import JobState, Timing
 
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""
+_UNSTARTED = (
+    Reason.UNSCHEDULABLE,
+    Reason.POD_REJECTED,
+    Reason.IMAGE_PULL_FAILED,
+    Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
+)
+"""Reasons for which a job waits again that could not use what it was granted."""
 _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
 """Reasons for which lent GPUs were lost without having been given back."""
 
@@ -60,13 +67,14 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             noticed, replicas = replace(state, reclaim=reclaim), terms.min_replicas + action.extra
             return noticed.granting(replicas, Direction.DOWN, action.reason, terms, deadline=action.deadline)
         case ReleaseExtra():
+            known = state.reclaim is not None or state.announced(terms) > action.extra  # others never ran
             less = replace(
                 state,
                 extra=action.extra,
                 reclaim=None,
                 changed_at=now,
                 promised_until=state.promised_until if action.extra else None,
-                preemptions=state.preemptions + (action.forced and action.reason in _TAKEN),
+                preemptions=state.preemptions + (known and action.forced and action.reason in _TAKEN),
             )
             if action.reason is Reason.UNSCHEDULABLE:
                 less = _held_back(less, now, timing)
@@ -98,7 +106,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
                 hold_until=action.hold_until or state.hold_until,
             )
-            if action.reason in (Reason.UNSCHEDULABLE, Reason.POD_REJECTED):
+            if action.reason in _UNSTARTED:
                 waiting = _held_back(waiting, now, timing)
             return waiting.granting(0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():

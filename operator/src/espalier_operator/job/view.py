@@ -67,6 +67,7 @@ def facts_of(
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,
         refused_since=state.refused_since,
+        down_since=state.down_since,
         pinned=not state.unpinned and not state.unplaced,
         hold_until=state.hold_until,
         lend_after=state.lend_after,

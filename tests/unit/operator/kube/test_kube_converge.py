@@ -25,7 +25,7 @@ from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
-from espalier_operator.kube.state.workers import sort_pods
+from espalier_operator.kube.state.workers import extra_runs_by, sort_pods
 from operator_world.kube_looks import lost_but_on, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
 
@@ -229,6 +229,17 @@ def test_an_extra_worker_that_found_no_node_in_time_is_taken_away():
     assert done(STARTED, *workers, now=PROMISED - 1) == []
     assert due_at(JOB, STARTED, status_with(STARTED), NOW) == PROMISED
     assert done(STARTED, *workers, now=PROMISED) == ["delete one-extra-1-2"]
+
+
+@pytest.mark.parametrize(("waiting", "patience"), [("ImagePullBackOff", PROMISED - NOW), ("ContainerCreating", 900.0)])
+def test_an_extra_worker_that_has_its_gpus_and_does_not_start_is_taken_away(waiting, patience):
+    """One that is known to fail sooner than one that still starts; by the operator's clock, from when it was lent."""
+    stuck = pod(EXTRA, 1, 2, phase="Pending", state={"waiting": {"reason": waiting}})
+    workers = (LEADER, SECOND, FIRST_EXTRA, stuck)
+    assert done(KEPT, *workers, now=NOW + patience - 1) == []
+    assert done(KEPT, *workers, now=NOW + patience) == ["delete one-extra-1-2"]
+    assert extra_runs_by(stuck, JOB, KEPT, SETTINGS.timing) == NOW + patience
+    assert extra_runs_by(FIRST_EXTRA, JOB, KEPT, SETTINGS.timing) is None
 
 
 def test_nothing_is_made_of_what_is_being_given_back():

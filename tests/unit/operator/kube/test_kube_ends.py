@@ -345,6 +345,17 @@ def test_what_kube_scheduler_refuses_is_remembered_until_it_is_placed():
     assert seen(leader(), worker(), now=NOW + 51, state=first).refused_since is None
 
 
+def test_since_when_no_leader_runs_of_a_job_that_has_trained_is_remembered_until_one_does():
+    assert seen(leader(), worker(), now=NOW - 5).down_since is None
+    down = seen(ended(1), worker(), now=NOW)
+    waits = raw_worker(JOB, 0, 5, uid="again", phase="Pending")
+    assert seen(waits, worker(), now=NOW + 50, state=down).down_since == down.down_since == NOW
+    runs = raw_worker(JOB, 0, 5, uid="again")
+    assert seen(runs, worker(), now=NOW + 51, state=down).down_since is None
+    assert seen(waits, worker(), state=replace(down, trained=False)).down_since is None
+    assert seen(waits, worker(), state=replace(down, stopping=STOPPING)).down_since is None
+
+
 def test_a_job_that_trains_again_is_held_back_no_more():
     held = replace(STATE, trained=False, unplaced=3, hold_until=NOW + 500)
     assert seen(leader(), worker(), said=says(TrainerPhase.STARTING), state=held).unplaced == 3

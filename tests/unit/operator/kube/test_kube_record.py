@@ -224,6 +224,25 @@ def test_a_job_whose_extra_workers_do_not_last_is_lent_some_less_and_less_often(
     assert does(again, lost, NOW + 3601).extra_losses == 1
 
 
+def test_extra_workers_that_never_ran_were_not_taken_from_a_job():
+    lent = does(ADMITTED, GrantExtra(job=J, extra=2))
+    lost = does(lent, ReleaseExtra(job=J, extra=0, forced=True, reason=Reason.GPU_LOST))
+    assert (lost.preemptions, lost.extra_losses) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.UNSCHEDULABLE,
+        Reason.POD_REJECTED,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
+    ],
+)
+def test_a_job_that_could_not_use_what_it_was_granted_is_held_back(reason):
+    assert does(RUNNING, Requeue(job=J, reason=reason)).hold_until == NOW + TIMING.hold
+
+
 def test_what_is_left_of_a_promise_stands_after_a_release():
     released = does(LENT, ReleaseExtra(job=J, extra=1, forced=True, reason=Reason.GPU_LOST))
     assert released.promised_until == LENT.promised_until

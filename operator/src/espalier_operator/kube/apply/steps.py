@@ -13,7 +13,7 @@ from espalier_api.documents import dumps
 from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
 from espalier_operator.facts import Placement, Role
-from espalier_operator.job.state import JobState
+from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
@@ -21,7 +21,7 @@ from espalier_operator.kube.objects.template import Manifest
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
-from espalier_operator.kube.state.workers import JobPods
+from espalier_operator.kube.state.workers import JobPods, extra_runs_by
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""
@@ -101,7 +101,7 @@ def _steps(
         if index in placement.base:
             node = placement.base[index]
             yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, state.gpu_type, node))
-    yield from _extra_to_end(state, pods, placement, now)
+    yield from _extra_to_end(job, state, pods, placement, now, settings.timing)
     for index, node in zip(_extra_to_make(job, state, pods, now), placement.extra, strict=False):
         attempt = state.extra_generation
         yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type, node))
@@ -142,14 +142,21 @@ def _predecessor_lives(pods: JobPods, index: int) -> bool:
     )
 
 
-def _extra_to_end(state: JobState, pods: JobPods, placement: Placement, now: float) -> Iterator[Step]:
-    """End extra workers that the job is not to have, and those that will not be bound."""
+def _extra_to_end(
+    job: KubeJob, state: JobState, pods: JobPods, placement: Placement, now: float, timing: Timing
+) -> Iterator[Step]:
+    """End extra workers that the job is not to have, those that will not be bound, and those that cannot start."""
     for pod in pods.extra[state.extra :]:
         yield DeletePod(pod=pod)
     # Once the promise is over nothing holds their place any more; the planner then sees that they never came.
     over = state.promised_until is not None and now >= state.promised_until
     for pod in pods.extra[: state.extra]:
-        if pod.node is None and (over or pod.key in placement.moved):
+        if pod.node is None:
+            ends = over or pod.key in placement.moved
+        else:
+            runs_by = extra_runs_by(pod, job, state, timing)
+            ends = runs_by is not None and now >= runs_by
+        if ends:
             yield DeletePod(pod=pod)
 
 

@@ -30,7 +30,14 @@ from espalier_operator.kube.state.progress import ProgramProgress, ProgressSourc
 from espalier_operator.kube.state.remnants import remnant_of, suspended_as_asked
 from espalier_operator.kube.state.urgency import Picture
 from espalier_operator.kube.state.work_item import WorkItem
-from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of, workers_of
+from espalier_operator.kube.state.workers import (
+    JobPods,
+    extra_runs_by,
+    observation_of,
+    sort_pods,
+    trouble_of,
+    workers_of,
+)
 from espalier_operator.kube.watch.job_objects import JobObject
 from espalier_operator.kube.watch.store import Store
 
@@ -260,6 +267,8 @@ class ManagedJob(WorkItem):
         times = [self._given_up_at or 0.0, *progress.turning_points(self.state, self.seen, self._timing)]
         if self.job is not None:
             times.append((self.state.outcome and expires_at(self.job, status)) or 0.0)
+            starts = (extra_runs_by(pod, self.job, self.state, self._timing) for pod in self.pods.extra)
+            times += [time for time in starts if time is not None]
         self.plan_due(status, now, times, changes=self.state.active)
 
     def source(self) -> ProgressSource | None:

@@ -10,7 +10,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_operator.facts import Role, Worker, WorkerState
 from espalier_operator.job.observation import End, Incarnation, Observation
-from espalier_operator.job.state import JobState
+from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
@@ -99,6 +99,17 @@ def trouble_of(pods: JobPods) -> Trouble | None:
         if pod is not None and pod.trouble is not None and pod.phase == "Pending":
             return Trouble(reason=pod.trouble, message=pod.message)
     return None
+
+
+def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> float | None:
+    """Return until when a lent worker that has its GPUs may take to start; None where it runs, or may take for ever.
+
+    It holds GPUs that others could use. One that is known to fail is not waited for as long as one that still starts.
+    """
+    if pod.node is None or pod.phase != "Pending" or state.granted_at is None:
+        return None
+    limit = timing.promise if pod.trouble is not None else job.terms.pre_running_deadline_seconds
+    return None if limit is None else state.granted_at + limit
 
 
 def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:

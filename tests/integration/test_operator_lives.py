@@ -131,6 +131,24 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_within_its_deadline(world: 
     assert world.jobs.status("job")["phase"] == "Failed"
 
 
+def test_a_job_whose_leader_cannot_be_started_again_gives_its_gpus_back_and_waits_with_the_cause(world: World) -> None:
+    world.kubelet.add_node("node", 1)
+    world.operate()
+    world.jobs.make("job", preRunningDeadlineSeconds=4)
+    world.until_condition("job", "Running", "True", "Running")
+    world.until("it has trained", lambda: world.jobs.status("job")["timeBudget"]["usedSeconds"] > 0)
+    world.kubelet.missing_images.add("trainer:dev")
+    world.delete_pod("job-base-0-0")
+    world.until_condition("job", "Running", "False", "ImagePullFailed")
+    world.until_condition("job", "Admitted", "False", "Unschedulable")
+    world.until("its pods are gone", lambda: world.running("job") == [])
+    status = world.jobs.status("job")
+    failure = status["scheduling"]["lastFailure"]
+    assert status["phase"] == "Pending"
+    assert failure.startswith("no leader trains ")
+    assert "ImagePullBackOff" in failure
+
+
 def test_a_leader_that_does_not_begin_to_train_is_ended(world: World) -> None:
     """Nobody holds GPUs without training."""
     world.kubelet.add_node("node", 1)

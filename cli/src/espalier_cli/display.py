@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from espalier_api.counts import number_of
 from espalier_api.events import (
     AdaptationFinished,
     AllocationAcknowledged,
@@ -118,7 +119,7 @@ def line_for(event: AnyEvent) -> str | None:
         case AllocationChanged():
             allocation = event.allocation
             return (
-                f"allocation {allocation.generation}: {allocation.gpus} GPU{'' if allocation.gpus == 1 else 's'}, "
+                f"allocation {allocation.generation}: {number_of(allocation.gpus, 'GPU')}, "
                 f"{allocation.direction}{_why(allocation.reason)}"
             )
         case AllocationAcknowledged():
@@ -129,7 +130,7 @@ def line_for(event: AnyEvent) -> str | None:
             size = f"depth {event.depth}, {event.parameters:,} parameters"
             return f"a smaller model ({size}) learns from the grown one; compared in {event.seconds:.3g} s"
         case TrialsStarted():
-            workers = f"{event.workers} extra worker{'' if event.workers == 1 else 's'}"
+            workers = number_of(event.workers, "extra worker")
             return f"{workers} try {', '.join(event.actions)}, for {event.seconds:.3g} s each; the base trains on"
         case WorkersChanged(workers=1):
             return f"trains alone again, after a pause of {event.seconds:.2f} s"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from espalier_api.counts import number_of
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
 from espalier_operator.facts import JobFacts, Rules, Stopping, Terms
@@ -22,12 +23,11 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         kind = Fail if job.ended.failed else Finish
         return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
     if job.failures > job.terms.backoff_limit:
-        failures = f"{job.failures} failure{'s' if job.failures > 1 else ''}"
+        failures = number_of(job.failures, "failure")
         message = f"{failures}, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
         return Fail(job=job.key, reason=Reason.CRASH_LOOP, message=message)
     if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
-        preemptions = f"{job.preemptions} preemption{'s' if job.preemptions > 1 else ''}"
-        message = f"{preemptions}, maxPreemptions {job.terms.max_preemptions}"
+        message = f"{number_of(job.preemptions, 'preemption')}, maxPreemptions {job.terms.max_preemptions}"
         return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
     if job.terms.program:
         if job.used_at(now) >= job.terms.time_budget_seconds and job.stopping is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from espalier_api.counts import number_of
+
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -22,7 +24,7 @@ def short(seconds: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """Return `1 GPU`, `2 GPUs`, `no GPUs`."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    return number_of(number, noun) if number else f"no {noun}s"
 
 
 def of_type(gpu_type: str | None) -> str:

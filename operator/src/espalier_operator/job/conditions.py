@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from espalier_api.counts import number_of
 from espalier_api.measurements import Measurements, differs
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import (
@@ -160,13 +161,12 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
             return ended or (runs, stands, "" if runs else job.last_failure)
         case ConditionType.EXTRA_GPUS_GRANTED:
             if job.extra:
-                lent = f"{job.extra} extra worker{'s' if job.extra > 1 else ''}"
-                return ended or (True, *_use_of_extra(lent, observed))
+                return ended or (True, *_use_of_extra(number_of(job.extra, "extra worker"), observed))
             return ended or (False, observed.refusal or Reason.NO_FREE_GPU, "")
         case ConditionType.RECLAIM_PENDING:
             if job.reclaim is None:
                 return ended or (False, Reason.RECLAIM_ACKNOWLEDGED, "nothing is to be given back")
-            least = f"down to {job.reclaim.extra} extra worker{'' if job.reclaim.extra == 1 else 's'}"
+            least = f"down to {number_of(job.reclaim.extra, 'extra worker')}"
             return ended or (True, job.reclaim.reason, f"{SENTENCES[job.reclaim.reason]}: {least}")
         case ConditionType.SUSPENDED:
             suspended = job.terms.suspend and not admitted

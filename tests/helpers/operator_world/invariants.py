@@ -5,6 +5,7 @@ Each is counted here in the plainest way, from the snapshot alone, sharing no co
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -94,7 +95,9 @@ def check(
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
-                _demand(bound < job.terms.min_replicas, 4, f"base GPUs are taken from {job.key}")
+                down = now - (now if job.down_since is None else job.down_since)
+                overdue = down >= (job.terms.pre_running_deadline_seconds or math.inf) and not job.leader_running
+                _demand(bound < job.terms.min_replicas or overdue, 4, f"base GPUs are taken from {job.key}")
                 if action.reason is Reason.UNSCHEDULABLE:
                     waited = now - (now if job.refused_since is None else job.refused_since)
                     _demand(waited >= snapshot.rules.placement_seconds, 4, f"{job.key} is not waited for")

@@ -177,6 +177,8 @@ class LiveOperator:
         self._has_nothing_to_plan = False
         self._nothing_until = -math.inf
         """Before that, nothing is planned again where there is no news."""
+        self._wake_at: float | None = None
+        """When the last plan becomes outdated without any news."""
         self._order: tuple[str, ...] = ()
         """In which jobs were served in the last plan."""
         self._ticks, self.validates_every = 0, 1
@@ -245,7 +247,7 @@ class LiveOperator:
             self._has_nothing_to_plan = within == NEVER and self._world.now < self._nothing_until
         wait = await self._loop.tick()
         await self._written()
-        dues = [self._world.now + wait, *(job.due_at for job in self.backend.jobs.values())]
+        dues = [self._world.now + wait, self._wake_at, *(job.due_at for job in self.backend.jobs.values())]
         self.due = min(due for due in dues if due is not None)
 
     async def _glance(self) -> float:
@@ -270,6 +272,7 @@ class LiveOperator:
         is_news = self._order != order
         if self._has_nothing_to_plan and plan.actions and not is_news and self.client.broken is None:
             self.client.broken = AssertionError(f"a glance said that nothing is to be planned, but {plan.actions} is")
+        self._wake_at = plan.wake_at
         due = math.inf if plan.wake_at is None else plan.wake_at
         self._nothing_until = self._world.now if plan.actions else due
         if self.backend.snapshot is not None:

@@ -38,6 +38,8 @@ class Kubernetes(ApiObjects):
         """Containers of base workers that ended with another code than 0, by UID of their job."""
         self.once_lost: set[str] = set()
         """UIDs of pods whose node was not heard of for a time."""
+        self.unable_to_pull: set[str] = set()
+        """Nodes on which no image can be pulled; what runs there runs on."""
         self._unready_since: dict[str, float] = {}
 
     # ---- what happens to nodes and to other people's pods
@@ -70,6 +72,7 @@ class Kubernetes(ApiObjects):
     def remove_node(self, name: str) -> None:
         """Let a node be gone, and all that ran on it."""
         del self.nodes[name]
+        self.unable_to_pull.discard(name)
         self._unready_since.pop(name, None)
         for pod in list(self.pods.values()):
             if node_of(pod) == name:
@@ -214,9 +217,19 @@ class Kubernetes(ApiObjects):
         node = node_of(pod)
         if node is None:
             return
+        if node in self.unable_to_pull:
+            self._wait_for_image(key)
+            return
         container = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {"startedAt": self._time()}}}
         self.pods[key] = {**pod, "status": {**_claims(pod), "phase": "Running", "containerStatuses": [container]}}
         self.processes[pod["metadata"]["uid"]] = Process.of(self, key, node)
+
+    def _wait_for_image(self, key: str) -> None:
+        pod = self.pods[key]
+        if "containerStatuses" not in pod["status"]:  # nothing is news after that
+            waiting = {"reason": "ImagePullBackOff", "message": "no answer of the registry"}
+            containers = [{"name": pod["spec"]["containers"][0]["name"], "state": {"waiting": waiting}}]
+            self.pods[key] = {**pod, "status": {**pod["status"], "containerStatuses": containers}}
 
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
         pod = self.pods[key]

@@ -45,8 +45,7 @@ class Watched:
     def look(self) -> bool:
         """See all; return whether there is anything to do."""
         changed = self.operator.see(*self._kinds)
-        dues = (self.operator.due, self.clauses.plan.wake_at)
-        due = any(at is not None and at <= self._world.now for at in dues)
+        due = self.operator.due is not None and self.operator.due <= self._world.now
         self.clauses.saw_all()
         return not self._is_quiet or changed or due or self.operator.woken
 

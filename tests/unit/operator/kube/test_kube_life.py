@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import sweeps
-from espalier_api.status import JobStatus
+from espalier_api.status import JobStatus, SchedulingStatus
 from espalier_operator.actions import Plan
 from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.objects.jobs import parse_status
@@ -266,7 +266,9 @@ class LifeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.nodes)
     @rule(
         data=st.data(),
-        fate=st.sampled_from(("gone", "silent", "silent", "heard", "heard", "unwell", "cordoned", "open", "fewer")),
+        fate=st.sampled_from(
+            ("gone", "silent", "silent", "heard", "heard", "unwell", "cordoned", "open", "fewer", "no pulls", "pulls")
+        ),
     )
     def a_node_changes(self, data: st.DataObject, fate: str) -> None:
         self.promises.calm = False
@@ -278,6 +280,10 @@ class LifeMachine(RuleBasedStateMachine):
                 self.world.set_ready(name, fate != "silent", well=fate != "unwell")
             case "cordoned" | "open":
                 self.world.set_cordoned(name, fate == "cordoned")
+            case "no pulls":
+                self.world.unable_to_pull.add(name)
+            case "pulls":
+                self.world.unable_to_pull.discard(name)
             case "fewer":
                 gpus = int(self.world.nodes[name]["status"]["allocatable"][GPU])
                 self.world.set_gpus(name, max(0, gpus - 1))
@@ -334,6 +340,7 @@ class LifeMachine(RuleBasedStateMachine):
     def all_end(self) -> None:
         """Nothing bad happens any more; the operator is woken by news, and at the times that it named."""
         if self.world.now - EPOCH < 100:  # in some histories what fell silent stays so
+            self.world.unable_to_pull.clear()
             for name in self.world.nodes:
                 self.world.set_ready(name, True)
         end = self.world.now + PATIENCE
@@ -357,11 +364,16 @@ class LifeMachine(RuleBasedStateMachine):
                 return
 
     def is_settled(self) -> bool:
-        """Whether every job has ended, or waits and nobody runs for whom it might wait."""
+        """Whether every job has ended, or waits and nobody runs for whom it might wait, and not for a time to come."""
         statuses = [parse_status(job) or JobStatus() for job in self.world.jobs.values()]
-        idle = all(s.completion_time is not None or s.scheduling.admitted_at is None for s in statuses)
+        idle = all(s.completion_time is not None or self.may_start(s.scheduling) for s in statuses)
         held = [pod for pod in self.world.pods.values() if owner_of(pod) and not is_over(pod) and self.is_heard_of(pod)]
         return idle and not held
+
+    def may_start(self, kept: SchedulingStatus) -> bool:
+        """Whether a job waits, and is not held back."""
+        until = kept.hold_until
+        return kept.admitted_at is None and (until is None or until.timestamp() <= self.world.now)
 
     def is_heard_of(self, pod: dict[str, Any]) -> bool:
         """Whether the pod can end: one on a silent node cannot."""
@@ -448,4 +460,47 @@ def test_a_status_that_was_written_without_an_answer_keeps_its_times() -> None:
     assert first is not None
     assert first.conditions
     assert parse_status(life.world.jobs["ns/job"]) == first
+    life.teardown()
+
+
+def test_a_leader_that_cannot_be_pulled_again_gives_its_gpus_back_until_it_can() -> None:
+    life = LifeMachine()
+    life.promises.calm = False
+    life.world.add_node("node", gpus=1)
+    life.world.tempers["ns/job"] = Temper(start_up=2.0)
+    life.world.create_job("job", ONE_GPU)
+    life.a_while_passes(12.0)
+    (leader,) = (process for process in life.world.processes.values() if process.leads)
+    life.world.unable_to_pull.add("node")
+    leader.crash(life.world, 1)
+    life.a_while_passes(80.0)
+    assert life.world.free("node") == 0, "it may still be pulled"
+    life.a_while_passes(20.0)
+    assert life.world.free("node") == 1
+
+    life.world.unable_to_pull.clear()
+    life.teardown()
+
+    status = parse_status(life.world.jobs["ns/job"])
+    assert status is not None
+    assert [each.type for each in status.conditions if each.status == "True"][-1:] == ["Complete"]
+
+
+def test_an_extra_worker_that_cannot_be_pulled_is_given_up() -> None:
+    life = LifeMachine()
+    life.promises.calm = False
+    life.world.add_node("first", gpus=1)
+    life.world.tempers["ns/job"] = Temper(start_up=2.0)
+    notice = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2}
+    life.world.create_job("job", {**ONE_GPU, "timeBudgetSeconds": 120, "maxReplicas": 2, "preemption": notice})
+    life.a_while_passes(8.0)
+    life.world.add_node("second", gpus=1)
+    life.world.unable_to_pull.add("second")
+    life.a_while_passes(4.0)
+    assert life.world.free("second") == 0
+    life.a_while_passes(20.0)
+    assert life.world.free("second") == 1, "and it is lent no more for a while"
+    status = parse_status(life.world.jobs["ns/job"])
+    assert status is not None
+    assert (status.preemptions, status.scheduling.extra) == (0, 0)
     life.teardown()

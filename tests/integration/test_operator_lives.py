@@ -134,12 +134,13 @@ def test_an_image_that_cannot_be_pulled_ends_the_job_within_its_deadline(world: 
 def test_a_job_whose_leader_cannot_be_started_again_gives_its_gpus_back_and_waits_with_the_cause(world: World) -> None:
     world.kubelet.add_node("node", 1)
     world.operate()
-    world.jobs.make("job", preRunningDeadlineSeconds=4)
+    world.jobs.make("job")
     world.until_condition("job", "Running", "True", "Running")
     world.until("it has trained", lambda: world.jobs.status("job")["timeBudget"]["usedSeconds"] > 0)
     world.kubelet.missing_images.add("trainer:dev")
     world.delete_pod("job-base-0-0")
     world.until_condition("job", "Running", "False", "ImagePullFailed")
+    world.jobs.change("job", preRunningDeadlineSeconds=1)  # not before: a busy machine may take longer to start it
     world.until_condition("job", "Admitted", "False", "Unschedulable")
     world.until("its pods are gone", lambda: world.running("job") == [])
     status = world.jobs.status("job")

@@ -95,7 +95,7 @@ def test_a_table_for_people(trace: Path) -> None:
         ("yesterday,9,1", "trace.csv:2: timestamp: is 'yesterday'; it must be seconds, or a date"),
         ("0,9", "trace.csv:2: num_gpus: is missing"),
         ("0,9,3", "job job-2: needs 3 GPUs; the cluster has 2"),
-        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and a duration above 0"),
+        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and takes 0.001 s or more"),
     ],
 )
 def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
@@ -113,6 +113,7 @@ def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
         (["--cluster", "1x2", "--policy", "las:limit=3"], "limit: unknown setting of policy las; it takes thresholds"),
         (["--cluster", "1x2", "--policy", "las:thresholds=9/3"], "thresholds: (9.0, 3.0) are to be GPU-seconds"),
         (["--cluster", "1x2", "--policy", "las:promote=often"], "promote: 'often': Input should be a valid number"),
+        (["--cluster", "1x2", "--policy", "las:promote=nan"], "promote: nan is not 0 or more"),
         (["--cluster", "1x2", "--policy", "fair:speed=3"], "speed: unknown setting of policy fair; it takes no"),
         (["--cluster", "1x2", "--format", "pollux"], "name their folder with --profiles"),
         (["--cluster", "1x2", "--profiles", "nowhere"], "--profiles: nowhere is not a folder"),

@@ -167,6 +167,7 @@ def test_plan_says_when_time_alone_changes_it_and_what_then(tmp_path: Path) -> N
         (snapshot_of_a_wait().to_json().replace('"version": 1', '"version": 9'), "version is 9"),
         (snapshot_of_a_wait().to_json().replace('"allocatable": 2', '"allocatable": "two"'), "nodes.0.allocatable"),
         ("\x00\x01", "not complete JSON"),
+        ("[" * 100_000, "not complete JSON"),
         (snapshot_of_a_wait().to_json().replace('"extra": 0', '"extra": 1000000000000'), "must be from 0 to 10,000"),
         (
             snapshot_of_a_wait().to_json().replace('"allocatable": 2', f'"allocatable": {10**400}'),
@@ -203,6 +204,20 @@ def test_a_plan_that_time_changes_in_no_year_of_the_calendar_is_printed(tmp_path
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stdout.splitlines()[-1].startswith("Time alone may change this plan in ")
     assert outcome.stdout.endswith(" h.\n")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_plans_are_not_made_at_a_time_that_is_no_number(seconds: str) -> None:
+    text = Snapshot(taken_at=NOW).to_json()
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-", "--after", seconds], input=text)
+    assert outcome.exit_code == 2
+    assert f"--after {seconds}: it must be a number of seconds" in outcome.stderr
+
+
+def test_a_snapshot_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    path.write_text(Snapshot(taken_at=NOW).to_json(), encoding="utf-8-sig")
+    assert CliRunner().invoke(cli, ["plan", "--snapshot", str(path)]).exit_code == 0
 
 
 @pytest.mark.parametrize(("content", "cause"), [(None, "cannot be read: No such file"), (b"\xff\xfe{", "not UTF-8")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -129,10 +130,12 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
 
     This runs the operator's own planner and needs no cluster.
     """
+    if not math.isfinite(seconds):
+        raise InputError(f"--after {seconds}: it must be a number of seconds")
     name = "stdin" if str(source) == "-" else str(source)
     try:
         with click.open_file(str(source), "rb") as file:
-            seen = Snapshot.from_json(_unpacked(file.read()).decode())
+            seen = Snapshot.from_json(_unpacked(file.read()).decode("utf-8-sig"))
         _check(seen)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{name}: is not complete gzip: {error}", _HINT) from error

@@ -62,7 +62,7 @@ class Snapshot:
         """Parse what `to_json` wrote; `SnapshotError` where it is damaged or of another version."""
         try:
             body: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SnapshotError(f"not complete JSON: {error}") from error
         if not isinstance(body, dict) or body.pop("kind", None) != "Snapshot":
             raise SnapshotError("is not a snapshot: kind is not 'Snapshot'")

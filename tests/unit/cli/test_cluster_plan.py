@@ -174,7 +174,10 @@ def test_plan_says_when_time_alone_changes_it_and_what_then(tmp_path: Path) -> N
             "nodes.0.allocatable",
         ),
         (snapshot_of_a_wait().to_json().replace('"cpu": 8000', '"cpu": -1'), "nodes.0.resources.cpu: is -1; must be"),
-        (snapshot_of_a_wait().to_json().replace('["pods", 1]', f'["pods", {10**400}]'), "jobs.0.terms.pods"),
+        (
+            snapshot_of_a_wait().to_json().replace('["pods", 1]', f'["pods", {10**400}]'),
+            "jobs.0.terms.constraints.requests.pods",
+        ),
         (snapshot_of_a_wait().to_json().replace(f'"taken_at": {NOW}', '"taken_at": NaN'), "taken_at: "),
         (
             snapshot_of_a_wait().to_json().replace('"gpu_seconds_budget": null', '"gpu_seconds_budget": Infinity'),

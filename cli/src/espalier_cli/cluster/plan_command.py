@@ -33,8 +33,10 @@ from espalier_operator.planning import (
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
+_MOST_GPUS = 100_000
+"""Of a worker or a node; some policies look at each."""
 _MOST = 10**30
-"""Of GPUs, bytes and all else: more than Kubernetes counts (2⁶³ in a container), and few enough to be divided."""
+"""Bytes and all else: more than Kubernetes counts (2⁶³ in a container), and few enough to be divided."""
 _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole"
 
 
@@ -89,14 +91,18 @@ def _check(seen: Snapshot) -> None:
     """
     for index, job in enumerate(seen.jobs):
         place, terms = f"jobs.{index}", job.terms
-        _within(_MOST_WORKERS, place, {"extra": job.extra, "terms.min_replicas": terms.min_replicas})
-        _within(_MOST, f"{place}.terms", {"gpus_per_worker": terms.gpus_per_worker, **dict(terms.constraints.requests)})
+        counts = {"min_replicas": terms.min_replicas, "max_replicas": terms.max_replicas}
+        _within(_MOST_WORKERS, place, {"extra": job.extra})
+        _within(_MOST_WORKERS, f"{place}.terms", counts)
+        _within(_MOST_GPUS, f"{place}.terms", {"gpus_per_worker": terms.gpus_per_worker})
+        _within(_MOST, f"{place}.terms.constraints.requests", dict(terms.constraints.requests))
     for index, node in enumerate(seen.nodes):
-        _within(_MOST, f"nodes.{index}", {"allocatable": node.allocatable})
+        _within(_MOST_GPUS, f"nodes.{index}", {"allocatable": node.allocatable})
         _within(_MOST, f"nodes.{index}.resources", node.resources)
         _within(_MOST, f"nodes.{index}.used", node.used)
     for index, worker in enumerate(seen.workers):
-        _within(_MOST, f"workers.{index}", {"gpus": worker.gpus, **dict(worker.constraints.requests)})
+        _within(_MOST_GPUS, f"workers.{index}", {"gpus": worker.gpus})
+        _within(_MOST, f"workers.{index}.constraints.requests", dict(worker.constraints.requests))
 
 
 def _within(most: int, place: str, counts: Mapping[str, int]) -> None:

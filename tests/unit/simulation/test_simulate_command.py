@@ -195,6 +195,8 @@ def test_bad_lines_of_gavel_are_named(field: int, value: str, complaint: str, tm
         (None, "8:16:24", "simulation_throughputs.json: cannot be read: No such file or directory; name the measured"),
         ("{", "8:16:24", "simulation_throughputs.json: cannot be read: "),
         ({"v100": {KIND: {"null": "fast"}}}, "8:16:24", "null: is 'fast'; it must be steps per second"),
+        ({"v100": {KIND: {"null": 1e308}}}, "8:16:24", "null: is 1e+308; it must be steps per second, 0 or from 1e-09"),
+        ({"v100": {KIND: {"null": 1e-300}}}, "8:16:24", "null: is 1e-300; it must be steps per second, 0 or from"),
         ({"v100": {KIND: {"null": 10.0}}}, "16x4", "cluster '16x4': must be V100S:P100S:K80S"),
         ({"v100": {KIND: {"null": 10.0}}}, "0:0:0", "cluster '0:0:0': must be V100S:P100S:K80S"),
         (

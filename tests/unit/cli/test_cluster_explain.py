@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import click
 import pytest
 from cluster_objects import (
     NOW,
@@ -30,6 +31,7 @@ from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
+from espalier_cli.main import cli
 from espalier_kube.lists import Listing
 from espalier_kube.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
 from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
@@ -67,7 +69,12 @@ def training(**spec: Any) -> tuple[Object, Object, Object]:
 def test_every_reason_has_a_remedy(reason: Reason) -> None:
     remedy = remedy_for(reason, name="a", namespace="ns", leader="a-base-0-0", queue="q")
     assert remedy.text.endswith(".")
-    assert all(command.split()[0] in ("kubectl", "espalier") for command in remedy.commands)
+    for words in map(str.split, remedy.commands):
+        assert words[0] in ("kubectl", "espalier")
+        if words[0] == "espalier":
+            command = cli.get_command(click.Context(cli), words[1])
+            assert command is not None
+            command.parse_args(click.Context(command), words[2:])  # what is missing or unknown is an error
     assert set(REMEDIES) == set(Reason)
 
 

@@ -73,7 +73,7 @@ class Reason(StrEnum):
 
 SENTENCES: dict[Reason, str] = {
     Reason.NO_FREE_GPU: "no GPUs are free for it; a job that ends or a GPU that is added would change that",
-    Reason.QUOTA_EXCEEDED: "the quota of its queue is used up or borrowed by others, and it may not borrow more",
+    Reason.QUOTA_EXCEEDED: "the quota of its queue is too small, used up or borrowed by others; it may borrow no more",
     Reason.MIN_RUNTIME: "the quota of its queue is borrowed by jobs that give it back after their minRuntimeSeconds",
     Reason.RESOURCE_QUOTA_EXCEEDED: "a ResourceQuota of its namespace has no room for its workers",
     Reason.QUEUE_NOT_FOUND: "its spec.queue names no queue that jobs of its namespace may use",

@@ -134,12 +134,21 @@ affinity:
 {{- if .Values.agent.autoscaling.enabled }}{{ .Values.agent.autoscaling.minReplicas }}{{ else }}{{ .Values.agent.replicas }}{{ end -}}
 {{- end }}
 
+{{/* A setting of the scheduling policy. Numbers in files of values have a fraction here, and whole ones from a million on
+would be written as 1e+06. */}}
+{{- define "espalier.setting" -}}
+{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end }}
+
 {{/* The scheduling policy, as --policy takes it. */}}
 {{- define "espalier.policy" -}}
 {{- $settings := list -}}
 {{- range $key, $value := .Values.policy.settings -}}
-{{- $text := kindIs "slice" $value | ternary (join "/" $value) (toString $value) -}}
-{{- $settings = append $settings (printf "%s=%s" $key $text) -}}
+{{- $parts := list -}}
+{{- range kindIs "slice" $value | ternary $value (list $value) -}}
+{{- $parts = append $parts (include "espalier.setting" .) -}}
+{{- end -}}
+{{- $settings = append $settings (printf "%s=%s" $key (join "/" $parts)) -}}
 {{- end -}}
 {{- .Values.policy.name }}{{ if $settings }}:{{ join "," $settings }}{{ end -}}
 {{- end }}

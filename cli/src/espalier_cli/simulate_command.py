@@ -126,8 +126,10 @@ def simulate(
             latency=latency,
             base_preemption=base_preemption,
         )
+        traces = tuple(dict.fromkeys(traces))  # what is named twice is no further sample
         shadows = [] if shadow is None else shadows_of(traces, form, shadow)
         policies = policies_beside(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
+        policies = tuple(dict.fromkeys(policies))
         drawn = [trace for trace in traces if trace.startswith(PREFIX)]
         # Policies draw among types of GPU alone.
         random = [policy for policy in policies if takes_seed(policy) and form == GAVEL]

@@ -58,9 +58,9 @@ class NamespaceLedger:
             job = known.get(worker.job or "")
             if job is None or (worker.gpus == 0 and job.terms.gpus_per_worker):
                 continue  # the last is of a pod that has ended
-            seen[_namespace(job)].update(_demand(job))
+            seen[_namespace(job)].update(demand_of(job))
             if worker.name in gone:
-                leaves[_namespace(job)].update(_demand(job))
+                leaves[_namespace(job)].update(demand_of(job))
             if worker.state is not WorkerState.TERMINATING:
                 lives[job.key][worker.role] += 1
         owed: dict[str, Counter[str]] = defaultdict(Counter)
@@ -70,7 +70,7 @@ class NamespaceLedger:
             missing = max(0, job.terms.min_replicas - lives[key]["base"])
             unseen = max(0, job.extra - lives[key]["extra"])
             stay = max(0, min(kept.get(key, job.extra), job.extra) - lives[key]["extra"])
-            for name, amount in _demand(job).items():
+            for name, amount in demand_of(job).items():
                 owed[_namespace(job)][name] += (missing + unseen) * amount
                 # Pods that are not seen may have been made: a notice alone does not free what they request.
                 leaves[_namespace(job)][name] += (unseen - stay) * amount
@@ -86,7 +86,7 @@ class NamespaceLedger:
         """Return whether the ResourceQuotas have room for this many more workers of a job now."""
         if not self._accounts:
             return True
-        demand = _demand(job)
+        demand = demand_of(job)
         return all(
             workers * demand[account.limit.resource] <= max(0, account.left)
             for account in self._accounts.get(_namespace(job), ())
@@ -99,7 +99,7 @@ class NamespaceLedger:
 
     def lacks(self, job: JobFacts, workers: int) -> dict[str, int]:
         """Return by resource how much others must give back for the workers, less what is being given back."""
-        demand, found = _demand(job), dict[str, int]()
+        demand, found = demand_of(job), dict[str, int]()
         for account in self._accounts.get(_namespace(job), ()):
             resource = account.limit.resource
             over = workers * demand[resource] - account.left - account.leaving
@@ -111,19 +111,19 @@ class NamespaceLedger:
         """Return whether more of what a job requests was granted in its namespace than others have left of it, also
         once what is being given back has gone.
         """
-        demand = _demand(job)
+        demand = demand_of(job)
         accounts = self._accounts.get(_namespace(job), ()) if self._accounts else ()
         return any(account.left + account.leaving < 0 for account in accounts if demand[account.limit.resource])
 
     def expect(self, job: JobFacts, workers: int) -> None:
         """Count so many workers of a job as being given back."""
-        demand = _demand(job)
+        demand = demand_of(job)
         for account in self._accounts.get(_namespace(job), ()):
             account.leaving += workers * demand[account.limit.resource]
 
     def could_ever_fit(self, job: JobFacts, workers: int) -> bool:
         """Return whether the workers would fit if all our jobs in the namespace had ended."""
-        demand = _demand(job)
+        demand = demand_of(job)
         accounts = self._accounts.get(_namespace(job), ())
         return all(
             workers * demand[account.limit.resource] <= account.limit.hard - account.others
@@ -135,7 +135,7 @@ class NamespaceLedger:
         """Count this many more workers of a job."""
         accounts = self._accounts.get(_namespace(job)) if self._accounts else None
         if accounts:
-            demand = _demand(job)
+            demand = demand_of(job)
             for account in accounts:
                 account.left -= workers * demand[account.limit.resource]
 
@@ -148,7 +148,8 @@ def _namespace(job: JobFacts) -> str:
     return job.key.partition("/")[0]
 
 
-def _demand(job: JobFacts) -> Counter[str]:
+def demand_of(job: JobFacts) -> Counter[str]:
+    """Return what a worker of a job requests, its GPUs included."""
     demand = Counter(dict(job.terms.constraints.requests))
     demand[job.terms.gpu_resource] += job.terms.gpus_per_worker
     return demand

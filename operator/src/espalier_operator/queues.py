@@ -287,6 +287,13 @@ class Ledger:
                 if self._used[share.kind] + claim.gpus <= share.quota.nominal:
                     self._owed.add(share.place)
 
+    def could_ever_hold(self, claim: Claim, gpu_types: Iterable[str]) -> bool:
+        """Return whether the queue might hold the GPUs, of one of these types, if nobody held any."""
+        queue = self._queues.get(claim.queue)
+        if queue is None or not queue.quotas:
+            return True
+        return any(self._could_ever_hold(share, claim.gpus) for share in self._shares(claim, gpu_types))
+
     def _share(self, claim: Claim, gpu_type: str) -> _Share | None:
         """Return what counts GPUs of `gpu_type` for the queue of `claim`; None where it has no quota for them."""
         queue = self._queues.get(claim.queue)

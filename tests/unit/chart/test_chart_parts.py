@@ -234,6 +234,25 @@ def test_switched_off_is_not_there(helm: Helm) -> None:
     assert (settings.agent_url, settings.extra_priority_class) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ('{"seed": 10000000}', "gandiva:seed=10000000"),
+        ('{"seed": 0}', "gandiva:seed=0"),
+        ('{"thresholds": [1000000, 2000000.5], "lend": false}', "las:lend=false,thresholds=1000000/2.0000005e+06"),
+        ('{"thresholds": [1e30], "promote": 0.5}', "las:promote=0.5,thresholds=1e+30"),
+        ("{}", "fair"),
+    ],
+)
+def test_settings_of_policies_are_written_as_the_operator_reads_them(settings: str, text: str, helm: Helm) -> None:
+    """Helm reads numbers of JSON, as those of files of values, as if they had a fraction."""
+    sets = {"policy.name": json.dumps(text.partition(":")[0]), "policy.settings": settings}
+    rendered = one(helm.render(sets=sets), "Deployment", "espalier-operator")
+    (container,) = rendered["spec"]["template"]["spec"]["containers"]
+    assert f"--policy={text}" in container["args"]
+    configured(text)
+
+
 def test_an_agent_elsewhere(helm: Helm) -> None:
     rendered = helm.render("minimal", sets={"agent.url": '"https://agent.example.com"'})
     (container,) = one(rendered, "Deployment")["spec"]["template"]["spec"]["containers"]

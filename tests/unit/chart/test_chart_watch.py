@@ -71,8 +71,13 @@ def test_only_workers_of_their_namespace_reach_workers(helm: Helm) -> None:
     worker = {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]}
     for each in policies:
         assert each["spec"]["podSelector"] == worker
-        own, prometheus = each["spec"]["ingress"]
+        own, operator, prometheus = each["spec"]["ingress"]
         assert own == {"from": [{"podSelector": worker}]}, "without a namespaceSelector: its own"
+        (reader,) = operator.pop("from")
+        assert not operator, "on any port: the author of a program chooses that of its metrics"
+        assert reader["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": SYSTEM}}
+        pods = one(rendered, "Deployment", "espalier-operator")["spec"]["template"]["metadata"]["labels"]
+        assert reader["podSelector"]["matchLabels"].items() <= pods.items()
         assert prometheus["ports"] == [{"port": "metrics"}]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import click
 import pytest
 from cluster_objects import (
     NOW,
@@ -30,8 +31,9 @@ from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
+from espalier_cli.main import cli
 from espalier_kube.lists import Listing
-from espalier_kube.resources import LEASES
+from espalier_kube.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
 from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.facts import Role
 from espalier_operator.policies.las import LasPolicy
@@ -67,7 +69,12 @@ def training(**spec: Any) -> tuple[Object, Object, Object]:
 def test_every_reason_has_a_remedy(reason: Reason) -> None:
     remedy = remedy_for(reason, name="a", namespace="ns", leader="a-base-0-0", queue="q")
     assert remedy.text.endswith(".")
-    assert all(command.split()[0] in ("kubectl", "espalier") for command in remedy.commands)
+    for words in map(str.split, remedy.commands):
+        assert words[0] in ("kubectl", "espalier")
+        if words[0] == "espalier":
+            command = cli.get_command(click.Context(cli), words[1])
+            assert command is not None
+            command.parse_args(click.Context(command), words[2:])  # what is missing or unknown is an error
     assert set(REMEDIES) == set(Reason)
 
 
@@ -144,6 +151,80 @@ def test_a_job_larger_than_all_gpus_is_told_how_many_there_are() -> None:
     told = stands(case(jobs=[raw], nodes=[node("n", 8)]))
     assert "It needs 16 GPUs on one node." in told
     assert "There are 8 GPUs, 8 free, at most 8 on one node." in told
+
+
+def limited(raw: Object, kind: Resource, *objects: Object, others: Sequence[Object] = (), gpu_type: str = "x") -> str:
+    """Where a job stands on a node with eight GPUs, with these objects of a kind."""
+    found = {**lists(jobs=[raw, *others], nodes=[node("n", 8, gpu_type)]), kind: Listing(items=objects, version=1)}
+    waits = case_of("default", "a", View(found), NOW, SETTINGS)
+    assert waits is not None
+    return stands(waits)
+
+
+def queue_of(name: str, *quotas: Object, cohort: str | None = None) -> Object:
+    spec: Object = {"quotas": list(quotas)} if cohort is None else {"quotas": list(quotas), "cohort": cohort}
+    return {
+        "apiVersion": "espalier.dev/v1alpha1",
+        "kind": "Queue",
+        "metadata": {"name": name, "resourceVersion": "1"},
+        "spec": spec,
+    }
+
+
+def test_a_job_that_waits_for_its_quota_is_told_what_the_quota_is_and_who_holds_it() -> None:
+    raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.QUOTA_EXCEEDED)
+    holder = admitted(job("b", minReplicas=3, maxReplicas=3), gpu_type="x")
+    told = limited(raw, QUEUES, queue_of("default", {"nominal": 4}), others=[holder])
+    assert "Queue default has a quota of 4 GPUs, and its jobs hold 3." in told
+    assert "more than the queue may ever hold" not in told
+
+
+@pytest.mark.parametrize(
+    ("queues", "quota"),
+    [
+        ([queue_of("default", {"nominal": 1})], "Queue default has a quota of 1 GPU, and its jobs hold none."),
+        (
+            [queue_of("default", {"gpuType": "x", "nominal": 1, "borrowingLimit": 0}, cohort="c")],
+            "a quota of 1 GPU of type x, and its jobs hold none; it may borrow none of what cohort c does not use.",
+        ),
+        (
+            [queue_of("default", {"nominal": 1}, cohort="c"), queue_of("b", {"nominal": 0}, cohort="c")],
+            "a quota of 1 GPU, and its jobs hold none; it may borrow what cohort c does not use.",
+        ),
+        ([queue_of("default", {"gpuType": "y", "nominal": 9})], "Queue default has no quota for GPUs of type x."),
+    ],
+)
+def test_a_job_that_can_never_fit_its_queue_is_told_so(queues: Sequence[Object], quota: str) -> None:
+    raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.QUOTA_EXCEEDED)
+    told = limited(raw, QUEUES, *queues)
+    assert quota in told
+    assert (
+        "Its base workers need 2 GPUs, more than the queue may ever hold: only a larger quota, or a job with a smaller "
+        "minReplicas or fewer GPUs per worker, changes that."
+    ) in told
+
+
+def test_a_job_that_can_borrow_enough_is_not_told_that_it_never_fits() -> None:
+    raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.QUOTA_EXCEEDED)
+    cohort = queue_of("default", {"nominal": 1}, cohort="c"), queue_of("b", {"nominal": 1}, cohort="c")
+    assert "more than the queue may ever hold" not in limited(raw, QUEUES, *cohort)
+
+
+def test_a_job_that_waits_for_a_resource_quota_is_told_which() -> None:
+    raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.RESOURCE_QUOTA_EXCEEDED)
+    quota = {
+        "metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"},
+        "status": {"hard": {"count/pods": "5", "requests.nvidia.com/gpu": "9"}, "used": {"count/pods": "4"}},
+    }
+    told = limited(raw, RESOURCE_QUOTAS, quota)
+    assert "ResourceQuota team allows 5 of pods, and 4 are used; its base workers request 2." in told
+    assert "nvidia.com/gpu, and" not in told
+    assert "(for a limit of count/pods: that is deleted)" in " ".join(remedy_of(Reason.RESOURCE_QUOTA_EXCEEDED))
+
+
+def remedy_of(reason: Reason) -> Sequence[str]:
+    remedy = remedy_for(reason, name="a", namespace="ns", leader="a-base-0-0", queue="q")
+    return [remedy.text, *remedy.commands]
 
 
 def test_a_training_job_that_is_lent_nothing_is_told_that_it_lacks_nothing() -> None:

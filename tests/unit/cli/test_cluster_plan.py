@@ -167,7 +167,22 @@ def test_plan_says_when_time_alone_changes_it_and_what_then(tmp_path: Path) -> N
         (snapshot_of_a_wait().to_json().replace('"version": 1', '"version": 9'), "version is 9"),
         (snapshot_of_a_wait().to_json().replace('"allocatable": 2', '"allocatable": "two"'), "nodes.0.allocatable"),
         ("\x00\x01", "not complete JSON"),
-        (snapshot_of_a_wait().to_json().replace('"extra": 0', '"extra": 1000000000000'), "must be from 0 to 10000"),
+        ("[" * 100_000, "not complete JSON"),
+        (snapshot_of_a_wait().to_json().replace('"extra": 0', '"extra": 1000000000000'), "must be from 0 to 10,000"),
+        (
+            snapshot_of_a_wait().to_json().replace('"allocatable": 2', f'"allocatable": {10**400}'),
+            "nodes.0.allocatable",
+        ),
+        (snapshot_of_a_wait().to_json().replace('"cpu": 8000', '"cpu": -1'), "nodes.0.resources.cpu: is -1; must be"),
+        (
+            snapshot_of_a_wait().to_json().replace('["pods", 1]', f'["pods", {10**400}]'),
+            "jobs.0.terms.constraints.requests.pods",
+        ),
+        (snapshot_of_a_wait().to_json().replace(f'"taken_at": {NOW}', '"taken_at": NaN'), "taken_at: "),
+        (
+            snapshot_of_a_wait().to_json().replace('"gpu_seconds_budget": null', '"gpu_seconds_budget": Infinity'),
+            "jobs.0.terms.gpu_seconds_budget: ",
+        ),
     ],
 )
 def test_a_damaged_snapshot_is_one_line_and_a_hint(tmp_path: Path, text: str, cause: str) -> None:
@@ -179,6 +194,33 @@ def test_a_damaged_snapshot_is_one_line_and_a_hint(tmp_path: Path, text: str, ca
     assert error.startswith(f"error: {path}: ")
     assert cause in error
     assert hint.startswith("hint: ")
+
+
+def test_a_plan_that_time_changes_in_no_year_of_the_calendar_is_printed(tmp_path: Path) -> None:
+    holder = admitted(job("a"))
+    pods = [worker(holder, "n")]
+    seen = lists(jobs=[holder], pods=pods, nodes=[node("n", 2)], reports=[report(holder, pods[0])])
+    text = seen_by_operator(seen, NOW, SETTINGS).snapshot.to_json()
+    damaged = text.replace('"time_budget_seconds": 400.0', '"time_budget_seconds": 1e300')
+    damaged = damaged.replace('"budget_end_seconds": 400.0', '"budget_end_seconds": null')
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=damaged)
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout.splitlines()[-1].startswith("Time alone may change this plan in ")
+    assert outcome.stdout.endswith(" h.\n")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_plans_are_not_made_at_a_time_that_is_no_number(seconds: str) -> None:
+    text = Snapshot(taken_at=NOW).to_json()
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-", "--after", seconds], input=text)
+    assert outcome.exit_code == 2
+    assert f"--after {seconds}: it must be a number of seconds" in outcome.stderr
+
+
+def test_a_snapshot_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.json"
+    path.write_text(Snapshot(taken_at=NOW).to_json(), encoding="utf-8-sig")
+    assert CliRunner().invoke(cli, ["plan", "--snapshot", str(path)]).exit_code == 0
 
 
 @pytest.mark.parametrize(("content", "cause"), [(None, "cannot be read: No such file"), (b"\xff\xfe{", "not UTF-8")])

@@ -81,3 +81,19 @@ def test_what_cannot_be_learnt_from_is_told(
     done = CliRunner().invoke(cli, ["policies", "retrain", str(folder), "--output", str(tmp_path / output)])
     assert done.exit_code == 2
     assert complaint in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("fair", "--name: fair is a rule that the file is judged beside; choose another name"),
+        ("", "--name: '' has 0 characters; give 1 to 100"),
+        ("n" * 101, "has 101 characters; give 1 to 100"),
+    ],
+)
+def test_a_name_that_cannot_be_is_told_before_anything_is_learnt(tmp_path: Path, name: str, complaint: str) -> None:
+    """With the name of a rule, the figures of that rule would be shown as those of the file."""
+    arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--name", name]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert complaint in done.output

@@ -51,7 +51,10 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
     [
         (b"", "t.csv:1: has no header; it must name timestamp, duration, num_gpus"),
         (b"timestamp,duration,num_gpus,Num_GPUs\n0,9,1,2\n", "t.csv:1: num_gpus: two columns are called so; remove or"),
-        (b"timestamp,duration,num_gpus\n0,9,0\n5,0,1\n", "t.csv: none of its 2 jobs has GPUs and a duration above 0"),
+        (
+            b"timestamp,duration,num_gpus\n0,9,0\n5,0,1\n",
+            "t.csv: none of its 2 jobs has GPUs and takes 0.001 s or more",
+        ),
         (b"timestamp,num_gpus\n0,1\n", "t.csv:1: duration: no such column; the header must name timestamp, duration"),
         (b"0,600,2\n", "t.csv:1: timestamp (or submit_time"),
         (b"timestamp,duration,num_gpus\nnan,9,1\n", "t.csv:2: timestamp: is 'nan'; it must be seconds"),
@@ -79,9 +82,9 @@ def test_what_cannot_be_used_is_named(content: bytes, complaint: str, tmp_path: 
 
 def test_jobs_that_are_left_out_are_counted_once(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp,duration,num_gpus\n0,600,1\n5,0,1\n9,60,0\n")
+    path.write_text("timestamp,duration,num_gpus\n0,600,1\n5,0,1\n9,60,0\n9,1e-320,1\n")
     done = simulated(path, "--cluster", "1x1", "--policy", "fifo", "--policy", "las", "--json")
-    assert done.stderr.strip() == f"{path}: 2 of 3 jobs have no GPUs, or ended at once: they are left out"
+    assert done.stderr.strip() == f"{path}: 3 of 4 jobs have no GPUs, or ended at once: they are left out"
     assert [run["jobs"] for run in json.loads(done.stdout)["runs"]] == [1, 1]
 
 

@@ -83,6 +83,13 @@ def test_jobs_on_types_of_gpu_are_kinds_that_were_measured(gavel: Path) -> None:
         ("generate:poisson:durations=uniform", "durations: 'uniform': Input should be 'lognormal' or 'pareto'"),
         ("generate:poisson:amplitude=1", "amplitude: unknown setting of generator poisson; it takes jobs, load"),
         ("generate:diurnal:amplitude=2", "amplitude: 2 is not between 0 and 1"),
+        ("generate:poisson:median=1e-320", "median: 9.99989e-321 is not between 0.001 and 1e+09 seconds"),
+        ("generate:poisson:longest=1e300,median=1e200", "median: 1e+200 is not between 0.001 and 1e+09 seconds"),
+        ("generate:poisson:longest=inf", "longest: inf is not between 0.001 and 1e+09 seconds"),
+        ("generate:poisson:durations=pareto,alpha=0.001", "alpha: 0.001 is not at least 0.1"),
+        ("generate:poisson:load=1e-12", "load: 1e-12: the last job comes after "),
+        ("generate:diurnal:load=1e-300", "load: 1e-300: the last job comes after "),
+        ("generate:diurnal:period=1e-307", "period: 1e-307 is not between 0.001 and 1e+09 seconds"),
         ("generate:poisson:sizes=1/0", "sizes: 1/0: each must be 1 GPU or more"),
         ("generate:poisson:sizes=16", "sizes: 16 GPUs do not fit; a job may have 8"),
     ],
@@ -93,6 +100,18 @@ def test_bad_settings_are_named(text: str, complaint: str) -> None:
     assert complaint in str(error.value)
     assert text in str(error.value)
     assert simulated(text, "--cluster", "2x4").exit_code == 2
+
+
+def test_durations_of_the_heaviest_tail_are_numbers() -> None:
+    jobs = Poisson(jobs=5000, durations="pareto", alpha=0.1, longest=1e9, load=1e3).draw(0, 64, 64)
+    assert all(0 < job.duration <= 1e9 for job in jobs)
+
+
+def test_what_is_named_twice_is_no_further_sample() -> None:
+    trace = "generate:poisson:jobs=3"
+    arguments = (trace, trace, "--cluster", "2x4", "--policy", "fifo", "--policy", "fifo", "--seeds", 2, "--json")
+    found = json.loads(simulated(*arguments).stdout)
+    assert [mean["seeds"] for mean in found["means"]] == [2]
 
 
 def test_the_interval_of_a_mean_is_student_s() -> None:

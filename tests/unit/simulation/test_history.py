@@ -162,6 +162,14 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
             "decisions.jsonl:1: is not a line of an audit log: could not",
         ),
         ('{"at": 1, "snapshot": "a", "actions": [{"job": 3}]}', "decisions.jsonl:1: "),
+        (
+            '{"at": NaN, "snapshot": "a", "actions": []}',
+            "decisions.jsonl:1: is not a line of an audit log: at: nan is no",
+        ),
+        (
+            '{"at": 1, "snapshot": "a", "actions": [{"job": "a/b", "action": "GrantExtra", "extra": "2"}]}',
+            "decisions.jsonl:1: is not a line of an audit log: actions: extra: '2' is no number of workers",
+        ),
         ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
         ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),
     ],

@@ -95,7 +95,7 @@ def test_a_table_for_people(trace: Path) -> None:
         ("yesterday,9,1", "trace.csv:2: timestamp: is 'yesterday'; it must be seconds, or a date"),
         ("0,9", "trace.csv:2: num_gpus: is missing"),
         ("0,9,3", "job job-2: needs 3 GPUs; the cluster has 2"),
-        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and a duration above 0"),
+        ("0,0,1", "trace.csv: none of its 1 jobs has GPUs and takes 0.001 s or more"),
     ],
 )
 def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
@@ -113,6 +113,7 @@ def test_bad_lines_are_named(line: str, complaint: str, trace: Path) -> None:
         (["--cluster", "1x2", "--policy", "las:limit=3"], "limit: unknown setting of policy las; it takes thresholds"),
         (["--cluster", "1x2", "--policy", "las:thresholds=9/3"], "thresholds: (9.0, 3.0) are to be GPU-seconds"),
         (["--cluster", "1x2", "--policy", "las:promote=often"], "promote: 'often': Input should be a valid number"),
+        (["--cluster", "1x2", "--policy", "las:promote=nan"], "promote: nan is not 0 or more"),
         (["--cluster", "1x2", "--policy", "fair:speed=3"], "speed: unknown setting of policy fair; it takes no"),
         (["--cluster", "1x2", "--format", "pollux"], "name their folder with --profiles"),
         (["--cluster", "1x2", "--profiles", "nowhere"], "--profiles: nowhere is not a folder"),
@@ -194,6 +195,8 @@ def test_bad_lines_of_gavel_are_named(field: int, value: str, complaint: str, tm
         (None, "8:16:24", "simulation_throughputs.json: cannot be read: No such file or directory; name the measured"),
         ("{", "8:16:24", "simulation_throughputs.json: cannot be read: "),
         ({"v100": {KIND: {"null": "fast"}}}, "8:16:24", "null: is 'fast'; it must be steps per second"),
+        ({"v100": {KIND: {"null": 1e308}}}, "8:16:24", "null: is 1e+308; it must be steps per second, 0 or from 1e-09"),
+        ({"v100": {KIND: {"null": 1e-300}}}, "8:16:24", "null: is 1e-300; it must be steps per second, 0 or from"),
         ({"v100": {KIND: {"null": 10.0}}}, "16x4", "cluster '16x4': must be V100S:P100S:K80S"),
         ({"v100": {KIND: {"null": 10.0}}}, "0:0:0", "cluster '0:0:0': must be V100S:P100S:K80S"),
         (

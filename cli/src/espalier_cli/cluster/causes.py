@@ -7,6 +7,7 @@ from typing import Final
 
 from espalier_api.reasons import Reason
 from espalier_cli.cluster.case import Case
+from espalier_cli.cluster.limits import namespace_limits, queue_limits
 from espalier_cli.cluster.scarcity import needs, scarcity
 from espalier_cli.cluster.wording import count, duration
 
@@ -49,6 +50,16 @@ def _scarcity(case: Case) -> list[str]:
     else:
         first = "It has the GPUs that it is guaranteed; this is about those that it could be lent."
     return [first, *scarcity(case.facts, case.snapshot, case.plan)]
+
+
+def _quota(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None:
+        return []
+    return [*queue_limits(case.facts, case.snapshot), *_scarcity(case)]
+
+
+def _namespace_quota(case: Case) -> list[str]:
+    return [] if case.facts is None or case.snapshot is None else namespace_limits(case.facts, case.snapshot)
 
 
 def _extra_lost(case: Case) -> list[str]:
@@ -170,8 +181,9 @@ def _preempted(case: Case) -> list[str]:
 _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.NO_FREE_GPU: _scarcity,
     Reason.TOO_LARGE: _scarcity,
-    Reason.QUOTA_EXCEEDED: _scarcity,
-    Reason.MIN_RUNTIME: _scarcity,
+    Reason.QUOTA_EXCEEDED: _quota,
+    Reason.MIN_RUNTIME: _quota,
+    Reason.RESOURCE_QUOTA_EXCEEDED: _namespace_quota,
     Reason.GPU_LOST: _scarcity,
     Reason.COOLDOWN: _cooldown,
     Reason.EXTRA_WORKERS_LOST: _extra_lost,

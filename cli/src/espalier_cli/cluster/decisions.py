@@ -67,8 +67,11 @@ def wakes(plan: Plan, now: float) -> str:
     """Say when time alone changes the plan."""
     if plan.wake_at is None:
         return "Time alone does not change this plan."
-    at = datetime.fromtimestamp(plan.wake_at, UTC)
-    return f"Time alone may change this plan in {duration(plan.wake_at - now)}, at {at:%Y-%m-%d %H:%M:%S} UTC."
+    then = f"Time alone may change this plan in {duration(plan.wake_at - now)}"
+    try:
+        return f"{then}, at {datetime.fromtimestamp(plan.wake_at, UTC):%Y-%m-%d %H:%M:%S} UTC."
+    except (OverflowError, ValueError, OSError):  # in a year that has more than four digits
+        return f"{then}."
 
 
 def document_of(plan: Plan, now: float) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,10 @@ from espalier_operator.planning import (
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""
+_MOST_GPUS = 100_000
+"""Of a worker or a node; some policies look at each."""
+_MOST = 10**30
+"""Bytes and all else: more than Kubernetes counts (2⁶³ in a container), and few enough to be divided."""
 _HINT = "espalier snapshot -o FILE makes one; one edited by hand must stay whole"
 
 
@@ -80,12 +86,29 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def _check(seen: Snapshot) -> None:
-    """Reject counts that no job can have (`SnapshotError`), because they determine the time and memory of planning."""
+    """Reject counts that no job and no node can have (`SnapshotError`): they determine the time and memory of planning,
+    and what is far too large cannot be divided.
+    """
     for index, job in enumerate(seen.jobs):
-        counts = {"extra": job.extra, "terms.min_replicas": job.terms.min_replicas}
-        for name, value in counts.items():
-            if not 0 <= value <= _MOST_WORKERS:
-                raise SnapshotError(f"jobs.{index}.{name}: is {value}; must be from 0 to {_MOST_WORKERS}")
+        place, terms = f"jobs.{index}", job.terms
+        counts = {"min_replicas": terms.min_replicas, "max_replicas": terms.max_replicas}
+        _within(_MOST_WORKERS, place, {"extra": job.extra})
+        _within(_MOST_WORKERS, f"{place}.terms", counts)
+        _within(_MOST_GPUS, f"{place}.terms", {"gpus_per_worker": terms.gpus_per_worker})
+        _within(_MOST, f"{place}.terms.constraints.requests", dict(terms.constraints.requests))
+    for index, node in enumerate(seen.nodes):
+        _within(_MOST_GPUS, f"nodes.{index}", {"allocatable": node.allocatable})
+        _within(_MOST, f"nodes.{index}.resources", node.resources)
+        _within(_MOST, f"nodes.{index}.used", node.used)
+    for index, worker in enumerate(seen.workers):
+        _within(_MOST_GPUS, f"workers.{index}", {"gpus": worker.gpus})
+        _within(_MOST, f"workers.{index}.constraints.requests", dict(worker.constraints.requests))
+
+
+def _within(most: int, place: str, counts: Mapping[str, int]) -> None:
+    for name, value in counts.items():
+        if not 0 <= value <= most:
+            raise SnapshotError(f"{place}.{name}: is {value:,}; must be from 0 to {most:,}")
 
 
 @click.command(epilog=EXIT_CODES)
@@ -113,10 +136,12 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
 
     This runs the operator's own planner and needs no cluster.
     """
+    if not math.isfinite(seconds):
+        raise InputError(f"--after {seconds}: it must be a number of seconds")
     name = "stdin" if str(source) == "-" else str(source)
     try:
         with click.open_file(str(source), "rb") as file:
-            seen = Snapshot.from_json(_unpacked(file.read()).decode())
+            seen = Snapshot.from_json(_unpacked(file.read()).decode("utf-8-sig"))
         _check(seen)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{name}: is not complete gzip: {error}", _HINT) from error

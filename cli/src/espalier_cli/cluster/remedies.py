@@ -30,14 +30,17 @@ class Remedy:
 REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.NO_FREE_GPU: Remedy("A job that ends, a node that is added, or a smaller minReplicas.", (_TOP,)),
     Reason.QUOTA_EXCEEDED: Remedy(
-        "A job of queue {queue} or of its cohort that ends, or a larger quota.", ("kubectl get queue {queue}", _TOP)
+        "A job of queue {queue} or of its cohort that ends, or a larger quota. If it needs more than the queue "
+        "may ever hold, only the latter.",
+        ("kubectl get queue {queue}", _TOP),
     ),
     Reason.MIN_RUNTIME: Remedy(
         "The end of preemption.minRuntimeSeconds of the jobs that borrowed; then they save a checkpoint and stop.",
         ("kubectl get queue {queue}", _TOP),
     ),
     Reason.RESOURCE_QUOTA_EXCEEDED: Remedy(
-        "A pod of the namespace that ends, a larger ResourceQuota, or workers that request less.",
+        "A pod of the namespace that ends (for a limit of count/pods: that is deleted), a larger ResourceQuota, or "
+        "workers that request less.",
         ("kubectl get resourcequota -n {namespace}", _EDIT),
     ),
     Reason.QUEUE_NOT_FOUND: Remedy(
@@ -54,9 +57,9 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         (_TOP,),
     ),
     Reason.HELD_BY_POLICY: Remedy(
-        "Wait: the policy decides again when jobs come, go or progress. `espalier plan --policy` shows what another "
+        "Wait: the policy decides again when jobs come, go or progress. `espalier plan` shows what another "
         "policy would do.",
-        (_TOP, "espalier plan --policy fair"),
+        (_TOP, "espalier snapshot -o cluster.json", "espalier plan --snapshot cluster.json --policy fair"),
     ),
     Reason.TOO_LITTLE_BUDGET_LEFT: Remedy(
         "No action is needed: it trains with its base GPUs to the end of its budget."

@@ -13,7 +13,7 @@ from espalier_cli.intervals import Interval
 from espalier_cli.policies.options import require_folder, write
 from espalier_operator.planning import configured
 from espalier_operator.simulation.errors import TraceError
-from espalier_scheduling.learned.files import Lineage, Serves
+from espalier_scheduling.learned.files import MAX_NAME, Lineage, Serves
 from espalier_scheduling.learned.serving import LearnedAllocation
 from espalier_scheduling.product.history import workload_of
 from espalier_scheduling.product.learning import Settings, learn, mean_seconds, with_placement
@@ -56,6 +56,10 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     """
     if output.suffix != ".safetensors":
         raise InputError(f"--output: {output} must end with .safetensors")
+    if not name or len(name) > MAX_NAME:
+        raise InputError(f"--name: {name!r} has {len(name)} characters; give 1 to {MAX_NAME}")
+    if name in BASELINES:
+        raise InputError(f"--name: {name} is a rule that the file is judged beside; choose another name")
     require_folder(output)
     try:
         workload = workload_of(folder)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from espalier_api.documents import first_fault
 from espalier_operator.facts.jobs import JobFacts
@@ -26,6 +26,9 @@ class SnapshotError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Everything that `plan` reads."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
+    """For what it holds, too: a time that is not a number would compare with none, and a plan could not be JSON."""
 
     taken_at: float
     nodes: tuple[Node, ...] = ()
@@ -59,7 +62,7 @@ class Snapshot:
         """Parse what `to_json` wrote; `SnapshotError` where it is damaged or of another version."""
         try:
             body: Any = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SnapshotError(f"not complete JSON: {error}") from error
         if not isinstance(body, dict) or body.pop("kind", None) != "Snapshot":
             raise SnapshotError("is not a snapshot: kind is not 'Snapshot'")

@@ -41,8 +41,8 @@ class LasPolicy:
         rising = all(low < high for low, high in zip((0.0, *self.thresholds), self.thresholds, strict=False))
         if not (self.thresholds and rising):
             raise ValueError(f"thresholds: {self.thresholds} are to be GPU-seconds above 0, rising")
-        if self.promote < 0:
-            raise ValueError(f"promote: {self.promote:g} is below 0")
+        if not self.promote >= 0:
+            raise ValueError(f"promote: {self.promote:g} is not 0 or more")
 
     @property
     def queue_order(self) -> str:

@@ -9,7 +9,6 @@ beside each other job type.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,8 @@ _LAYOUTS: Final = {
     12: (*_FIELDS[:7], "mode", *_FIELDS[7:9], "duration", _FIELDS[9]),
 }
 """Fields by their number. Seven are in older traces of Gavel, twelve in those of Shockwave (NSDI 2023)."""
+_FASTEST: Final = 1e9
+"""Steps per second. Faster jobs, and those that take as many seconds for a step, are taken for mistakes."""
 _STATIC: Final = "static"
 _DEFAULTS: Final = {"weight": "1"}
 
@@ -81,8 +82,12 @@ class Throughputs:
             value = value.get(key, 0.0) if isinstance(value, dict) else 0.0
         if isinstance(value, list):
             value = value[0] if value else None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise TraceError(f"{self.path}: {gpu_type}: {kind}: {beside}: is {value!r}; it must be steps per second")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (value == 0 or 1 / _FASTEST <= value <= _FASTEST):
+            raise TraceError(
+                f"{self.path}: {gpu_type}: {kind}: {beside}: is {value!r}; it must be steps per second, 0 or from "
+                f"{1 / _FASTEST:g} to {_FASTEST:g}"
+            )
         return float(value)
 
 

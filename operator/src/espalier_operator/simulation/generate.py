@@ -18,12 +18,15 @@ from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import SERVERS, Throughputs
 from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
+from espalier_operator.simulation.tables import MAX_SECONDS, MIN_SECONDS
 from espalier_operator.simulation.typed_jobs import TypedJob
 
 PREFIX: Final = "generate:"
 _PHILLY: Final = {1: 76_627, 2: 1_818, 4: 1_870, 8: 1_643, 16: 199, 32: 67}
 """Jobs of the trace by GPUs."""
 _MOST_JOBS: Final = 1_000_000
+_LEAST_ALPHA: Final = 0.1
+"""With less, Pareto durations exceed what a number can be."""
 
 
 class Drawn(NamedTuple):
@@ -68,13 +71,15 @@ class Poisson:
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}: {value:g} is not between 0 and 1")
         if not 0 <= self.forecast_error < math.inf:
-            raise ValueError(f"forecast_error: {self.forecast_error:g} is below 0")
+            raise ValueError(f"forecast_error: {self.forecast_error:g} is not 0 or more, and finite")
+        for name in ("median", "longest"):
+            _check_seconds(name, getattr(self, name))
         if not 0 <= self.shortest <= self.longest:
             raise ValueError(f"shortest: {self.shortest:g} is not between 0 and longest, {self.longest:g}")
-        for name in ("load", "median", "alpha", "longest"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name}: {value:g} is not above 0")
+        if not 0 < self.load < math.inf:
+            raise ValueError(f"load: {self.load:g} is not above 0")
+        if not _LEAST_ALPHA <= self.alpha < math.inf:
+            raise ValueError(f"alpha: {self.alpha:g} is not at least {_LEAST_ALPHA:g}")
         if not 0 <= self.sigma < 10:
             raise ValueError(f"sigma: {self.sigma:g} is not between 0 and 10")
         if any(size < 1 for size in self.sizes):
@@ -83,7 +88,7 @@ class Poisson:
     def draw(self, seed: int, gpus: int, most: int) -> list[Drawn]:
         """Return the jobs of a seed for a cluster with `gpus` GPUs, of which one job may have `most`.
 
-        Raises `TraceError` where no size fits.
+        Raises `TraceError` where no size fits, or the last job comes too late to be simulated.
         """
         chance = random.Random(seed)
         weights = dict.fromkeys(self.sizes, 1) if self.sizes else _PHILLY
@@ -99,7 +104,12 @@ class Poisson:
             for _ in range(self.jobs)
         ]
         gap = sum(size * duration for _, size, duration in drawn) / (gpus * self.load * self.jobs)
-        moments = self._moments([wait * gap for wait, *_ in drawn])
+        waits = [wait * gap for wait, *_ in drawn]
+        if not (last := math.fsum(waits[1:])) <= MAX_SECONDS:
+            raise TraceError(
+                f"load: {self.load:g}: the last job comes after {last:g} s; at most {MAX_SECONDS:g} s are simulated"
+            )
+        moments = self._moments(waits)
         return [Drawn(moment, size, duration) for moment, (_, size, duration) in zip(moments, drawn, strict=True)]
 
     def _duration(self, chance: random.Random) -> float:
@@ -126,8 +136,7 @@ class Diurnal(Poisson):
         Poisson.__post_init__(self)
         if not 0 <= self.amplitude <= 1:
             raise ValueError(f"amplitude: {self.amplitude:g} is not between 0 and 1")
-        if not 0 < self.period < math.inf:
-            raise ValueError(f"period: {self.period:g} is not above 0")
+        _check_seconds("period", self.period)
 
     def _moments(self, waits: list[float]) -> Iterator[float]:
         """Yield when the integral of the rate reaches the moments at a constant rate, by bisection."""
@@ -215,6 +224,11 @@ def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs:
         steps = max(1, round(duration * fastest))
         jobs.append(TypedJob(_name(place, len(drawn)), submitted_at, kind, steps, throughputs))
     return jobs
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not MIN_SECONDS <= value <= MAX_SECONDS:
+        raise ValueError(f"{name}: {value:g} is not between {MIN_SECONDS:g} and {MAX_SECONDS:g} seconds")
 
 
 def _name(place: int, count: int) -> str:

@@ -8,6 +8,7 @@ The cluster has all nodes of the snapshots, each with the most GPUs that it had.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from espalier_operator.simulation.holdings import hold
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.measured import MeasuredJob
 from espalier_operator.simulation.rounds import Node
-from espalier_operator.simulation.tables import MAX_SECONDS, text_of
+from espalier_operator.simulation.tables import MAX_SECONDS, MIN_SECONDS, text_of
 
 FORMAT: Final = "audit"
 
@@ -123,12 +124,16 @@ def read_history(folder: Path) -> History:
                 _apply(action, at, job)
     nodes = [Node(name, count) for name, count in sorted(gpus.items()) if count]
     total = sum(node.gpus for node in nodes)
-    found = [job for job in past.values() if job.duration > 0 and 0 < job.base <= total]
+    found = [job for job in past.values() if job.duration >= MIN_SECONDS and 0 < job.base <= total]
     if not found:
         raise TraceError(f"{folder}: no job of the audit log ran on a GPU; is it that of another operator?")
     start = min(job.facts.submitted_at for job in found)
     for job in found:
         job.start = start
+        if max(job.duration, job.facts.submitted_at - start) > MAX_SECONDS:
+            raise TraceError(
+                f"{folder}: job {job.name}: its times span more than {MAX_SECONDS:g} s: the log is damaged"
+            )
     return History(
         happened=[job.ended() for job in found if job.ended_at is not None],
         nodes=nodes,
@@ -197,8 +202,13 @@ def _line(folder: Path, place: str, line: str) -> tuple[float, Snapshot | None, 
     try:
         found = json.loads(line)
         at, name, actions = float(found["at"]), str(found["snapshot"]), list(found["actions"])
-        if not all(isinstance(action["job"], str) and isinstance(action["action"], str) for action in actions):
-            raise ValueError("actions: each must name a job and an action")
+        if not math.isfinite(at):
+            raise ValueError(f"at: {at} is no time")
+        for action in actions:
+            if not (isinstance(action["job"], str) and isinstance(action["action"], str)):
+                raise ValueError("actions: each must name a job and an action")
+            if not isinstance(action.get("extra", 0), int):
+                raise ValueError(f"actions: extra: {action['extra']!r} is no number of workers")
     except KeyError as error:
         raise TraceError(f"{place}: {error.args[0]}: is missing; it is not a line of an audit log") from error
     except (ValueError, TypeError) as error:

@@ -16,6 +16,8 @@ from espalier_operator.simulation.errors import TraceError
 
 MAX_SECONDS: Final = 1e9
 """About 32 years. Longer times in a trace are taken for mistakes, lest a simulation never end."""
+MIN_SECONDS: Final = 1e-3
+"""Jobs that take less have ended at once: how much longer they took than alone would be no number."""
 _GZIP: Final = b"\x1f\x8b"
 _DELIMITERS: Final = ",;\t"
 

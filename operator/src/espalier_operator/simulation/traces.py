@@ -15,7 +15,7 @@ from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.tables import MAX_SECONDS, Row, rows
+from espalier_operator.simulation.tables import MAX_SECONDS, MIN_SECONDS, Row, rows
 
 Reader = Callable[[Path, Profiles | None, Elasticity], list[SimulatedJob]]
 _ALIASES: Final = {
@@ -82,7 +82,7 @@ def read_csv(
         if gpus != int(gpus):
             raise row.fault("num_gpus", f"is {row.text('num_gpus')!r}; it must be a whole number")
         lines += 1
-        if duration and gpus:
+        if duration >= MIN_SECONDS and gpus:
             found.append((began, duration, int(gpus), row))
     if found and lines > len(found):
         tell(f"{path}: {lines - len(found)} of {lines} jobs have no GPUs, or ended at once: they are left out")
@@ -103,7 +103,9 @@ def read_csv(
         job.origin = row.place("num_gpus")
         jobs.append((row, job))
     if lines and not jobs:
-        raise TraceError(f"{path}: none of its {lines} jobs has GPUs and a duration above 0: nothing can be simulated")
+        raise TraceError(
+            f"{path}: none of its {lines} jobs has GPUs and takes {MIN_SECONDS:g} s or more: nothing can be simulated"
+        )
     return _distinct(path, jobs)
 
 

@@ -32,6 +32,8 @@ from espalier_scheduling.placement.tasks import KINDS
 MAX_BYTES: Final = 16 * 1024 * 1024
 """Of a policy's file; a network of the usual size takes 25 kB."""
 MAX_HIDDEN: Final = 512
+MAX_NAME: Final = 100
+"""Characters of a policy's name."""
 _HEADER: Final = "espalier"
 """The key of the lineage in the header of safetensors."""
 _LENGTH: Final = 8
@@ -72,7 +74,7 @@ class Serves(Record):
 class Lineage(Record):
     """What a policy is and how it came to be."""
 
-    name: str = Field(min_length=1, max_length=100)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
     actions: tuple[str, ...] = WORKERS_ONLY
     """What a job can get more of; `description.WORKERS_ONLY` where gradients are exchanged by all-reduce."""
     learnt_from: str = Field(max_length=500)

@@ -17,6 +17,8 @@ from espalier_api.status import JobStatus, TimeBudgetStatus
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
+from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.requirements import constraints_of
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, kube_job, raw_job, template
@@ -470,15 +472,34 @@ def test_selector_tolerations_and_names_of_the_template_stay_but_for_what_makes_
 
 def test_a_job_on_nodes_without_type_stays_off_those_with_one():
     absent = {"key": "nvidia.com/gpu.product", "operator": "DoesNotExist"}
+    empty = {"key": "nvidia.com/gpu.product", "operator": "In", "values": [""]}
     required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms: list[dict[str, object]] = [{"matchExpressions": [absent]}, {"matchExpressions": [empty]}]
     assert spec_of(templated(), gpu_type="") == a_spec(
-        affinity={"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [absent]}]}}}
+        affinity={"nodeAffinity": {required: {"nodeSelectorTerms": terms}}}
     )
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     given = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": [zone]}]}
     spec = spec_of(templated(affinity={"nodeAffinity": {required: given}, "podAffinity": {}}), gpu_type="")
-    terms = [{"matchExpressions": [zone, absent]}, {"matchFields": [zone], "matchExpressions": [absent]}]
+    terms = [
+        {"matchExpressions": [zone, absent]},
+        {"matchExpressions": [zone, empty]},
+        {"matchFields": [zone], "matchExpressions": [absent]},
+        {"matchFields": [zone], "matchExpressions": [empty]},
+    ]
     assert spec["affinity"] == {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+
+
+def test_a_worker_is_bound_where_the_planner_sees_gpus_without_type():
+    """The planner takes nodes whose label of the type is empty and those that lack it for the same type."""
+    for labels, gpu_type in (({}, ""), ({"nvidia.com/gpu.product": ""}, ""), ({"nvidia.com/gpu.product": "a"}, "a")):
+        node = parse_node({"metadata": {"name": "n", "labels": labels}}, SETTINGS)
+        assert node.gpu_type == gpu_type
+        for wanted in ("", "a"):
+            for pin in (None, "n"):
+                pod = worker_pod(kube_job("one"), STATUS, Role.BASE, 0, 0, SETTINGS, gpu_type=wanted, node=pin)
+                asked = constraints_of(pod["spec"], GPU, SETTINGS.tolerated_taints)
+                assert node.admits(asked) == (wanted == gpu_type)
 
 
 def test_labels_and_annotations_of_the_template_are_put_on_but_for_ours():

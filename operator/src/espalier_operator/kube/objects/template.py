@@ -6,6 +6,7 @@ without problems can be changed here.
 
 from __future__ import annotations
 
+import copy
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -88,14 +89,18 @@ def absolute(path: str) -> str:
     return posixpath.normpath("/" + path.lstrip("/"))
 
 
-def require_label_absent(spec: Manifest, label: str) -> None:
-    """Keep the pod off nodes that have `label`, whatever else its affinity asks for."""
-    _require(spec, "matchExpressions", {"key": label, "operator": "DoesNotExist"})
+def require_label_empty(spec: Manifest, label: str) -> None:
+    """Keep the pod on nodes whose `label` is absent or empty, whatever else its affinity asks for."""
+    demands = {"key": label, "operator": "DoesNotExist"}, {"key": label, "operator": "In", "values": [""]}
+    terms = _terms(spec)
+    # No requirement says "or", but terms do.
+    terms[:] = [_demanding(copy.deepcopy(term), "matchExpressions", demand) for term in terms for demand in demands]
 
 
 def require_node(spec: Manifest, node: str) -> None:
     """Let the pod be bound to `node` only, if its affinity admits that."""
-    _require(spec, "matchFields", {"key": NODE_FIELD, "operator": "In", "values": [node]})
+    for term in _terms(spec):
+        _demanding(term, "matchFields", {"key": NODE_FIELD, "operator": "In", "values": [node]})
 
 
 def required_node(spec: Mapping[str, Any]) -> str | None:
@@ -107,14 +112,19 @@ def required_node(spec: Mapping[str, Any]) -> str | None:
     return values[0] if isinstance(values, list) and len(values) == 1 and isinstance(values[0], str) else None
 
 
-def _require(spec: Manifest, kind: str, demand: Manifest) -> None:
+def _terms(spec: Manifest) -> list[Manifest]:
+    """Return the terms of which a node has to match one, at least one: each gets a demand on the node."""
     node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     selector = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    terms = selector.setdefault("nodeSelectorTerms", [])
+    terms: list[Manifest] = selector.setdefault("nodeSelectorTerms", [])
     if not terms:
         terms.append({})
-    for term in terms:  # a node has to match one of them, so each gets the demand
-        term.setdefault(kind, []).append(demand)
+    return terms
+
+
+def _demanding(term: Manifest, kind: str, demand: Manifest) -> Manifest:
+    term.setdefault(kind, []).append(demand)
+    return term
 
 
 def _items(value: Any, path: Sequence[str], place: str = "") -> Iterator[tuple[str, Any]]:

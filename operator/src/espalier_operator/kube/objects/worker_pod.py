@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.template import (
     Manifest,
     absolute,
     mount,
-    require_label_absent,
+    require_label_empty,
     require_node,
     set_variables,
 )
@@ -82,7 +82,7 @@ def worker_pod(
     if label:
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
     elif label is not None:
-        require_label_absent(spec, settings.gpu_type_label)
+        require_label_empty(spec, settings.gpu_type_label)
     if node is not None:
         require_node(spec, host_of(node))
     tolerations = spec.setdefault("tolerations", [])

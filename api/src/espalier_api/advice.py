@@ -165,7 +165,7 @@ class AdviceRequest(Record):
     places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
     """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
     of a growth follows; empty where that is not known."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=2**40)
     """Of a training step; absent where it is not known."""
     forecast: bool = False
     """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
@@ -170,6 +170,14 @@ class AdviceRequest(Record):
     forecast: bool = False
     """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with
     it nor keeps it."""
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_operations(cls, architecture: Architecture) -> Architecture:
+        # A package may add operations, and may be installed where a model is trained alone.
+        for name in architecture.targets or ():
+            OPERATIONS.check(name)
+        return architecture
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from espalier_api.allocation import Allocation
 from espalier_api.architecture import Architecture
@@ -165,11 +165,19 @@ class AdviceRequest(Record):
     places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
     """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
     of a growth follows; empty where that is not known."""
-    batch_size: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=2**40)
     """Of a training step; absent where it is not known."""
     forecast: bool = False
     """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with
     it nor keeps it."""
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_operations(cls, architecture: Architecture) -> Architecture:
+        # A package may add operations, and may be installed where a model is trained alone.
+        for name in architecture.targets or ():
+            OPERATIONS.check(name)
+        return architecture
 
     def actions(self) -> tuple[Action, ...]:
         """Return the allowed actions that the architecture offers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,10 @@ AttributeValue = bool | int | float | str | tuple[int, ...] | None
 
 WEIGHT_OPERATORS = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
 """Operators that count as a layer of depth."""
+
+
+MOST: Final = 2**60
+"""Largest count in a description: what is computed from it stays within the range of a float."""
 
 
 class GrowthError(ValueError):
@@ -36,7 +40,7 @@ class Layer(Record):
     """What distinguishes two layers of one operator (channels, kernel size, ...)."""
     inputs: tuple[str, ...] = ()
     """Names of the layers whose outputs it reads, in argument order."""
-    parameters: int = Field(default=0, ge=0)
+    parameters: int = Field(default=0, ge=0, le=MOST)
     """Number of trainable scalars it adds to the model."""
 
 
@@ -55,7 +59,7 @@ class GrowthPoint(Record):
     """Operator of the layer that a growth repeats: `Linear` or `Conv2d`."""
     after: str
     block: str
-    grown: int = Field(default=0, ge=0)
+    grown: int = Field(default=0, ge=0, le=MOST)
     insertion: tuple[Layer, ...] = Field(min_length=1)
     channels: Channels | None = None
     """How the insertion's channels depend on each other, with relative names; absent if the architecture has none."""
@@ -80,7 +84,7 @@ class BlockPoint(Record):
     stem: str
     """The next new block has the path `<stem><number>`."""
     number: int = Field(ge=0)
-    grown: int = Field(default=0, ge=0)
+    grown: int = Field(default=0, ge=0, le=MOST)
     """Number of blocks that growth has added."""
 
 

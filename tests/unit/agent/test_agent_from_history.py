@@ -126,6 +126,21 @@ def test_decisions_become_episodes_and_what_cannot_be_used_is_counted() -> None:
     assert found.episodes[0].kind == Kind(MODEL.fingerprint, 9, 2)
 
 
+def test_decisions_are_in_the_order_of_the_job_whatever_the_clocks_of_replicas_say() -> None:
+    grown = deepened(MODEL, str(ACTIONS[0].target))
+    slow = NOW - timedelta(seconds=30)
+    second = {"architecture": grown, "time_left_seconds": 90.0, "progress": Progress(adaptations=1)}
+    found = gather(
+        [
+            *(decision(f"{job}1", job=job) for job in "ab"),
+            decision("a2", job="a", **second),
+            decision("b2", job="b", time=slow, **second),
+        ]
+    )
+    assert [[each.decision_id for each in one.decisions] for one in found.episodes] == [["a1", "a2"], ["b1", "b2"]]
+    assert {one.kind for one in found.episodes} == {Kind(MODEL.fingerprint, 9, 2)}
+
+
 def test_rewards_are_compared_within_a_kind() -> None:
     found = [episode("1", 0.2, kind="x"), episode("2", 0.4, kind="x"), episode("3", 0.9, kind="y")]
     assert standardised(found) == pytest.approx([-1.0, 1.0, 0.0])

@@ -159,6 +159,7 @@ def test_refused_requests_take_no_memory(app: FastAPI, call: Send) -> None:
         ("/v1/advice", {"timeBudgetSeconds": 10**300}, "timeBudgetSeconds", "less than or equal to 31536000; it is 1"),
         ("/v1/advice", {"job": "j" * 1_000_000}, "job", 'at most 320 characters; it is "jjj'),
         ("/v1/advice", {"job": "a\n2026 INFO forged"}, "job", "cannot be printed; send `namespace/name`"),
+        ("/v1/advice", {"batchSize": 2**63}, "batchSize", "less than or equal to 1099511627776"),
         ("/v1/outcomes", {"timeBudgetSeconds": 1e308}, "timeBudgetSeconds", "less than or equal to 31536000"),
         ("/v1/outcomes", {"finalAccuracy": float("nan")}, "finalAccuracy", "finite number; it is NaN"),
         ("/v1/outcomes", {"job": "\x1b[2J"}, "job", "cannot be printed"),

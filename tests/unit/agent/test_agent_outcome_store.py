@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_api.advice import MAX_DECISION_IDS, Action, AdviceRequest, OutcomeReport, PolicyVersion
 from espalier_api.allocation import Allocation
+from waiting import until
 
 WRITER = Path(__file__).with_name("outcome_writer.py")
 PATIENCE = 30.0
@@ -342,6 +344,19 @@ def test_a_report_that_nobody_waits_for_any_more_is_stored(open_store: Open, pat
         other.execute("ROLLBACK")
     assert store.report(outcome("d")).result(PATIENCE) == 1
     assert reported(path) == {"a", "b", "c", "d"}
+
+
+def test_a_record_that_the_database_cannot_take_does_not_end_the_thread_that_stores(
+    open_store: Open, path: Path, policy: Policy, lost: Counter[str]
+) -> None:
+    store = open_store()
+    kept = record(policy)
+    # SQLite's integers have 64 bits; sqlite3 raises what is no error of its own.
+    store.keep(replace(kept, request=kept.request.model_copy(update={"batch_size": 2**63})), 100)
+    until(lost.total)
+    assert store.report(outcome("after")).result(PATIENCE) == 1
+    assert reported(path) == {"after"}
+    assert lost == {"Unwritable": 1}
 
 
 def test_many_threads_may_keep_at_once(open_store: Open, path: Path, policy: Policy) -> None:

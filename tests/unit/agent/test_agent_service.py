@@ -194,6 +194,16 @@ MALFORMED: dict[str, tuple[str | bytes | dict[str, Any] | list[Any] | None, str 
         "allowedActions.0.kind",
         "'Deepen', 'Widen', 'AddBlock' or 'Nothing'",
     ),
+    "targets of an operation that is not installed": (
+        with_architecture(targets={"Twice": ["block0"]}),
+        "architecture",
+        "'Deepen', 'Widen' or 'AddBlock'",
+    ),
+    "more parameters than a float can count": (
+        with_architecture(layers=[{"name": "a", "operator": "Linear", "parameters": 10**400}]),
+        "architecture.layers.0.parameters",
+        "less than or equal to 1152921504606846976",
+    ),
     "deepen without a target": (
         question(allowedActions=[{"kind": "Deepen"}]),
         "allowedActions.0",

@@ -21,6 +21,7 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
 from espalier_api.advice import Action, AdviceRequest, offered
+from espalier_api.architecture import AttributeValue
 from espalier_api.documents import DocumentError
 from espalier_api.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord, read_corpus, write_corpus
 
@@ -179,6 +180,27 @@ def test_the_network_reads_several_models_at_once(policy: Policy) -> None:
         one = policy.network.prepare([model], policy.vocabulary)
         alone = policy.network.logits(one, torch.tensor([0]), times[0][:1], times[1][:1])
         assert torch.allclose(alone[0], together[place])
+
+
+@pytest.mark.parametrize("width", [-5, 10**400, 0, True, "x", (1, 2), None])
+def test_any_width_of_an_inserted_layer_is_read(policy: Policy, width: AttributeValue) -> None:
+    model = MODELS["cnn1"]
+    odd = [
+        point.model_copy(
+            update={
+                "insertion": tuple(
+                    layer.model_copy(update={"attributes": {**layer.attributes, "out_channels": width}})
+                    for layer in point.insertion
+                )
+            }
+        )
+        for point in model.growth_points
+    ]
+    architecture = model.model_copy(update={"growth_points": tuple(odd)})
+    request = AdviceRequest(job="j", architecture=architecture, time_left_seconds=50, time_budget_seconds=100)
+    gains = [entry.gain for entry in advise(policy, request, "a").probabilities[:-1]]
+    assert gains
+    assert all(gain is not None and math.isfinite(gain.mean) for gain in gains)
 
 
 def test_the_shipped_policy_answers_by_trees_for_models_that_it_has_never_met() -> None:

@@ -110,6 +110,7 @@ def test_a_bad_case_is_named_with_the_remedy(changes: str, told: str, tmp_path: 
         ("def cases(): yield from [{'name': 'x'}] * 2", "case 'x': the name is used twice"),
         ("import nowhere_to_be_found", "ModuleNotFoundError"),
         ("def cases(:", "SyntaxError"),
+        ("import sys; sys.exit(0)", "ends the program where its cases are made"),
     ],
 )
 def test_a_bad_file_is_explained(text: str, told: str, tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def test_a_bad_model_is_named_with_its_own_remedy_and_not_with_that_of_a_file(
 
 def test_what_does_not_go_together() -> None:
     assert judge()[0] == judge("--models", str(MODELS), "--model", "digits")[0] == 2
+    assert "there is no folder" in judge("--models", str(MODELS), "--picture", "nowhere/judge.png")[2]
     assert "--dataset and --budget" in judge("--model", "digits")[2]
     assert "is not a growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
     assert "is not a share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]

@@ -266,7 +266,12 @@ def test_plans_for_other_models_and_places_are_refused() -> None:
     graph = capture(model, rows)
     with pytest.raises(RewritesRefusedError, match="is for the computation"):
         apply(model, Plan(fingerprint="another", device="any"), rows)
-    for step in (Step(rule="Unknown", location=("mul",)), Step(rule="MeanFirst", location=("mean", "nowhere"))):
+    anchors = [name for name in graph.nodes if name != "mul"]
+    for step in (
+        Step(rule="Unknown", location=("mul",)),
+        Step(rule="MeanFirst", location=("mean", "nowhere")),
+        *(Step(rule="Cancelling", location=(name, "nowhere")) for name in anchors),
+    ):
         with pytest.raises(RewritesRefusedError, match="not known|does not hold"):
             apply(model, Plan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
     with pytest.raises(ValueError, match="best-first"):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from types import MethodType
 
 import pytest
 import torch
 from drawn_models import IMAGE_PARTS, ROW_PARTS, image_model, row_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewriting_cases import CASES, Case
+from rewriting_cases import CASES, Case, Written
 from torch import Tensor, nn
+from torch.nn import functional
 
 from espalier_trainer.rewriting import capture, verify
 from espalier_trainer.rewriting.emitting import emitted
@@ -45,6 +48,60 @@ def test_a_rule_computes_the_same(case: Case) -> None:
 
 def test_every_rule_has_a_case() -> None:
     assert {case.rule for case in CASES} == {rule.name for rule in RULES}
+
+
+def _doubled() -> nn.Module:
+    return Written(
+        lambda m, x: functional.layer_norm(x, (8,)) * m.weight + (x @ m.turned.t() + m.bias),
+        turned=torch.randn(8, 8),
+        bias=torch.randn(8, dtype=torch.float64),
+        weight=torch.randn(8, dtype=torch.float64),
+    )
+
+
+def _changed_layer() -> nn.Module:
+    model = Written(lambda m, x: m.layer(x) + m.other(x), layer=nn.Linear(8, 8), other=nn.Linear(8, 8))
+    layer = model.get_submodule("layer")
+    layer.forward = MethodType(lambda self, x: 3 * functional.linear(x, self.weight), layer)  # type: ignore[method-assign]
+    return model
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "a sum that repeats the one channel of a convolution": (
+        lambda: Written(
+            lambda m, x: m.one(x) + m.more(x),
+            one=nn.Conv2d(4, 1, 3, padding=1),
+            more=nn.Conv2d(4, 5, 3, padding=1, bias=False),
+        ),
+        (3, 4, 6, 6),
+    ),
+    "convolutions of images without a batch": (
+        lambda: Written(lambda m, x: torch.cat([m.one(x), m.two(x)]), one=nn.Conv2d(4, 2, 1), two=nn.Conv2d(4, 3, 1)),
+        (4, 6, 6),
+    ),
+    "linear maps to one number": (
+        lambda: Written(
+            lambda m, x: functional.linear(x, m.one) + functional.linear(x, m.two),
+            one=torch.randn(8),
+            two=torch.randn(8),
+        ),
+        (5, 8),
+    ),
+    "parameters of another type": (_doubled, (5, 8)),
+    "a layer with another forward": (_changed_layer, (5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_rules_do_with_odd_models_computes_the_same(name: str) -> None:
+    torch.manual_seed(0)
+    build, shape = ODD[name]
+    module, inputs = build(), torch.randn(shape)
+    graph = capture(module, inputs)
+    for each in (graph, *(match.applied(graph) for match in Matches(graph).all())):
+        # Not in double precision alone, in which all types are one.
+        torch.testing.assert_close(emitted(each, module)(inputs), module(inputs))
+        _check(module, each, inputs)
 
 
 def _walk(module: nn.Module, inputs: Tensor, seed: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ from espalier_operator.asking import AwayError
 from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
 from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
 from espalier_operator.policies.view import Candidate, View
+from espalier_scheduling.learned import files
 from espalier_scheduling.learned.files import Serves
+from espalier_scheduling.product.server import Served
 from policy_files import giving, write_giving
 from policy_server_process import serving
 from waiting import PATIENCE
@@ -79,6 +83,21 @@ def test_a_new_file_takes_the_old_ones_place_and_a_damaged_one_does_not(url: str
     assert ask(url).policy == second.policy
     file.write_bytes(whole)
     assert ask(url).policy == first.policy
+
+
+def test_a_file_whose_disk_was_away_is_read_again_though_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(write_giving(tmp_path / "policy.safetensors"))
+
+    def away(path: Path, limit: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "read_bounded", away)
+        with pytest.raises(PolicyFileError, match="cannot be read"):
+            served.current()
+    assert served.current().version.startswith("tiny@")
 
 
 def test_a_cluster_that_the_file_cannot_serve_is_refused_with_the_reason(url: str, file: Path) -> None:

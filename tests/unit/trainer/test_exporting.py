@@ -154,6 +154,8 @@ def test_a_disk_that_is_full_is_said_and_leaves_the_export_of_before(
     try:
         with pytest.raises(ExportError, match=r"out/model\.safetensors\.writing: cannot be written: File too large"):
             export_of(tmp_path)
+        with pytest.raises(ExportError, match=r"out: cannot be written: File too large"):
+            export(tmp_path / "run", tmp_path / "out", program=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not (tmp_path / "out" / "model.safetensors.writing").exists()

@@ -105,7 +105,8 @@ def gather(history: Iterable[HistoryDecision]) -> Gathered:
     found = []
     fingerprints: dict[int, str] = {}
     for (job, reported, accuracy), made in by_report.items():
-        made.sort(key=lambda decision: (decision.time, -decision.time_left_seconds))
+        # Clocks of replicas differ, and one may be set back; the job counts its decisions.
+        made.sort(key=lambda decision: (decision.progress.adaptations, decision.time, -decision.time_left_seconds))
         # Decisions share the objects that describe the same model, and a fingerprint takes a millisecond.
         model = made[0].architecture
         if id(model) not in fingerprints:

@@ -119,7 +119,10 @@ class OutcomeStore:
             try:
                 sound.append((record, record.statements()))
             except ValueError as error:
-                self._lose("Invalid", 1, f"a {record.kind} cannot be written as JSON ({error})")
+                reason = f"a {record.kind} cannot be written as JSON ({error})"
+                self._lose("Invalid", 1, reason)
+                if id(record) in asked:
+                    asked.pop(id(record)).set_exception(NotStoredError(reason))
         try:
             connection = self._connected()
             connection.execute("BEGIN IMMEDIATE")
@@ -127,7 +130,7 @@ class OutcomeStore:
                 for statement, row in statements:
                     connection.execute(statement, row)
             connection.execute("COMMIT")
-        except (sqlite3.Error, OSError, StoreError) as error:
+        except Exception as error:  # Whatever it is: without this thread nothing would be stored any more.
             self._disconnect()
             kind, reason = _describe(error)
             if kind == "Damaged":

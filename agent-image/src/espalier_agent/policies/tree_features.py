@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
+from espalier_api.architecture import MOST, WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
@@ -214,7 +214,7 @@ def _width(layer: Layer) -> int:
     for name in ("out_channels", "out_features", "num_features", "hidden_size"):
         value = layer.attributes.get(name)
         if isinstance(value, int):
-            return value
+            return max(0, min(value, MOST))
     return 0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 from pydantic import ValidationError
 
 from espalier_agent.commands.console import SEEDS, CommandError
@@ -23,6 +24,19 @@ from espalier_cli.timeline import TimelineError, parse_moment
 
 if TYPE_CHECKING:
     from espalier_cli.collect.state import WorkFolder
+
+_OF_TABLES: Final = {
+    "start_at": "--start-at",
+    "decisions": "--decisions",
+    "time_kind": "--time",
+    "step_cost": "--step-cost",
+    "time_budget": "--time-budget",
+    "controls": "--controls",
+    "scenario": "--scenario",
+    "device": "--device",
+}
+_OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way", "part": "--part"}
+"""Options that only one of the two kinds of collection reads, by their parameters."""
 
 
 @click.command()
@@ -94,7 +108,7 @@ if TYPE_CHECKING:
     "--work-dir",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for finished runs. A later command with more --seeds trains only the additional ones.  "
-    "[default: OUTPUT.work, removed at the end]",
+    "[default: OUTPUT.work, removed at the end, but kept for a corpus]",
 )
 @click.option("--restart", is_flag=True, help="Delete finished runs in the work folder.")
 @click.option(
@@ -146,11 +160,16 @@ def collect(
 
     if (job_file is None) == (corpus is None):
         raise click.UsageError("give either a JOB or --corpus")
+    context = click.get_current_context()
+    for name, option in (_OF_TABLES if corpus is not None else _OF_CORPORA).items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            whose = "a JOB, not for --corpus" if corpus is not None else "--corpus, not for a JOB"
+            raise click.UsageError(f"{option} is for {whose}; omit it")
     if corpus is not None:
         options = CorpusOptions(
             corpus, moments, most, [*map(Way, ways)], throughput, range(first_seed, first_seed + seeds), part
         )
-        collect_corpus(options, parallel, work_dir, output)
+        collect_corpus(options, parallel, work_dir, output, restart=restart)
         return
     if job_file is None or start_at is None:
         raise click.UsageError("a JOB needs --start-at")

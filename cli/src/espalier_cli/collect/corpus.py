@@ -69,11 +69,14 @@ class CorpusOptions:
         )
 
 
-def collect_corpus(options: CorpusOptions, parallel: int, work_dir: Path | None, output: Path) -> None:
+def collect_corpus(
+    options: CorpusOptions, parallel: int, work_dir: Path | None, output: Path, *, restart: bool = False
+) -> None:
     """Train all arms of all cases in all ways, first of one seed, then of the next, and write the corpus.
 
-    What is done is kept in the work folder. The file is written after each seed, so that a part can be used already.
-    Raises `InputError`.
+    What is done is kept in the work folder, and used unless `restart` is set; of a file of cases in a folder of its
+    contents, as a changed file has other cases. The corpus is written after each seed, so that a part can be used
+    already. Raises `InputError`.
     """
     from espalier_api.growth_corpus import GrowthCorpus, write_corpus
     from espalier_cli.corpus.families import SETS
@@ -87,12 +90,17 @@ def collect_corpus(options: CorpusOptions, parallel: int, work_dir: Path | None,
         raise InputError(f"--corpus {name!r}: no such set of families ({', '.join(SETS)}), and no file of Python")
     if not output.absolute().parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.absolute().parent}")
-    make: Cases = SETS.get(name) or CaseFile(name)
     settings = _settings(options)
     folder = work_dir or output.with_name(f"{output.name}.work")
     records = []
     try:
+        make: Cases = SETS.get(name) or CaseFile(name)
+        if isinstance(make, CaseFile):
+            folder /= make.digest()[:12]
         cases = made(make)
+        if restart:
+            for done in folder.glob("*.json"):
+                done.unlink()
         number, parts = options.part
         if parts > len(cases):
             raise InputError(f"--part {number}/{parts}: there are {len(cases)} cases; name as many parts at most")

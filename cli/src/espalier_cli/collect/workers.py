@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import threading
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,6 +10,7 @@ from multiprocessing.process import BaseProcess
 import torch
 
 from espalier_api.architecture import GrowthError
+from espalier_cli.children import led_by_parent
 from espalier_cli.collect.plan import Run
 from espalier_cli.collect.state import WorkFolder
 from espalier_cli.collect.training import CollectError, Collection, RunRecord, train
@@ -87,9 +85,7 @@ class Workers:
 
 
 def _work(end: Connection, collection: Collection, folder: WorkFolder) -> None:
-    # Ctrl-C reaches every process of the terminal; the one that started this one decides what comes of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    led_by_parent()
     torch.set_num_threads(1)
     while True:
         try:
@@ -110,10 +106,3 @@ def _trained(run: Run, collection: Collection, folder: WorkFolder) -> RunRecord 
     except (CollectError, TrainerError, GrowthError, OSError) as error:
         return _Failed(str(error))
     return record
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)  # killed, it could not end this one

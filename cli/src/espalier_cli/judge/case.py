@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,12 +109,19 @@ class CaseFile:
         """Run the file; raises `CaseError`."""
         return tuple(checked(one, place) for place, one in enumerate(_yielded(Path(self.path)), 1))
 
+    def digest(self) -> str:
+        """Return what tells the file from others, and from what it was before; raises `CaseError`."""
+        try:
+            return hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
+        except OSError as error:
+            raise CaseError(f"{self.path}: cannot be read ({error.strerror})") from error
+
 
 def _yielded(path: Path) -> list[Any]:
     name = f"espalier_cases_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise CaseError(f"--models {path}: no such file of Python")
+        raise CaseError(f"{path}: no such file of Python")
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look there
     folder = str(path.absolute().parent)
@@ -124,14 +132,17 @@ def _yielded(path: Path) -> list[Any]:
         spec.loader.exec_module(module)
         function = getattr(module, "cases", None)
         found = list(cast("Iterable[Any]", function())) if callable(function) else None
-    except Exception as error:
+    except SystemExit as error:
         raise CaseError(
-            f"--models {path}: {type(error).__name__}: {error}; it failed where its cases are made"
+            f"{path}: ends the program where its cases are made (sys.exit); put what it does as a script after "
+            '`if __name__ == "__main__":`'
         ) from error
+    except Exception as error:
+        raise CaseError(f"{path}: {type(error).__name__}: {error}; it failed where its cases are made") from error
     if found is None:
-        raise CaseError(f"--models {path}: has no function `cases`; define one that yields dictionaries")
+        raise CaseError(f"{path}: has no function `cases`; define one that yields dictionaries")
     if not found:
-        raise CaseError(f"--models {path}: cases() yields nothing; yield at least one dictionary")
+        raise CaseError(f"{path}: cases() yields nothing; yield at least one dictionary")
     names = [one.get("name") if isinstance(one, Mapping) else None for one in found]
     for twice in (name for place, name in enumerate(names) if name is not None and name in names[:place]):
         raise CaseError(f"case {twice!r}: the name is used twice; give each case its own")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +96,8 @@ def judge(
     from espalier_cli.judge.verdict import sentence
     from espalier_trainer.errors import TrainerError
 
+    if picture is not None and not picture.absolute().parent.is_dir():
+        raise InputError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
     try:
         make, digest = _cases(file, model, options, dataset, dataset_path, budget, batch_size, optimizer, learning_rate)
         judgement = Judgement(
@@ -136,9 +137,8 @@ def _cases(
     if (file is None) == (model is None):
         raise click.UsageError("give either --models FILE.py or --model with --dataset and --budget")
     if file is not None:
-        if not file.is_file():
-            raise InputError(f"--models {file}: no such file")
-        return CaseFile(str(file)), hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        found = CaseFile(str(file))
+        return found, found.digest()[:12]
     if model is None or dataset is None or budget is None:
         raise click.UsageError("--model needs --dataset and --budget")
     own = OwnModel(model, options, dataset, dataset_path, 1, batch_size, optimizer, learning_rate)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import torch
 
 from espalier_api.base import Record
+from espalier_cli.children import led_by_parent
 from espalier_cli.judge.case import Case, CaseError, Cases
 from espalier_cli.judge.records import keep, kept
 
@@ -44,6 +47,7 @@ _cases: Sequence[Case] | None = None
 
 def _set_up(make: Cases) -> None:
     global _cases
+    led_by_parent()
     torch.set_num_threads(1)
     _cases = make()
 
@@ -66,12 +70,18 @@ class Runner:
         """`cases` are those that `make` makes; workers make their own, for not every function can be pickled."""
         self._make, self._cases, self._folder, self._parallel = make, cases, folder, parallel
         self._pool: ProcessPoolExecutor | None = None
+        self._others: list[BaseProcess] = []
+        """Processes that run already, and are not of the pool."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._pool is not None:
+            if kind is not None:  # a task takes minutes, and nobody waits for it any more
+                for child in active_children():
+                    if child not in self._others:
+                        child.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def run(self, tasks: Sequence[Task[RecordT]], watcher: Watcher, clock: Callable[[], float]) -> list[RecordT]:
@@ -103,8 +113,14 @@ class Runner:
             return
         if self._pool is None:
             workers = min(self._parallel, len(waiting))
+            self._others = list(active_children())
             self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _set_up, (self._make,))
-        futures = {self._pool.submit(_work, tasks[number]): number for number in waiting}
+        # Workers inherit the mask: until they are set up, which takes seconds, Ctrl-C would end each with a traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {self._pool.submit(_work, tasks[number]): number for number in waiting}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for future in as_completed(futures):
             try:
                 yield futures[future], future.result()

@@ -55,6 +55,7 @@ class Served:
                 goes_on = "" if self._file is None else f"; {self._file.version} continues"
                 logger.error("%s%s", error, goes_on)
             self._problem = str(error)
+            self._seen = None  # it is read again for the next question: its disk may have been away
             return
         if self._file is None or file.version != self._file.version:
             logger.info("%s: policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)

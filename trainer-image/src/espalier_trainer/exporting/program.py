@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
+from espalier_api.documents import write_bytes_atomically
 from espalier_trainer.errors import ExportError
 from espalier_trainer.examples import Example
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments
@@ -45,8 +46,8 @@ def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool)
 
     With `fold`, a batch norm directly after a convolution becomes a part of it: y = γ (W x + b - μ) / σ + β is one
     convolution with kernel W γ / σ and bias (b - μ) γ / σ + β (`torch.nn.utils.fusion`). `model` is left as it is. What
-    was written is read again and run beside `model` on random inputs. Raises `ExportError` where the model cannot be
-    captured or folded, or where outputs differ by more than rounding.
+    is written is read first and run beside `model` on random inputs. Raises `ExportError` where the model cannot be
+    captured or folded, or where outputs differ by more than rounding, and `OSError` where the file cannot be written.
     """
     norms = _norms(model)
     taken = model
@@ -67,20 +68,21 @@ def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool)
             f"--torch-export: torch.export cannot capture the model ({_first_line(error)}); leave it out, and use "
             "espalier_trainer.load"
         ) from error
-    writing = path.with_name(f"writing-{path.name}")
-    torch.export.save(captured, writing)
-    os.replace(writing, path)
-    read = torch.export.load(path).module()
+    # Into memory: torch ends the process where it cannot write a file, as on a full disk.
+    memory = io.BytesIO()
+    torch.export.save(captured, memory)
+    content = memory.getvalue()
+    read = torch.export.load(io.BytesIO(content)).module()
     more = example.of_rows(_ROWS).make()
     any_batch = _runs(read, more)
     shown = more if any_batch else inputs
     found = _difference(read, model, shown)
     if not found <= _MOST:
-        path.unlink()
         raise ExportError(
             f"{'--fold-batch-norms' if fold else '--torch-export'}: outputs of {path.name} differ from the model's by "
             f"{found:.1g} of the largest one; leave the option out"
         )
+    write_bytes_atomically(path, content)
     return Program(
         found, _ROWS if any_batch else example.rows, any_batch, norms, norms - _norms(taken) if fold else None
     )

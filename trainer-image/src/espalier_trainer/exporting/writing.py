@@ -85,9 +85,10 @@ def _write(
 ) -> None:
     output.mkdir(parents=True, exist_ok=True)
     written: Program | None = None
-    (output / PROGRAM).unlink(missing_ok=True)  # of the export before
     if program and model is not None and config.example is not None:
         written = write_program(model, config.example, output / PROGRAM, fold=fold)
+    else:
+        (output / PROGRAM).unlink(missing_ok=True)  # of the export before
     parameters = (
         sum(tensor.numel() for tensor in trained.weights.values())
         if model is None

@@ -57,7 +57,8 @@ def rewritten(graph: Graph, plan: Plan) -> Graph:
         rule = BY_NAME.get(step.rule)
         if rule is None or not step.location or step.location[0] not in graph.nodes:
             raise RewritesRefusedError(f"the plan says {step.rule} at {step.location}, which is not known here")
-        if step.location not in list(rule.find(graph, step.location[0])):
+        at = step.location[0]
+        if graph.nodes[at].operator not in rule.anchors or step.location not in list(rule.find(graph, at)):
             raise RewritesRefusedError(f"{step.rule} does not hold at {step.location} any more")
         graph = rule.rewrite(graph, step.location)
     if graph.effects() != before:

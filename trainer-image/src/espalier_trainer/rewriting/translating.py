@@ -94,12 +94,13 @@ class Translation:
         if node.op == "call_module":
             layer = self._submodule(node)
             result = layer(*args, **kwargs)
-            if type(layer) is nn.Identity and isinstance(node.args[0], fx.Node):
+            own = "forward" in vars(layer)  # what a layer computes that was given another forward is not known
+            if type(layer) is nn.Identity and not own and isinstance(node.args[0], fx.Node):
                 return result, node.args[0], ""
-            reader = LAYERS.get(type(layer))
+            reader = None if own else LAYERS.get(type(layer))
             read = self._try(reader, node, (layer, *node.args), node.kwargs, result)
             known = self._known(read, str(node.target)) or self._opaque(node, "module", "path", str(node.target))
-            return result, known, layer_effect(layer) if known[0] == "module" else ""
+            return result, known, ("random" if own else layer_effect(layer)) if known[0] == "module" else ""
         if node.op == "call_method":
             name = str(node.target)
             plain = name[:-1] if _in_place(name) else name
@@ -145,6 +146,8 @@ class Translation:
             return None  # rules compute with real numbers
         if read[0] == "transpose" and node.target != "transpose" and result.dim() != _MATRIX:
             return None  # `T` of more dimensions turns all of them
+        if read[0] == "linear" and isinstance(read[1][1], fx.Node) and self._results[read[1][1]].dim() != _MATRIX:
+            return None  # a vector gives one number a row, and rules put outputs together
         tensors = all(isinstance(one, str) or self._is_tensor(one) for one in read[1])
         simple = not any(isinstance(one, fx.Node) for value in read[2].values() for one in _items(value))
         return read if tensors and simple else None

@@ -29,6 +29,8 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
     sizes = centred(graph, first), centred(graph, second)
     if None in sizes or first.inputs[0] != second.inputs[0] or first.get("groups") != second.get("groups"):
         return
+    if first.shape != second.shape:
+        return  # one has a single channel, which the sum repeats
     weights = (*first.inputs[1:], *second.inputs[1:])
     if not all(only_for(graph, name, anchor) for name in node.inputs) or not all(
         weights_alone(graph, one) for one in weights

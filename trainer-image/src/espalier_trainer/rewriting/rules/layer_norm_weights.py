@@ -19,6 +19,7 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             norm.operator == "layer_norm"
             and len(norm.inputs) == _WEIGHTS[node.operator]
             and graph.nodes[weight].shape == norm.get("normalized_shape")
+            and graph.nodes[weight].value.dtype == norm.value.dtype
             and only_for(graph, name, anchor)
         ):
             yield anchor, name, weight

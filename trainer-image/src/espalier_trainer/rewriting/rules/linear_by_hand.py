@@ -24,7 +24,8 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
     for name, bias in (node.inputs, node.inputs[::-1]) if len(set(node.inputs)) > 1 else ():
         layer = graph.nodes[name]
         without = layer.operator == "linear" and len(layer.inputs) == len(("tensor", "weight"))
-        if without and graph.nodes[bias].shape == layer.shape[-1:] and only_for(graph, name, anchor):
+        alike = graph.nodes[bias].shape == layer.shape[-1:] and graph.nodes[bias].value.dtype == layer.value.dtype
+        if without and alike and only_for(graph, name, anchor):
             yield (anchor, *layer.inputs, bias)
 
 

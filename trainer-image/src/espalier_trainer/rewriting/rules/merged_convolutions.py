@@ -8,6 +8,9 @@ from espalier_trainer.rewriting.graph import Graph, Node
 from espalier_trainer.rewriting.rules.merging import merged
 from espalier_trainer.rewriting.rules.rule import Location, Rule, mergeable
 
+_CHANNELS = 3
+"""Channels are so many dimensions from the last one, whether there is a batch or not."""
+
 
 def _find(graph: Graph, anchor: str) -> Iterator[Location]:
     def alike(one: Node, other: Node) -> bool:
@@ -24,5 +27,5 @@ RULE = Rule(
     anchors=frozenset({"conv2d"}),
     reach=4,
     find=_find,
-    rewrite=lambda graph, location: merged(graph, location, dim=1),
+    rewrite=lambda graph, location: merged(graph, location, dim=len(graph.nodes[location[0]].shape) - _CHANNELS),
 )

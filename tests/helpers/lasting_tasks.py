@@ -1,0 +1,39 @@
+"""A task of `espalier agent judge` that lasts, where its processes can import it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier_api.base import Record
+from espalier_cli.judge.case import Case
+
+LASTS = 600.0
+"""Seconds."""
+
+
+class Done(Record):
+    """Nothing came of it."""
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """A task that lasts, and makes a file when it has begun."""
+
+    place: int
+    began: Path
+
+    def file(self, case: Case) -> str:
+        """Return the file's name."""
+        return f"{self.place}.json"
+
+    def record(self) -> type[Done]:
+        """Return its class."""
+        return Done
+
+    def __call__(self, case: Case) -> Done:
+        """Do it."""
+        self.began.touch()
+        time.sleep(LASTS)
+        return Done()

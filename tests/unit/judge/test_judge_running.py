@@ -1,0 +1,62 @@
+"""Tasks side by side: their processes end with the command, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+
+from espalier_cli.judge.case import CaseFile
+from espalier_cli.judge.running import Runner
+from lasting_tasks import LASTS, Lasting
+from waiting import until
+
+MODELS = CaseFile(str(Path(__file__).parent / "models.py"))
+PARENT = """
+import sys, time
+from multiprocessing import get_context
+from espalier_cli.children import led_by_parent
+
+def child():
+    led_by_parent()
+    print(flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    get_context("fork").Process(target=child).start()
+    time.sleep(600)
+"""
+
+
+def test_an_interrupt_waits_for_no_task(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+
+    def interrupt() -> None:
+        until(began.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Runner(MODELS, MODELS(), tmp_path, 2) as runner:
+        runner.run([Lasting(0, began), Lasting(1, began)], lambda *_: None, time.monotonic)
+    thread.join()
+    assert not active_children()
+    assert time.monotonic() - start < LASTS / 2
+
+
+def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.read(1) == b"\n"
+        parent.kill()
+        assert parent.stdout.read() == b""  # until the child has closed its end, too

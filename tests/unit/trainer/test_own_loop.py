@@ -441,6 +441,89 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     assert hooks.step.done
 
 
+def ways_to_leave() -> list[Any]:
+    """Return ways to look at batches, with the numbers of the optimizer's steps in an epoch of six batches."""
+
+    def enough(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for number, batch in enumerate(batches):
+            if number == 2:  # of a batch that is not computed
+                break
+            train(batch)
+
+    def spike(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for number, batch in enumerate(batches):
+            train(batch, steps=number < 2)
+            if number == 2:  # of one that is computed, and not stepped
+                break
+
+    def peek(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        assert len(next(iter(batches))) == 2
+        for batch in batches:
+            train(batch)
+
+    def parts(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for _ in range(2):
+            for number, batch in enumerate(batches):
+                train(batch)
+                if number == 1:
+                    break
+
+    return [(enough, 1, 2), (spike, 1, 2), (peek, 1, 6), (parts, 1, 4), (enough, 2, 1), (peek, 2, 3), (parts, 2, 2)]
+
+
+@pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
+def test_a_step_within_which_the_script_leaves_its_batches_does_not_count(
+    leader: AdaptiveTrainingJob, tmp_path: Path, epoch: Callable[..., None], accumulate: int, steps: int
+) -> None:
+    model, optimizer = made()
+    taken: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: taken.append(1))
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=2), accumulate=accumulate)
+
+    def train(batch: Any, *, steps: bool = True) -> None:
+        optimizer.zero_grad()
+        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
+        if steps and loop.should_step:
+            optimizer.step()
+
+    for _ in loop.epochs(2):
+        epoch(loop, batches, train)
+    report = read_document(tmp_path / "report.json", Report)
+    assert (report.epoch, report.step, len(taken)) == (2, 2 * steps, 2 * steps)
+
+
+@pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
+def test_all_workers_may_leave_their_batches_within_a_step(
+    make_checkpoint: Callable[..., Checkpoint], epoch: Callable[..., None], accumulate: int, steps: int
+) -> None:
+    model, optimizer = made()
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=2), ElasticBatch.KEEP_GLOBAL, 0, accumulate)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+
+    def turns() -> Any:
+        for number in range(2):
+            while number not in seen and (cursor := loop._held.capture().state.cursor) < 6 // accumulate:
+                yield Turn(OneMember(), Command(Code.STEP, number, cursor))
+            yield Turn(OneMember(), Command(Code.EPOCH, number))
+
+    def train(batch: Any, *, steps: bool = True) -> None:
+        optimizer.zero_grad()
+        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
+        if steps and loop.should_step:
+            optimizer.step()
+
+    seen: list[int] = []
+    loop._turns = turns()
+    loop._wait_to_end = lambda: None  # type: ignore[method-assign]
+    for number in loop.epochs():
+        epoch(loop, loop, train)
+        seen.append(number)
+    assert seen == [0, 1]
+    assert loop._held.step == 2 * steps
+
+
 class OneMember:
     """A group of this worker alone."""
 

@@ -132,6 +132,7 @@ class Following:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
         if not self._in_body:
             raise OwnLoopError(ONCE)
+        self._commit(left=True)
         self._state.enter_batches()
         while (turn := self._due()) is not None and turn.command.code is Code.STEP and self._is_within(turn):
             group, command = turn.group, turn.command
@@ -190,13 +191,13 @@ class Following:
             raise SystemExit(0)
         return self._turn
 
-    def _commit(self) -> None:
-        """Count the step that the script has taken."""
+    def _commit(self, *, left: bool = False) -> None:
+        """Count the step that the script has taken, if it has not `left` its batches within it."""
         step, turn = self._step, self._turn
         if step is None or turn is None:
             return
         self._step = self._hooks.step = self._turn = None
-        joint = turn.joint = step.finish()
+        joint = turn.joint = step.finish(left=left)
         if joint is not None:
             self._held.stepped(turn.command, joint.loss, step.part.portion.batches)
 
@@ -210,11 +211,11 @@ class Following:
         if self._in_body and self._turn is not None and self._turn.group is None:
             # Nobody else is in this epoch: the next one follows.
             self._turn.left, self._left_early = True, None
-            self._commit()
+            self._commit(left=True)
             self._turn = None
         if self._epoch is None or not (self._in_body or self._through):
             return
-        self._commit()
+        self._commit(left=True)
         self._state.leave_epoch()
         self._held.epoch_finished(self._epoch)
 

@@ -92,7 +92,7 @@ class Leading:
                 self._state.enter_epoch()
                 yield epoch
                 self._inside = False
-                self._commit()
+                self._commit(left=True)
                 if self._run.ending is None:
                     self._batches_over()
                     self._epoch_end_sent = False
@@ -117,6 +117,7 @@ class Leading:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
         if self._epoch_end_sent:
             raise OwnLoopError(ONCE)
+        self._commit(left=True)  # the script may have left its batches, and come back to the rest of them
         self._state.enter_batches()
         run = self._run
         batches = self._feed.batches(run.progress.epoch)
@@ -184,10 +185,10 @@ class Leading:
         self._entered = False
         return self._moment
 
-    def _commit(self) -> None:
-        """Count the step that the script has taken."""
+    def _commit(self, *, left: bool = False) -> None:
+        """Count the step that the script has taken, if it has not `left` its batches within it."""
         step, self._step, self._hooks.step = self._step, None, None
-        joint = None if step is None else step.finish()
+        joint = None if step is None else step.finish(left=left)
         if step is not None and joint is not None:
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
             self._run.stepped(joint.loss, step.part.portion)

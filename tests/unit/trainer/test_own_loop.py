@@ -27,9 +27,9 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.elastic.member import Turn
 from espalier_trainer.elastic.states import Code, Command
+from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
-from espalier_trainer.own.encoding import decoded
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.state import OwnState

@@ -192,6 +192,8 @@ class Leading:
         if step is not None and joint is not None:
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
             self._run.stepped(joint.loss, step.part.portion)
+            if self._run.progress.step == self._run.first_step + 1:
+                self._state.check_optimizer()  # before there is anything to lose
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""

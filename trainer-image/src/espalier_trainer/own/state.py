@@ -18,6 +18,7 @@ from espalier_api.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.core.state import TrialRates
 from espalier_trainer.elastic.states import digest
+from espalier_trainer.encoding import PREFIX
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
@@ -25,9 +26,14 @@ from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
-from espalier_trainer.optimizers import SEPARATOR, GroupState, group_options, load_optimizer_state
+from espalier_trainer.optimizers import (
+    SEPARATOR,
+    GroupState,
+    group_options,
+    load_optimizer_state,
+    optimizer_state,
+)
 from espalier_trainer.own.carried import Carried, Stateful, become
-from espalier_trainer.own.encoding import PREFIX
 from espalier_trainer.own.given import united
 from espalier_trainer.schedules import Moment
 
@@ -86,6 +92,17 @@ class OwnState:
                 "a learning-rate scheduler was made for the optimizer, but not given to join: workers that come later "
                 "would begin with its first rate; make it before join(model, optimizer, loader, scheduler)"
             )
+
+    def check_optimizer(self) -> None:
+        """Raise `OwnLoopError` if the optimizer, which has stepped, keeps a state that no checkpoint can hold."""
+        for member in members_of(self.optimizer):
+            found = next((key for key in member.state if not isinstance(key, Tensor)), None)
+            if found is not None:
+                raise OwnLoopError(
+                    f"{type(member).__name__} keeps a state for {found!r}, which is no parameter, so a resumed run and "
+                    "other workers would not get it; keep it in the state of the parameters, or as an option of a group"
+                )
+        optimizer_state(self.optimizer, self.model)
 
     def rates(self) -> float:
         """Return the sum of the groups' learning rates, which must be equal in all workers."""
@@ -223,7 +240,7 @@ class OwnState:
                 member,
                 self.model,
                 own,
-                {key: tensor for key, tensor in tensors.items() if key.rpartition(SEPARATOR)[0] in names},
+                {key: tensor for key, tensor in tensors.items() if key.partition(SEPARATOR)[0] in names},
                 {name: values for name, values in state.optimizer_values.items() if name in names},
                 trained & names,
             )

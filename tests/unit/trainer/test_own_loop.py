@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
@@ -522,6 +523,61 @@ def test_all_workers_may_leave_their_batches_within_a_step(
         seen.append(number)
     assert seen == [0, 1]
     assert loop._held.step == 2 * steps
+
+
+def _breaks(loop: Any) -> None:
+    for _ in loop.epochs():
+        with contextlib.nullcontext():
+            break
+
+
+def _returns(loop: Any) -> list[int]:
+    for number in enumerate(loop.epochs()):
+        for _ in loop:
+            return [*number]
+    raise AssertionError
+
+
+def _breaks_a_wrapped_one(loop: Any) -> None:
+    def shown(numbers: Any) -> Any:
+        yield from numbers
+
+    for _ in shown(number for number in loop.epochs()):
+        break
+
+
+def _raises(loop: Any) -> None:
+    for _ in loop.epochs():
+        raise ValueError("one")
+
+
+def _raises_within_a_try(loop: Any) -> None:
+    for _ in loop.epochs():
+        try:
+            for _ in loop:
+                int("one")
+        finally:
+            loop.report()
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [(_breaks, True), (_returns, True), (_breaks_a_wrapped_one, True), (_raises, False), (_raises_within_a_try, False)],
+)
+def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_ended(
+    make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
+) -> None:
+    model, optimizer = made()
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    loop._turns = iter([Turn(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
+    found: list[bool] = []
+    loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
+    with contextlib.nullcontext() if left else pytest.raises(ValueError, match="one"):
+        script(loop)
+    assert found == [True] * left
 
 
 class OneMember:

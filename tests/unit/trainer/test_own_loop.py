@@ -669,3 +669,53 @@ def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     told = [event.adaptation for event in events if event.type == "AdaptationFinished"]
     assert [(one.loss_before, one.loss_after) for one in told] == [(None, None), jump]
+
+
+def _one_epoch(model: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **options)
+    for _ in loop.epochs(1 if loop._run.progress.epoch == 0 else 2):  # type: ignore[attr-defined]
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            optimizer.step()
+    return loop
+
+
+def test_a_run_that_has_not_grown_resumes_where_the_script_no_longer_lets_it_grow(
+    leader: AdaptiveTrainingJob, tmp_path: Path
+) -> None:
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), grow=True)
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    assert read_document(tmp_path / "report.json", Report).epoch == 2
+
+
+def test_a_resumed_run_offers_the_operations_that_its_job_has_come_to_allow(
+    leader: AdaptiveTrainingJob, tmp_path: Path
+) -> None:
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
+    document = json.loads((tmp_path / "job.json").read_text())
+    document["spec"]["adaptation"] |= {"actions": ["Deepen", "AddBlock"]}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    loop = _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
+    assert [run.id for run in loop._run.state.network.architecture.blocks] == ["1"]
+
+
+def test_a_grown_model_that_can_no_longer_grow_says_why(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Untraceable(nn.Sequential):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs * float(inputs.sum() > 0))  # type: ignore[no-any-return]
+
+    layers = (nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    advised(lambda body: (200, advice_body("0")))
+    _one_epoch(nn.Sequential(*layers), grow=True)
+    Untraceable.__name__ = "Sequential"
+    for model, options, said in (
+        (nn.Sequential(*layers), {}, "the model has grown, and this script does not let it"),
+        (Untraceable(*layers), {"grow": True}, "the model has grown, and here it cannot: the model will be trained as"),
+    ):
+        with pytest.raises(SystemExit):
+            _one_epoch(model, **options)
+        assert said in capsys.readouterr().err

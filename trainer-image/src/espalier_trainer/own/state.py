@@ -25,7 +25,7 @@ from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
 from espalier_trainer.optimizers import (
     SEPARATOR,
     GroupState,
@@ -64,6 +64,9 @@ class OwnState:
         self.network = Network(model, self.optimizer, None)
         """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
+        self._described: Architecture | None = None
+        """Of the starting model, where it may grow."""
+        self._cannot_grow = "this script does not let it; all workers must call join(..., grow=True)"
         self._example: ExampleInput | None = None
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
@@ -81,7 +84,9 @@ class OwnState:
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
         if architecture is not None and offered(architecture):
             self.network = Network(self.model, self.optimizer, architecture)
-            self._start, self._example = copied(self.model), example
+            self._start, self._described, self._example = copied(self.model), architecture, example
+        else:
+            self._cannot_grow = f"here it cannot: {problem}"
         return problem
 
     def check_schedulers(self) -> None:
@@ -208,7 +213,7 @@ class OwnState:
         held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
         left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
         try:
-            if state.architecture is not None and state.architecture != self.network.architecture:
+            if state.architecture is not None:
                 self._rebuild(state.architecture, state.growth or history_of(state.architecture))
             self.model.load_state_dict(checkpoint.model)
             # The parameters that the script gave to its optimizer, trained or frozen, and those that have grown since.
@@ -247,7 +252,12 @@ class OwnState:
 
     def _rebuild(self, architecture: Architecture, history: tuple[GrowthStep, ...]) -> None:
         if self._start is None or self._example is None:
-            raise GrowthError("the model has grown; all workers must call join(..., grow=True)")
+            if history:
+                raise GrowthError(f"the model has grown, and {self._cannot_grow}")
+            return  # it can be trained as it is
+        architecture = with_targets(architecture, self._described, history)
+        if (architecture, history) == (self.network.architecture, self.network.history):
+            return
         module = copied(self._start)
         if history:
             module = replay(module, history, self._example)

@@ -286,6 +286,17 @@ def test_a_loop_that_would_go_wrong_is_told_the_remedy(
     assert said in str(raised.value)
 
 
+def test_what_a_script_asks_its_loader_for_the_batches_answer_too(
+    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role in ("base", "extra"):
+        monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
+        loader: Any = DataLoader(DATA, batch_size=4)
+        batches: Any = join(*made(), loader)[1]
+        assert batches is not loader
+        assert (len(batches), batches.dataset) == (3, DATA)
+
+
 def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTrainingJob) -> None:
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))

@@ -111,6 +111,11 @@ class Following:
         """Return the number of batches of an epoch, before workers divide them."""
         return self._feed.loaded
 
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader that the script has given to `join`."""
+        return self._feed.dataset
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
         self._leave.takes_part = True

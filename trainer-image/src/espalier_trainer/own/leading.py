@@ -81,6 +81,11 @@ class Leading:
         """Return the number of batches of an epoch, before workers divide them."""
         return self._feed.loaded
 
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader that the script has given to `join`."""
+        return self._feed.dataset
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
@@ -17,6 +18,11 @@ from espalier_trainer.own import OwnLoopError
 pytestmark = pytest.mark.slow
 
 BATCHES = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), batch_size=2)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
 
 
 def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -55,6 +61,8 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(OwnLoopError, match="gradient_accumulation_steps must be 1"):
         ElasticTrainer(model, arguments)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(OwnLoopError, match=r"the train_dataset is iterable \(Endless\), .* give a map-style one"):
+        ElasticTrainer(model, dataclasses.replace(arguments, max_steps=9), train_dataset=Endless())
     with pytest.raises(OwnLoopError, match=r"resume_from_checkpoint=True\): the job resumes from its own checkpoints"):
         ElasticTrainer(model, arguments).train(resume_from_checkpoint=True)
     arguments.load_best_model_at_end, arguments.metric_for_best_model = True, "loss"

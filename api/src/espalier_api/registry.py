@@ -45,6 +45,11 @@ class Registry(Generic[T]):
             source = "" if entry.dist is None else f" of the package {entry.dist.name}"
             raise RegistryError(f"{self.kind} {name!r}{source}: {entry.value} cannot be loaded: {error}") from error
 
+    def package(self, name: str) -> str:
+        """Return name and version of the installed package that adds `name`; empty for a built-in or unknown one."""
+        entry = None if name in self._builtin else self._installed().get(name)
+        return "" if entry is None or entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+
     def problem(self, name: str) -> str:
         """Return what is wrong with `name`, empty where it is known."""
         if name in self._builtin or name in (names := self.names()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
@@ -17,6 +18,11 @@ from espalier_trainer.own import OwnLoopError
 pytestmark = pytest.mark.slow
 
 BATCHES = DataLoader(TensorDataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), batch_size=2)
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
 
 
 def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -49,11 +55,14 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(OwnLoopError, match="changes the model's forward, which would be lost when the model grows"):
         join(accelerator, model, accelerator.prepare(optimizer), BATCHES, grow=True)
     _, batches = join(accelerator, *accelerator.prepare(model, optimizer), BATCHES)
-    assert len(list(batches)) == 2
+    assert len(list(batches)) == len(batches) == 2  # type: ignore[arg-type]
+    assert len(batches.dataset) == 4  # type: ignore[attr-defined]
     arguments = transformers.TrainingArguments(str(tmp_path), gradient_accumulation_steps=2, report_to="none")
     with pytest.raises(OwnLoopError, match="gradient_accumulation_steps must be 1"):
         ElasticTrainer(model, arguments)
     arguments = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(OwnLoopError, match=r"the train_dataset is iterable \(Endless\), .* give a map-style one"):
+        ElasticTrainer(model, dataclasses.replace(arguments, max_steps=9), train_dataset=Endless())
     with pytest.raises(OwnLoopError, match=r"resume_from_checkpoint=True\): the job resumes from its own checkpoints"):
         ElasticTrainer(model, arguments).train(resume_from_checkpoint=True)
     arguments.load_best_model_at_end, arguments.metric_for_best_model = True, "loss"
@@ -169,6 +178,7 @@ def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> Non
     elastic, module = ElasticWorker(BATCHES), SimpleNamespace(automatic_optimization=True)
     trainer = SimpleNamespace(
         world_size=1,
+        max_epochs=1,
         accumulate_grad_batches=1,
         ckpt_path=None,
         lr_scheduler_configs=[],
@@ -185,7 +195,10 @@ def test_averages_of_lightning_and_its_other_ways_to_resume_are_refused() -> Non
     trainer.lr_scheduler_configs.append(config)
     with pytest.raises(OwnLoopError, match=r"ReduceLROnPlateau has the interval 'epoch'.* set interval='step'"):
         elastic.on_fit_start(trainer, module)
-    trainer.ckpt_path = "last.ckpt"
+    trainer.max_epochs = 1000  # of a Trainer of whom nobody has said
+    with pytest.raises(OwnLoopError, match=r"max_epochs=1000, and would join the job again for each; set max_epochs=1"):
+        elastic.on_fit_start(trainer, module)
+    trainer.max_epochs, trainer.ckpt_path = 1, "last.ckpt"
     with pytest.raises(OwnLoopError, match=r"fit\(ckpt_path='last.ckpt'\): the job resumes"):
         elastic.on_fit_start(trainer, module)
 

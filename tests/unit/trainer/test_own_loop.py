@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
@@ -27,9 +28,9 @@ from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.elastic.member import Turn
 from espalier_trainer.elastic.states import Code, Command
+from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
-from espalier_trainer.own.encoding import decoded
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.state import OwnState
@@ -285,6 +286,17 @@ def test_a_loop_that_would_go_wrong_is_told_the_remedy(
     assert said in str(raised.value)
 
 
+def test_what_a_script_asks_its_loader_for_the_batches_answer_too(
+    leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for role in ("base", "extra"):
+        monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
+        loader: Any = DataLoader(DATA, batch_size=4)
+        batches: Any = join(*made(), loader)[1]
+        assert batches is not loader
+        assert (len(batches), batches.dataset) == (3, DATA)
+
+
 def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTrainingJob) -> None:
     model, optimizer = made()
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4))
@@ -441,6 +453,144 @@ def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     assert hooks.step.done
 
 
+def ways_to_leave() -> list[Any]:
+    """Return ways to look at batches, with the numbers of the optimizer's steps in an epoch of six batches."""
+
+    def enough(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for number, batch in enumerate(batches):
+            if number == 2:  # of a batch that is not computed
+                break
+            train(batch)
+
+    def spike(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for number, batch in enumerate(batches):
+            train(batch, steps=number < 2)
+            if number == 2:  # of one that is computed, and not stepped
+                break
+
+    def peek(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        assert len(next(iter(batches))) == 2
+        for batch in batches:
+            train(batch)
+
+    def parts(loop: Any, batches: Any, train: Callable[..., None]) -> None:
+        for _ in range(2):
+            for number, batch in enumerate(batches):
+                train(batch)
+                if number == 1:
+                    break
+
+    return [(enough, 1, 2), (spike, 1, 2), (peek, 1, 6), (parts, 1, 4), (enough, 2, 1), (peek, 2, 3), (parts, 2, 2)]
+
+
+@pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
+def test_a_step_within_which_the_script_leaves_its_batches_does_not_count(
+    leader: AdaptiveTrainingJob, tmp_path: Path, epoch: Callable[..., None], accumulate: int, steps: int
+) -> None:
+    model, optimizer = made()
+    taken: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: taken.append(1))
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=2), accumulate=accumulate)
+
+    def train(batch: Any, *, steps: bool = True) -> None:
+        optimizer.zero_grad()
+        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
+        if steps and loop.should_step:
+            optimizer.step()
+
+    for _ in loop.epochs(2):
+        epoch(loop, batches, train)
+    report = read_document(tmp_path / "report.json", Report)
+    assert (report.epoch, report.step, len(taken)) == (2, 2 * steps, 2 * steps)
+
+
+@pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
+def test_all_workers_may_leave_their_batches_within_a_step(
+    make_checkpoint: Callable[..., Checkpoint], epoch: Callable[..., None], accumulate: int, steps: int
+) -> None:
+    model, optimizer = made()
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=2), ElasticBatch.KEEP_GLOBAL, 0, accumulate)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+
+    def turns() -> Any:
+        for number in range(2):
+            while number not in seen and (cursor := loop._held.capture().state.cursor) < 6 // accumulate:
+                yield Turn(OneMember(), Command(Code.STEP, number, cursor))
+            yield Turn(OneMember(), Command(Code.EPOCH, number))
+
+    def train(batch: Any, *, steps: bool = True) -> None:
+        optimizer.zero_grad()
+        loop.backward(nn.functional.cross_entropy(model(batch[0] / 24), batch[1]))
+        if steps and loop.should_step:
+            optimizer.step()
+
+    seen: list[int] = []
+    loop._turns = turns()
+    loop._wait_to_end = lambda: None  # type: ignore[method-assign]
+    for number in loop.epochs():
+        epoch(loop, loop, train)
+        seen.append(number)
+    assert seen == [0, 1]
+    assert loop._held.step == 2 * steps
+
+
+def _breaks(loop: Any) -> None:
+    for _ in loop.epochs():
+        with contextlib.nullcontext():
+            break
+
+
+def _returns(loop: Any) -> list[int]:
+    for number in enumerate(loop.epochs()):
+        for _ in loop:
+            return [*number]
+    raise AssertionError
+
+
+def _breaks_a_wrapped_one(loop: Any) -> None:
+    def shown(numbers: Any) -> Any:
+        yield from numbers
+
+    for _ in shown(number for number in loop.epochs()):
+        break
+
+
+def _raises(loop: Any) -> None:
+    for _ in loop.epochs():
+        raise ValueError("one")
+
+
+def _raises_within_a_try(loop: Any) -> None:
+    for _ in loop.epochs():
+        try:
+            for _ in loop:
+                int("one")
+        finally:
+            loop.report()
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [(_breaks, True), (_returns, True), (_breaks_a_wrapped_one, True), (_raises, False), (_raises_within_a_try, False)],
+)
+def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_ended(
+    make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
+) -> None:
+    model, optimizer = made()
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    loop._turns = iter([Turn(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
+    found: list[bool] = []
+    loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
+    with contextlib.nullcontext() if left else pytest.raises(ValueError, match="one"):
+        script(loop)
+    assert found == [True] * left
+
+
 class OneMember:
     """A group of this worker alone."""
 
@@ -530,3 +680,53 @@ def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     told = [event.adaptation for event in events if event.type == "AdaptationFinished"]
     assert [(one.loss_before, one.loss_after) for one in told] == [(None, None), jump]
+
+
+def _one_epoch(model: nn.Module, **options: Any) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **options)
+    for _ in loop.epochs(1 if loop._run.progress.epoch == 0 else 2):  # type: ignore[attr-defined]
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs / 24), labels))
+            optimizer.step()
+    return loop
+
+
+def test_a_run_that_has_not_grown_resumes_where_the_script_no_longer_lets_it_grow(
+    leader: AdaptiveTrainingJob, tmp_path: Path
+) -> None:
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), grow=True)
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+    assert read_document(tmp_path / "report.json", Report).epoch == 2
+
+
+def test_a_resumed_run_offers_the_operations_that_its_job_has_come_to_allow(
+    leader: AdaptiveTrainingJob, tmp_path: Path
+) -> None:
+    _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
+    document = json.loads((tmp_path / "job.json").read_text())
+    document["spec"]["adaptation"] |= {"actions": ["Deepen", "AddBlock"]}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    loop = _one_epoch(nn.Sequential(nn.Linear(2, 2), Block(), nn.Linear(2, 2)), grow=True)
+    assert [run.id for run in loop._run.state.network.architecture.blocks] == ["1"]
+
+
+def test_a_grown_model_that_can_no_longer_grow_says_why(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Untraceable(nn.Sequential):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return super().forward(inputs * float(inputs.sum() > 0))  # type: ignore[no-any-return]
+
+    layers = (nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    advised(lambda body: (200, advice_body("0")))
+    _one_epoch(nn.Sequential(*layers), grow=True)
+    Untraceable.__name__ = "Sequential"
+    for model, options, said in (
+        (nn.Sequential(*layers), {}, "the model has grown, and this script does not let it"),
+        (Untraceable(*layers), {"grow": True}, "the model has grown, and here it cannot: the model will be trained as"),
+    ):
+        with pytest.raises(SystemExit):
+            _one_epoch(model, **options)
+        assert said in capsys.readouterr().err

@@ -16,11 +16,19 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 from espalier_api.advice import Action
+from espalier_api.architecture import GrowthError
 from espalier_api.documents import read_document
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import Report
 from espalier_trainer.gpt import gpt
-from espalier_trainer.net2net import deepen
+from espalier_trainer.net2net import (
+    deepen,
+    grow_optimizer,
+    plan_widening,
+    widen_optimizer,
+    widened,
+    widening_groups,
+)
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.loop import Step
 from espalier_trainer.own.state import OwnState
@@ -318,6 +326,105 @@ def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader: 
     assert resumed[1] == {**resumed[0], "rates": {"least": 0.25, "most": [0.25, 1]}}
     assert resumed[1]["lr"] == 0.25
     assert type(resumed[1]["lr"]) is float
+
+
+def _odd(parameter: torch.Tensor) -> dict[str, Any]:
+    return {
+        "factors": [torch.full((size, size), math.pi, dtype=torch.float64) for size in parameter.shape],
+        "by_age": {3: (torch.arange(2), None), "mode": "fast"},
+        "shape": parameter.shape,
+        "before": None,
+        "mode": "fast",
+        "bound": -math.inf,
+        "mean": torch.zeros_like(parameter),
+    }
+
+
+class Keeping(torch.optim.Optimizer):
+    """Keeps what `kept` returns for each parameter, as optimizers with preconditioners keep lists of matrices."""
+
+    def __init__(self, params: Any, lr: float = 0.1, kept: Callable[[torch.Tensor], dict[str, Any]] = _odd) -> None:
+        super().__init__(params, {"lr": lr})
+        self._kept_by = kept
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if not self.state[parameter]:
+                self.state[parameter].update(self._kept_by(parameter))
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_lists_texts_and_dictionaries_in_the_state_of_an_optimizer_are_resumed_from(
+    leader: AdaptiveTrainingJob, several: bool
+) -> None:
+    def joined() -> tuple[nn.Module, list[Keeping], Any, Any]:
+        model = net()
+        optimizers = [Keeping(part.parameters()) for part in ([model[0], model[2]] if several else [model])]
+        return model, optimizers, *join(model, optimizers, batches(4))
+
+    model, optimizers, loop, loader = joined()
+    for _ in loop.epochs(1):
+        for batch in loader:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                loop.backward(loss_of(model, batch))
+                optimizer.step()
+    model, optimizers, *_ = joined()
+    for parameter in model.parameters():
+        (state,) = [optimizer.state[parameter] for optimizer in optimizers if parameter in optimizer.state]
+        wanted = _odd(parameter)
+        for one, other in zip(state.pop("factors"), wanted.pop("factors"), strict=True):
+            assert one.dtype == torch.float64
+            assert torch.equal(one, other)
+        by_age = state.pop("by_age")
+        assert (by_age[3][0].tolist(), by_age[3][1], by_age["mode"], len(by_age)) == ([0, 1], None, "fast", 2)
+        assert torch.equal(state.pop("mean"), wanted.pop("mean"))
+        del wanted["by_age"]
+        assert state == wanted
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (lambda _: {"seen": [{1}]}, "the state 'seen' that Keeping keeps for '0.weight' holds a set; checkpoints"),
+        (
+            lambda _: {"act": abs},
+            "keeps for '0.weight' holds a builtin_function_or_method",
+        ),
+        (None, "Keeping keeps a state for 'steps', which is no parameter"),
+    ],
+)
+def test_a_state_of_an_optimizer_that_cannot_be_kept_is_refused_after_the_first_step(
+    leader: AdaptiveTrainingJob, tmp_path: Path, kept: Any, said: str
+) -> None:
+    model = net()
+    optimizer = Keeping(model.parameters(), kept=kept or (lambda _: {}))
+    if kept is None:
+        optimizer.state["steps"] = {"count": 1}  # type: ignore[index]
+    loop, loader = join(model, optimizer, batches(4))
+    with pytest.raises(OwnLoopError, match=said):  # noqa: PT012
+        for _ in loop.epochs(2):
+            for batch in loader:
+                optimizer.zero_grad()
+                loop.backward(loss_of(model, batch))
+                optimizer.step()
+    assert loop._run.progress.step == 1  # type: ignore[attr-defined]
+
+
+def test_a_grown_optimizer_shares_no_list_with_the_old_one_and_widens_none() -> None:
+    model, example = net(), torch.ones(2, 2)
+    optimizer = Keeping(model.parameters())
+    model(example).sum().backward()
+    optimizer.step()
+    grown = deepen(model, "0", example)
+    grown_optimizer = grow_optimizer(optimizer, model, grown)
+    grown_optimizer.state[grown[2].weight]["factors"][0].zero_()
+    assert optimizer.state[model[2].weight]["factors"][0].all()
+    (group,) = widening_groups(model, example)
+    widening = plan_widening(model, group, 8, example, seed=0)
+    with pytest.raises(GrowthError, match="state 'factors' .* is a list, which cannot be widened"):
+        widen_optimizer(optimizer, model, widened(model, widening), widening)
 
 
 def test_two_optimizers_take_a_backward_each_and_grow(

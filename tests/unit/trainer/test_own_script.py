@@ -336,6 +336,65 @@ def test_what_is_done_at_each_step_is_done_once_where_a_worker_dies_in_one(scrip
     assert leader.is_alive()
 
 
+LEFT = """
+import os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+
+inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(inputs, (inputs.sum(1) > 0).long())
+loop, loader = join(model, optimizer, DataLoader(data, batch_size=4, shuffle=True))
+for epoch in loop.epochs():
+    for features, labels in loader:
+        loss = nn.functional.cross_entropy(model(features), labels)
+        optimizer.zero_grad()
+        mean = loop.backward(loss)
+        optimizer.step()
+    print(f"epoch {epoch}: {mean}", flush=True)
+    if (sys.argv[1] == "all" and mean < 0.4) or (not loop.leads and os.path.exists("end")):
+        break
+print("behind", flush=True)
+while loop.leads and not os.path.exists("end"):
+    time.sleep(0.05)
+"""
+"""A loop that ends early, in all workers or in one alone."""
+
+
+def test_only_the_leader_goes_on_behind_a_loop_that_all_have_left(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(LEFT, "all")
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: members(place)[-1:] == [2], place)
+    until(lambda: "behind" in place.log, place)
+    until(lambda: max(epochs(place.log)) in epochs(place.logs(0)), place)
+    (place.folder / "end").touch()
+    assert ended(leader, place) == 0, place.log
+    assert place.report().phase == "Completed"
+    assert extra.is_alive()
+    os.kill(extra.pid, signal.SIGTERM)
+    assert ended(extra, place) == 0
+    assert "behind" not in place.logs(0)
+
+
+def test_a_worker_that_leaves_the_loop_alone_fails_and_says_why(scripted: Callable[..., Workplace]) -> None:
+    place = scripted(LEFT, "one")
+    place.allocate(2)
+    leader = place.start()
+    extra = place.start(0)
+    until(lambda: members(place)[-1:] == [2], place)
+    (place.folder / "end").touch()
+    assert ended(extra, place) == 1, place.logs(0)
+    assert "this worker left the loop over epochs in epoch" in place.logs(0)
+    assert "behind" not in place.logs(0)
+    until(lambda: members(place)[-1:] == [1], place)
+    assert leader.is_alive()
+
+
 PLATEAU = """
 import time
 import torch

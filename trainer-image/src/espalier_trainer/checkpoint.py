@@ -67,6 +67,8 @@ class CheckpointState(Record):
     growth: tuple[Growth, ...] = ()
     """What was done to the starting model, in order; absent in checkpoints from before widening, whose growth in depth
     is in the architecture."""
+    packages: dict[str, str] | None = None
+    """The packages whose operations the model has grown by, by the `kind` of the growth; None: by built-in ones."""
     epoch: int = Field(ge=0)
     """Epochs begun before the current one."""
     step: int = Field(ge=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
@@ -27,7 +28,9 @@ from torch import Tensor
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence
+from espalier_trainer.net2net.history import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +126,8 @@ class CheckpointStore:
 
         A damaged one is renamed to `damaged-<number>` and warned about; those of the last start that found some are
         kept, to be looked at: the newest may be whole, and of an Espalier that is newer than this one. Raises `OSError`
-        where it cannot be read now, with nothing changed: another start may find it whole.
+        where it cannot be read now, and `CheckpointMismatchError` where a package is missing for it, with nothing
+        changed: another start may find it whole.
         """
         self._remove_leftovers()
         old = list(self.folder.glob(f"{_DAMAGED}*"))
@@ -163,7 +167,10 @@ class CheckpointStore:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint folder; `DamagedCheckpointError` says which file differs from the manifest."""
+    """Read and verify one checkpoint folder; `DamagedCheckpointError` says which file differs from the manifest.
+
+    Raises `CheckpointMismatchError` if the model has grown by an operation whose package is missing or another.
+    """
     try:
         manifest = loads((path / MANIFEST).read_text(encoding="utf-8"), Manifest, MANIFEST)
         contents: dict[str, bytes] = {}
@@ -178,7 +185,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 raise DamagedCheckpointError(f"{name} has another SHA-256 than when it was written")
             contents[name] = content
         return Checkpoint(
-            loads(contents[STATE].decode(), CheckpointState, STATE),
+            _state(path, contents[STATE].decode()),
             safetensors.torch.load(contents[MODEL]),
             safetensors.torch.load(contents[TRAINING]),
         )
@@ -186,6 +193,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedCheckpointError(f"{Path(error.filename).name} is missing") from error
     except (DocumentError, ValidationError, UnicodeDecodeError, safetensors.SafetensorError) as error:
         raise DamagedCheckpointError(str(error)) from error
+
+
+def _state(path: Path, text: str) -> CheckpointState:
+    try:
+        return loads(text, CheckpointState, STATE)
+    except DocumentError as error:
+        cause = error.__cause__
+        faults = cause.errors() if isinstance(cause, ValidationError) else []
+        fault = next((each for each in faults if each["type"] == UNREADABLE), None)
+        if fault is None:
+            raise
+        found = json.loads(text).get("packages") or {}
+        package = found.get(fault["input"].get("kind")) if isinstance(found, dict) else None
+        named = f"the package {package}" if package else "the package of this operation"
+        raise CheckpointMismatchError(
+            f"{path}: the model has grown by an operation that is not here as it was then ({fault['msg']}); install "
+            f"{named} where the trainer runs, and the job goes on from this checkpoint, which was left as it is"
+        ) from error
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -225,15 +225,17 @@ def resumed_network(
             f"the checkpoint does not fit the job's model ({' '.join(line.strip() for line in lines[:3])}); "
             "if the model's code was changed, remove the checkpoint folder to begin again"
         ) from error
-    network = Network(module, optimizer, _with_targets(architecture, start.architecture, history), history)
+    if architecture is not None:
+        architecture = with_targets(architecture, start.architecture, history)
+    network = Network(module, optimizer, architecture, history)
     return network.computed_as(state.execution, example_input)
 
 
-def _with_targets(
-    architecture: Architecture | None, start: Architecture | None, history: tuple[GrowthStep, ...]
-) -> Architecture | None:
+def with_targets(
+    architecture: Architecture, start: Architecture | None, history: tuple[GrowthStep, ...]
+) -> Architecture:
     """Return the description of a checkpoint, with the targets that the job has begun to ask for since."""
-    if architecture is None or start is None or set(described(start)) <= set(described(architecture)):
+    if start is None or set(described(start)) <= set(described(architecture)):
         return architecture
     grown = start
     try:

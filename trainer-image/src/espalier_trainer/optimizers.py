@@ -16,17 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.job import OptimizerSpec
+from espalier_trainer.encoding import EncodingError, decoded, encoded
+from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.layout import lay_moments
 
 GroupState = dict[str, Any]
 """One parameter group as JSON types: its options, and `params` as names."""
 
 SEPARATOR = "|"
-"""Between a parameter's name and its state's key; no module name holds it."""
+"""Between a parameter's name, its state's key and the number of a tensor in it; no module name holds it."""
 
 
 _FLOAT: Final = "float"
 """Key of a number that JSON cannot represent."""
+_ENCODED: Final = "encoded"
+"""Key of what is neither a number nor a text nor a tensor; its value is in a list, as documents leave None out."""
 _MATRIX: Final = 2
 """Dimensions of a parameter whose weights decay, at least."""
 _FUSED_ON: Final = ("cpu", "cuda")
@@ -68,7 +72,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> tuple[list[GroupState], dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """Return (groups, tensors by `<parameter>|<key>`, other values by parameter)."""
+    """Return (groups, tensors by `<parameter>|<key>`, other values by parameter).
+
+    A value may hold tensors, which are under `<parameter>|<key>|<number>`. Raises `OwnLoopError` for one that cannot be
+    kept.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups: list[GroupState] = []
     tensors: dict[str, Tensor] = {}
@@ -79,8 +87,18 @@ def optimizer_state(
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"{names[parameter]}{SEPARATOR}{key}"] = value
-                elif value is not None:
-                    values.setdefault(names[parameter], {})[key] = _kept(value)
+                    continue
+                parts: dict[str, Tensor] = {}
+                try:
+                    values.setdefault(names[parameter], {})[key] = _kept_value(value, parts)
+                except EncodingError as error:
+                    raise OwnLoopError(
+                        f"the state {key!r} that {type(optimizer).__name__} keeps for {names[parameter]!r} holds a "
+                        f"{error}; checkpoints hold tensors, numbers, texts, lists and dictionaries of them: keep it "
+                        "elsewhere"
+                    ) from None
+                for number, tensor in parts.items():
+                    tensors[f"{names[parameter]}{SEPARATOR}{key}{SEPARATOR}{number}"] = tensor
     return groups, tensors, values
 
 
@@ -107,11 +125,23 @@ def load_optimizer_state(
     # The class's own load_state_dict casts to the parameters' devices and types, and speaks of positions.
     position = {name: index for index, name in enumerate(saved)}
     state: dict[int, dict[str, Any]] = {}
+    parts: dict[tuple[str, str], dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
-        name, _, field = key.rpartition(SEPARATOR)
-        state.setdefault(position[name], {})[field] = tensor
+        name, field, number, *_ = (*key.split(SEPARATOR), "")
+        if number:
+            parts.setdefault((name, field), {})[number] = tensor.to(parameters[name].device)
+        else:
+            state.setdefault(position[name], {})[field] = tensor
+    others: dict[str, dict[str, Any]] = {}
     for name, fields in values.items():
-        state.setdefault(position[name], {}).update({key: _restored(value) for key, value in fields.items()})
+        for key, value in fields.items():
+            if isinstance(value, dict) and value.keys() == {_ENCODED}:
+                (inner,) = value[_ENCODED]
+                others.setdefault(name, {})[key] = decoded(inner, parts.get((name, key), {}))
+            elif isinstance(value, str):
+                others.setdefault(name, {})[key] = value
+            else:
+                state.setdefault(position[name], {})[key] = _restored(value)
     optimizer.param_groups.clear()
     for group in groups:
         optimizer.add_param_group({**group_options(group), "params": [parameters[name] for name in group["params"]]})
@@ -123,6 +153,8 @@ def load_optimizer_state(
             ],
         }
     )
+    for name, fields in others.items():  # of which it would convert each element, and of a text each letter
+        optimizer.state[parameters[name]].update(fields)
     lay_moments(optimizer)  # those that were saved lie as files have them
 
 
@@ -138,6 +170,13 @@ def group_options(group: GroupState) -> GroupState:
 def kept_options(group: GroupState) -> GroupState:
     """Return a group's options without its parameters, as JSON types where they can be: a rate may be a tensor."""
     return {key: _kept(value) for key, value in group.items() if key != "params"}
+
+
+def _kept_value(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return a value of an optimizer's state as JSON types, and put the tensors in it into `tensors`."""
+    if isinstance(value, np.generic | int | float | str):
+        return _kept(value)
+    return {_ENCODED: [encoded(value, tensors)]}
 
 
 def _kept(value: Any) -> Any:

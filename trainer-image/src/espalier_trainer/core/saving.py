@@ -16,6 +16,7 @@ from espalier_trainer.core.writing import Writer, Written
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.examples import known
 from espalier_trainer.journal import Journal
+from espalier_trainer.net2net.history import package_of
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.optimizers import optimizer_state
@@ -40,6 +41,7 @@ def capture(
         identity=identity,
         architecture=network.architecture,
         growth=network.history,
+        packages={each.kind: name for each in network.history if (name := package_of(each.action.kind))} or None,
         epoch=progress.epoch,
         step=progress.step,
         cursor=progress.cursor,

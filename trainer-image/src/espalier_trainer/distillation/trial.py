@@ -115,7 +115,7 @@ def smaller_network(size: Size, large: Network, start: Network, spec: OptimizerS
     training = {
         f"{OPTIMIZER_PREFIX}{key}": tensor.clone()
         for key, tensor in tensors.items()
-        if key.rpartition(SEPARATOR)[0] in kept
+        if key.partition(SEPARATOR)[0] in kept
     }
     return resumed_network(start, Checkpoint(state, found, training), spec, example_input)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from espalier_trainer.averaging import averages_in
 from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.encoding import PREFIX, decoded
 from espalier_trainer.errors import ExportError
 from espalier_trainer.network import OPTIMIZER_PREFIX
 from espalier_trainer.optimizers import GroupState
-from espalier_trainer.own.encoding import PREFIX, decoded
 
 
 def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:

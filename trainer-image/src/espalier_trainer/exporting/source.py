@@ -19,7 +19,7 @@ from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, DamagedCheckpointError
 from espalier_trainer.checkpoint_store import read_checkpoint as read
 from espalier_trainer.data import load_data
-from espalier_trainer.errors import ExportError, TrainerError
+from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
 from espalier_trainer.examples import ExampleShape
 from espalier_trainer.exporting.averages import average_of
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
@@ -112,6 +112,8 @@ def read_run(folder: Path, *, average: bool = False) -> Trained:
         except (DamagedCheckpointError, OSError) as error:
             problems.append(f"{path}: {error}")
             continue
+        except CheckpointMismatchError as error:
+            raise ExportError(str(error)) from error
         weights = checkpoint.model | averages_in(checkpoint.under(OPTIMIZER_PREFIX))
         if average:
             weights = average_of(checkpoint, path)

@@ -21,8 +21,16 @@ from espalier_trainer.own.trying import Validate
 class _Placed:
     """Batches on the accelerator's device."""
 
-    def __init__(self, batches: Iterable[Any], device: Any) -> None:
+    def __init__(self, batches: Any, device: Any) -> None:
         self._batches, self._device = batches, device
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader."""
+        return self._batches.dataset
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches:

@@ -78,6 +78,12 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             raise OwnLoopError(
                 f"Trainer(devices=...) has {trainer.world_size} processes; use devices=1: each is a worker"
             )
+        if trainer.max_epochs != 1:
+            raise OwnLoopError(
+                f"Trainer has max_epochs={trainer.max_epochs}, and would join the job again for each; set "
+                "max_epochs=1, as the whole budget is one epoch of Lightning; ElasticWorker(epochs=...) is the number "
+                "of passes over the data"
+            )
         if trainer.accumulate_grad_batches != 1:
             raise OwnLoopError("accumulate_grad_batches must be 1; give ElasticWorker(accumulate=...) instead")
         if trainer.ckpt_path is not None:

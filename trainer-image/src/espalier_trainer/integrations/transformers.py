@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
@@ -48,6 +48,11 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             raise OwnLoopError("gradient_accumulation_steps must be 1; give ElasticTrainer(accumulate=...) instead")
         if self.args.world_size > 1 or self.args.n_gpu > 1:
             raise OwnLoopError("a worker of a job uses one GPU and one process: start the script with python")
+        if isinstance(self.train_dataset, IterableDataset):
+            raise OwnLoopError(
+                f"ElasticTrainer: the train_dataset is iterable ({type(self.train_dataset).__name__}), and has no "
+                "order that workers could share; give a map-style one (load_dataset without streaming=True)"
+            )
         if grow and self.accelerator.mixed_precision != "no":
             raise OwnLoopError(
                 f"grow=True: mixed precision ({self.accelerator.mixed_precision}) changes the model's forward, which "

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Final, Self
 
-from pydantic import BeforeValidator, SerializeAsAny
+from pydantic import BeforeValidator, SerializeAsAny, ValidationError
+from pydantic_core import PydanticCustomError
 from torch import nn
 from torch.optim import Optimizer
 
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.base import Record
+from espalier_api.documents import first_fault
 from espalier_api.growth import operation_names
 from espalier_api.job import Insertion
 from espalier_api.registry import Registry, RegistryError
@@ -117,17 +119,37 @@ def step_of(operation: str) -> type[GrowthStep]:
         raise GrowthError(str(error)) from error
 
 
+@cache
+def package_of(operation: str) -> str:
+    """Return name and version of the package that adds an operation; empty for a built-in one."""
+    return STEPS.package(operation)
+
+
+UNREADABLE: Final = "growth_unreadable"
+"""Type of pydantic's error for a step of a kind that no package here knows, or that another version of it wrote."""
+
+
 def _of_kind(value: object) -> object:
     """Read a step as JSON has it, by its `kind`."""
     if not isinstance(value, dict):
         return value
-    known = {}
-    for name in operation_names():
-        step = step_of(name)
-        known[step.model_fields["kind"].default] = step
-    if value.get("kind") not in known:
-        raise ValueError(f"{value.get('kind')!r} is not a known kind of growth; known: {', '.join(known)}")
-    return known[value["kind"]].model_validate(value)
+    known, broken = [], []
+    for name in operation_names():  # the built-in ones first: of what is not needed nothing has to be importable
+        try:
+            step = step_of(name)
+        except GrowthError as error:
+            broken.append(f"; {error}")
+            continue
+        kind = step.model_fields["kind"].default
+        if kind == value.get("kind"):
+            try:
+                return step.model_validate(value)
+            except ValidationError as error:
+                problem = f"{kind!r} is of another version ({first_fault(error)})"
+                raise PydanticCustomError(UNREADABLE, "{problem}", {"problem": problem}) from error
+        known.append(kind)
+    problem = f"{value.get('kind')!r} is not a known kind of growth; known: {', '.join(known)}{''.join(broken)}"
+    raise PydanticCustomError(UNREADABLE, "{problem}", {"problem": problem})
 
 
 Growth = Annotated[SerializeAsAny[GrowthStep], BeforeValidator(_of_kind)]

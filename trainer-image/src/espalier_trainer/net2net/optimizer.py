@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -156,7 +157,12 @@ def _successor(name: str, parameter: Tensor, replaced: Mapping[str, Tensor], *, 
 @torch.no_grad()
 def _carried(key: str, value: Any, parameter: Tensor, carry: Carry | None) -> Any:
     if not isinstance(value, Tensor):
-        return value
+        if carry is not None and not isinstance(value, int | float | str | None):
+            raise GrowthError(
+                f"the optimizer's state {key!r} of a parameter of shape {tuple(parameter.shape)} is a "
+                f"{type(value).__name__}, which cannot be widened; build a new optimizer"
+            )
+        return copy.deepcopy(value) if isinstance(value, list | tuple | dict) else value
     value = value.detach().clone(memory_format=torch.preserve_format)
     if carry is None or (value.numel() == 1 and value.shape != parameter.shape):
         return value

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_trainer.encoding import PREFIX, EncodingError, decoded, encoded
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.history import GrowthStep, gradual
 from espalier_trainer.net2net.modules import ExampleInput, device_of
-from espalier_trainer.own.encoding import PREFIX, decoded, encoded
 
 
 class Stateful(Protocol):
@@ -57,7 +57,7 @@ class Carried:
     def encoded(self) -> tuple[list[Any], dict[str, Tensor]]:
         """Return their states: JSON types, and the tensors in them, by the names of a checkpoint."""
         tensors: dict[str, Tensor] = {}
-        states = [encoded(other.state_dict(), type(other).__name__, tensors) for other in self.others]
+        states = [_encoded(other, tensors) for other in self.others]
         return states, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
 
     def digest(self) -> str:
@@ -91,7 +91,7 @@ class Carried:
         """Raise `OwnLoopError` where one holds tensors of which nobody knows how they follow the model's growth."""
         for other in self.others:
             tensors: dict[str, Tensor] = {}
-            encoded(other.state_dict(), type(other).__name__, tensors)
+            _encoded(other, tensors)
             matrices = [tensor for tensor in tensors.values() if tensor.dim()]
             if matrices and not [*self._copies(other), *self._shadows(other)]:
                 raise OwnLoopError(
@@ -178,6 +178,16 @@ def become(module: nn.Module, other: nn.Module) -> None:
         contents = dict(vars(other))
         vars(module).clear()
         vars(module).update(contents)
+
+
+def _encoded(other: Stateful, tensors: dict[str, Tensor]) -> Any:
+    try:
+        return encoded(other.state_dict(), tensors)
+    except EncodingError as error:
+        raise OwnLoopError(
+            f"join: the state of {type(other).__name__} holds a {error}; only tensors, numbers, texts, lists and "
+            "dictionaries are given to other workers: leave it out of join where all workers have it alike"
+        ) from None
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

@@ -73,9 +73,14 @@ class Feed:
         return self.batches(0) * self._accumulate
 
     @property
+    def dataset(self) -> Any:
+        """The data set of the loader."""
+        return self._loader.dataset
+
+    @property
     def examples(self) -> int:
         """Number of examples in the data set."""
-        return len(cast(Any, self._loader.dataset))
+        return len(self.dataset)
 
     def batches(self, epoch: int) -> int:
         """Return the number of steps in an epoch; an incomplete last one is dropped."""

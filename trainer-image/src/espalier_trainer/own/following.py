@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import logging
+import os
 import signal
+import sys
+import traceback
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from espalier_api.environment import ExitCode
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.apart import Line
@@ -104,6 +111,11 @@ class Following:
         """Return the number of batches of an epoch, before workers divide them."""
         return self._feed.loaded
 
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader that the script has given to `join`."""
+        return self._feed.dataset
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
         self._leave.takes_part = True
@@ -122,7 +134,13 @@ class Following:
             if turn.command.code is Code.STEP:
                 self._moment = turn.command.moment
             self._state.enter_epoch()
-            yield turn.command.epoch
+            try:
+                yield turn.command.epoch
+            except GeneratorExit:
+                frame = inspect.currentframe()
+                if frame is not None and frame.f_back is not None and _is_left(frame.f_back):
+                    self._loop_left()
+                raise
             self._epoch_left()
         self._wait_to_end()
 
@@ -132,6 +150,7 @@ class Following:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
         if not self._in_body:
             raise OwnLoopError(ONCE)
+        self._commit(left=True)
         self._state.enter_batches()
         while (turn := self._due()) is not None and turn.command.code is Code.STEP and self._is_within(turn):
             group, command = turn.group, turn.command
@@ -190,13 +209,13 @@ class Following:
             raise SystemExit(0)
         return self._turn
 
-    def _commit(self) -> None:
-        """Count the step that the script has taken."""
+    def _commit(self, *, left: bool = False) -> None:
+        """Count the step that the script has taken, if it has not `left` its batches within it."""
         step, turn = self._step, self._turn
         if step is None or turn is None:
             return
         self._step = self._hooks.step = self._turn = None
-        joint = turn.joint = step.finish()
+        joint = turn.joint = step.finish(left=left)
         if joint is not None:
             self._held.stepped(turn.command, joint.loss, step.part.portion.batches)
 
@@ -210,13 +229,33 @@ class Following:
         if self._in_body and self._turn is not None and self._turn.group is None:
             # Nobody else is in this epoch: the next one follows.
             self._turn.left, self._left_early = True, None
-            self._commit()
+            self._commit(left=True)
             self._turn = None
         if self._epoch is None or not (self._in_body or self._through):
             return
-        self._commit()
+        self._commit(left=True)
         self._state.leave_epoch()
         self._held.epoch_finished(self._epoch)
+
+    def _loop_left(self) -> NoReturn:
+        """Wait to end, as only the leader runs the code after the loop; end at once if the leader goes on."""
+        try:
+            self._commit(left=True)
+            turn = self._turn or next(self._turns, None)
+            while turn is not None and turn.command.code is not Code.STEP:
+                turn = next(self._turns, None)
+            if turn is not None:
+                raise OwnLoopError(
+                    f"this worker left the loop over epochs in epoch {self._epoch} and the leader did not; leave it by "
+                    "what all workers share, such as what backward() returns"
+                )
+            if not self._leave():
+                self._wait_to_end()
+        except BaseException:
+            # Where a generator is closed, the interpreter would go on after any exception.
+            traceback.print_exc()
+            _exit(ExitCode.ERROR)
+        _exit(ExitCode.COMPLETE)
 
     def _wait_to_end(self) -> None:
         """Wait for the signal to end: a worker that ended by itself would be restarted."""
@@ -226,3 +265,18 @@ class Following:
         logger.info("%s; this worker waits for its termination", self._why_waiting)
         while True:
             signal.pause()
+
+
+def _exit(code: ExitCode) -> NoReturn:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(int(code))
+
+
+def _is_left(frame: FrameType) -> bool:
+    """Return whether a script whose generator is being closed has left its loop by `break` or `return`.
+
+    Then it drops the iterator by an instruction of its own; an exception drops it at the instruction that raised it.
+    """
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("POP_TOP", "POP_ITER")

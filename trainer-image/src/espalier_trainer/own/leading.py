@@ -81,6 +81,11 @@ class Leading:
         """Return the number of batches of an epoch, before workers divide them."""
         return self._feed.loaded
 
+    @property
+    def dataset(self) -> Any:
+        """The data set of the loader that the script has given to `join`."""
+        return self._feed.dataset
+
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:
@@ -92,7 +97,7 @@ class Leading:
                 self._state.enter_epoch()
                 yield epoch
                 self._inside = False
-                self._commit()
+                self._commit(left=True)
                 if self._run.ending is None:
                     self._batches_over()
                     self._epoch_end_sent = False
@@ -117,6 +122,7 @@ class Leading:
             raise OwnLoopError("the batches belong to an epoch: loop over them within `for epoch in loop.epochs(...)`")
         if self._epoch_end_sent:
             raise OwnLoopError(ONCE)
+        self._commit(left=True)  # the script may have left its batches, and come back to the rest of them
         self._state.enter_batches()
         run = self._run
         batches = self._feed.batches(run.progress.epoch)
@@ -184,13 +190,15 @@ class Leading:
         self._entered = False
         return self._moment
 
-    def _commit(self) -> None:
-        """Count the step that the script has taken."""
+    def _commit(self, *, left: bool = False) -> None:
+        """Count the step that the script has taken, if it has not `left` its batches within it."""
         step, self._step, self._hooks.step = self._step, None, None
-        joint = None if step is None else step.finish()
+        joint = None if step is None else step.finish(left=left)
         if step is not None and joint is not None:
             self._run.progress.metrics["learning_rate"] = float(self._state.optimizer.param_groups[0]["lr"])
             self._run.stepped(joint.loss, step.part.portion)
+            if self._run.progress.step == self._run.first_step + 1:
+                self._state.check_optimizer()  # before there is anything to lose
 
     def _batches_over(self) -> None:
         """Let the other workers run the script's code after the batches at the same time as this worker."""

@@ -96,8 +96,8 @@ class Step:
         """Its result, once all members have taken it."""
         self.dropped = False
         """Whether other workers have left: the batches come again."""
-        self.done = False
-        """Whether `optimizer.step` was called."""
+        self.done = self.stepped = False
+        """Whether `optimizer.step` was called: with the step's gradients, and for the current batch at all."""
         self._state, self._group, self._sync = state, group, sync_batch_norm
         scaler = state.carried.scaler
         # A gradient scaler's factor changes, and would be taken for noise.
@@ -124,7 +124,7 @@ class Step:
     def enter_batch(self) -> None:
         """Begin with the next batch. Raises `OwnLoopError` if the script did not compute the one before."""
         self._require_computed()
-        self._place, self._calls = self._place + 1, 0
+        self._place, self._calls, self.stepped = self._place + 1, 0, False
         if self._group is not None and self._sync:
             self._synced.close()
             self._forgiving = _Forgiving(self._group)
@@ -180,8 +180,8 @@ class Step:
                 parameter = optimizer.param_groups[0]["params"][0]
                 parameter.grad = torch.full_like(parameter, torch.inf)
 
-    def finish(self) -> Joint | None:
-        """Return the result of the step; None if it was dropped, or left before its last batch.
+    def finish(self, *, left: bool = False) -> Joint | None:
+        """Return the result of the step; None if it was dropped, or if the script has `left` its batches within it.
 
         Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
         not make the calls of a step.
@@ -192,10 +192,12 @@ class Step:
             if self._steering is not None:
                 self._state.steer(self._steering)
             return None
-        if not self.last and self._calls:
-            return None  # the script has left the epoch
+        taken = self.joint is not None and (self.done or self._skipped())
+        if left and not taken and (self._calls or not self.stepped):
+            self._no_gradients()
+            return None
         self._require_computed()
-        if self.joint is None or not (self.done or self._skipped()):
+        if self.joint is None or not taken:
             raise OwnLoopError(
                 "optimizer.step() was not called after backward(loss); for gradient accumulation, call it for each "
                 "batch, or where loop.should_step says so, and give join the number of batches: join(..., "
@@ -288,5 +290,5 @@ class Hooks:
         # A scheduler computes its next rate from the rate that it set.
         for group, rate in zip(optimizer.param_groups, self._kept, strict=True):
             group["lr"] = rate
-        if self.step is not None and self.step.joint is not None:
-            self.step.done = True
+        if self.step is not None:
+            self.step.stepped, self.step.done = True, self.step.done or self.step.joint is not None

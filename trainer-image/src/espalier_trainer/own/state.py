@@ -18,16 +18,22 @@ from espalier_api.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.core.state import TrialRates
 from espalier_trainer.elastic.states import digest
+from espalier_trainer.encoding import PREFIX
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture
-from espalier_trainer.optimizers import SEPARATOR, GroupState, group_options, load_optimizer_state
+from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
+from espalier_trainer.optimizers import (
+    SEPARATOR,
+    GroupState,
+    group_options,
+    load_optimizer_state,
+    optimizer_state,
+)
 from espalier_trainer.own.carried import Carried, Stateful, become
-from espalier_trainer.own.encoding import PREFIX
 from espalier_trainer.own.given import united
 from espalier_trainer.schedules import Moment
 
@@ -58,6 +64,9 @@ class OwnState:
         self.network = Network(model, self.optimizer, None)
         """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
+        self._described: Architecture | None = None
+        """Of the starting model, where it may grow."""
+        self._cannot_grow = "this script does not let it; all workers must call join(..., grow=True)"
         self._example: ExampleInput | None = None
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
@@ -75,7 +84,9 @@ class OwnState:
         architecture, problem = starting_architecture(self.model, example, insertion, operations)
         if architecture is not None and offered(architecture):
             self.network = Network(self.model, self.optimizer, architecture)
-            self._start, self._example = copied(self.model), example
+            self._start, self._described, self._example = copied(self.model), architecture, example
+        else:
+            self._cannot_grow = f"here it cannot: {problem}"
         return problem
 
     def check_schedulers(self) -> None:
@@ -86,6 +97,17 @@ class OwnState:
                 "a learning-rate scheduler was made for the optimizer, but not given to join: workers that come later "
                 "would begin with its first rate; make it before join(model, optimizer, loader, scheduler)"
             )
+
+    def check_optimizer(self) -> None:
+        """Raise `OwnLoopError` if the optimizer, which has stepped, keeps a state that no checkpoint can hold."""
+        for member in members_of(self.optimizer):
+            found = next((key for key in member.state if not isinstance(key, Tensor)), None)
+            if found is not None:
+                raise OwnLoopError(
+                    f"{type(member).__name__} keeps a state for {found!r}, which is no parameter, so a resumed run and "
+                    "other workers would not get it; keep it in the state of the parameters, or as an option of a group"
+                )
+        optimizer_state(self.optimizer, self.model)
 
     def rates(self) -> float:
         """Return the sum of the groups' learning rates, which must be equal in all workers."""
@@ -191,7 +213,7 @@ class OwnState:
         held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
         left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
         try:
-            if state.architecture is not None and state.architecture != self.network.architecture:
+            if state.architecture is not None:
                 self._rebuild(state.architecture, state.growth or history_of(state.architecture))
             self.model.load_state_dict(checkpoint.model)
             # The parameters that the script gave to its optimizer, trained or frozen, and those that have grown since.
@@ -223,14 +245,19 @@ class OwnState:
                 member,
                 self.model,
                 own,
-                {key: tensor for key, tensor in tensors.items() if key.rpartition(SEPARATOR)[0] in names},
+                {key: tensor for key, tensor in tensors.items() if key.partition(SEPARATOR)[0] in names},
                 {name: values for name, values in state.optimizer_values.items() if name in names},
                 trained & names,
             )
 
     def _rebuild(self, architecture: Architecture, history: tuple[GrowthStep, ...]) -> None:
         if self._start is None or self._example is None:
-            raise GrowthError("the model has grown; all workers must call join(..., grow=True)")
+            if history:
+                raise GrowthError(f"the model has grown, and {self._cannot_grow}")
+            return  # it can be trained as it is
+        architecture = with_targets(architecture, self._described, history)
+        if (architecture, history) == (self.network.architecture, self.network.history):
+            return
         module = copied(self._start)
         if history:
             module = replay(module, history, self._example)

@@ -6,40 +6,42 @@ import math
 from collections import Counter
 from typing import Any, Final
 
+import numpy as np
 from torch import Tensor
-
-from espalier_trainer.errors import OwnLoopError
 
 _COUNTER, _FLOAT, _ITEMS, _TUPLE, _TENSOR = "counter", "float", "items", "tuple", "tensor"
 PREFIX: Final = "others."
 """Of their tensors in `training.safetensors`."""
 
 
-def encoded(value: Any, owner: str, tensors: dict[str, Tensor]) -> Any:
+class EncodingError(TypeError):
+    """A value has no counterpart in JSON. The message is the name of its type."""
+
+
+def encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
     """Return `value` as JSON types that `decoded` converts back; its tensors are put into `tensors`.
 
-    Raises `OwnLoopError` if that is impossible.
+    Raises `EncodingError` if that is impossible.
     """
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach()
         return {_TENSOR: name}
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: repr(value)}  # JSON cannot represent it
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
-        return [encoded(each, owner, tensors) for each in value]
+        return [encoded(each, tensors) for each in value]
     if isinstance(value, tuple):
-        return {_TUPLE: [encoded(each, owner, tensors) for each in value]}
+        return {_TUPLE: [encoded(each, tensors) for each in value]}
     if isinstance(value, dict):
         kind = _COUNTER if isinstance(value, Counter) else _ITEMS
-        pairs = [[encoded(key, owner, tensors), encoded(each, owner, tensors)] for key, each in value.items()]
+        pairs = [[encoded(key, tensors), encoded(each, tensors)] for key, each in value.items()]
         return {kind: pairs}
-    raise OwnLoopError(
-        f"join: the state of {owner} holds a {type(value).__name__}; only tensors, numbers, texts, lists and "
-        "dictionaries are given to other workers: leave it out of join where all workers have it alike"
-    )
+    raise EncodingError(type(value).__name__)
 
 
 def decoded(value: Any, tensors: dict[str, Tensor]) -> Any:

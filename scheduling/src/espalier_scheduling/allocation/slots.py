@@ -68,7 +68,7 @@ class Slots:
             self.begin(row, trace)
 
     def begin(self, row: int, trace: Trace) -> None:
-        """Begin an episode anew."""
+        """Begin an episode again."""
         self.kinds[row], self.comes[row] = trace.kinds, trace.slots
         self.done[row], self.ends[row], self.slot[row] = 0.0, np.nan, 0
         self._open(row)

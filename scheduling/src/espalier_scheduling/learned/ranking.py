@@ -82,7 +82,7 @@ class Ranking:
             self._look()
 
     def _look(self) -> None:
-        """See anew what can be chosen. A gift takes no more than one job from that, until something is too dear."""
+        """See again what can be chosen. A gift takes no more than one job from that, until something is too dear."""
         mask = self._picture.mask()
         self._left, self._may_stop = int(mask[:-1].sum()), bool(mask[-1])
         self._above, self._below = np.where(mask[:-1], _UNKNOWN, -np.inf), np.full(len(mask) - 1, -_UNKNOWN)

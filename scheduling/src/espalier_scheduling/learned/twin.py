@@ -65,7 +65,7 @@ class Twin(nn.Module):
 
     @classmethod
     def of(cls, weights: Weights, options: int) -> Twin:
-        """Return a twin with these weights; its values begin anew."""
+        """Return a twin with these weights; its values begin again."""
         twin = cls(options, weights["job.bias"].shape[0])
         with torch.no_grad():
             for name, value in weights.items():

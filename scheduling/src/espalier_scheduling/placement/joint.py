@@ -1,7 +1,7 @@
 """Places several gangs that start at the same time together, where one after the other may stand in each other's way.
 
 Begins with each gang where it costs the fewest seconds beside those before it. Then gangs are taken off and placed
-anew, one at a time, and gangs of the same size exchange places, as long as that lowers the sum (local search). So the
+again, one at a time, and gangs of the same size exchange places, as long as that lowers the sum (local search). So the
 sum is never larger than that of one after the other.
 """
 
@@ -60,7 +60,7 @@ class _Search:
                 self._move_all()
 
     def _move_all(self) -> None:
-        """Place gangs anew, one after the other, until no move helps."""
+        """Place gangs again, one after the other, until no move helps."""
         gangs, rests, at = list(self.places), 0, 0
         while rests < len(gangs) and self._tried < MOST_TRIED:
             gang = gangs[at % len(gangs)]

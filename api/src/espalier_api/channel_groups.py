@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 from pydantic import Field, model_validator
 
 from espalier_api.base import Record, Unicode
+from espalier_api.counts import repeated
 
 
 class Follower(Record):
@@ -109,10 +110,8 @@ class Channels(Record):
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        names = [group.id for group in self.groups]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"group of channels {name!r} appears twice; ids must be unique")
+        for name in repeated(group.id for group in self.groups):
+            raise ValueError(f"group of channels {name!r} appears twice; ids must be unique")
         return self
 
     def check(self, layers: Container[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
 from espalier_api.base import Strict
+from espalier_api.counts import repeated
 
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
 DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
@@ -132,9 +133,8 @@ class PodSpec(Strict):
     @field_validator("containers")
     @classmethod
     def _names_differ(cls, value: tuple[Container, ...]) -> tuple[Container, ...]:
-        names = [container.name for container in value]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two containers have the name {twice[0]!r}; names must differ")
+        if twice := repeated(container.name for container in value):
+            raise ValueError(f"two containers have the name {min(twice)!r}; names must differ")
         return value
 
 

@@ -9,6 +9,7 @@ import re2
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from espalier_api.base import Strict
+from espalier_api.counts import repeated
 from espalier_api.report import MAX_NAME
 
 KNOWN_VALUES: Final = ("step", "steps", "epoch", "epochs", "fraction", "percent")
@@ -44,8 +45,7 @@ def compile_pattern(text: str) -> Any:
             f"is {_shown(text)}, no regular expression of RE2: {what}; correct it (RE2 has no look-around and no "
             "back-references; in YAML, put it in single quotes)"
         ) from error
-    names = _GROUP.findall(text)
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    for twice in repeated(_GROUP.findall(text)):
         raise ValueError(f"is {_shown(text)}, with two groups {twice!r}; give each another name")
     if not compiled.groupindex:
         raise ValueError(f"is {_shown(text)}, without a named group; name what is to be read, as in (?P<step>[0-9]+)")

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, ConfigDict, Field, field_validator
 
 from espalier_api.base import Record, Strict
+from espalier_api.counts import repeated
 from espalier_api.job import Name
 from espalier_api.status import ConditionStatus
 
@@ -46,11 +47,9 @@ class QueueSpec(Strict):
     @field_validator("quotas")
     @classmethod
     def _one_for_each_type(cls, value: tuple[QuotaSpec, ...]) -> tuple[QuotaSpec, ...]:
-        types = [quota.gpu_type for quota in value]
-        for gpu_type in types:
-            if types.count(gpu_type) > 1:
-                whose = "without a gpuType" if gpu_type is None else f"for gpuType {gpu_type!r}"
-                raise ValueError(f"has {types.count(gpu_type)} quotas {whose}; merge them")
+        for gpu_type, number in repeated(quota.gpu_type for quota in value).items():
+            whose = "without a gpuType" if gpu_type is None else f"for gpuType {gpu_type!r}"
+            raise ValueError(f"has {number} quotas {whose}; merge them")
         return value
 
 

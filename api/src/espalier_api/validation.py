@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from espalier_api.counts import repeated
 from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.problems import Problem, problem_at, problems_of
@@ -105,8 +106,8 @@ def _parse(text: str, source: str, resource: str | None) -> tuple[tuple[Adaptive
                 jobs.append(job)
     for what, names in (("jobs", [job.key for job in jobs]), ("queues", [queue.metadata.name for queue in queues])):
         problems.extend(
-            Problem(source, 0, "metadata.name", f"{name!r} is used by {names.count(name)} {what}; names must differ")
-            for name in sorted({name for name in names if names.count(name) > 1})
+            Problem(source, 0, "metadata.name", f"{name!r} is used by {number} {what}; names must differ")
+            for name, number in sorted(repeated(names).items())
         )
     if problems:
         raise JobFileError(problems)

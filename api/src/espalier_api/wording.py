@@ -64,6 +64,8 @@ def message_of(details: ErrorDetails, place: tuple[str | int, ...]) -> str:
             return "is empty; text is needed"
         case "too_short":
             return f"has {len(given)} items; at least {context.get('min_length')} needed"
+        case "too_long":
+            return f"has {len(given)} items; at most {context.get('max_length')} allowed"
     for key, relation in (("gt", "greater than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
         if key in context:
             limit = context[key]

@@ -305,6 +305,18 @@ spec:
     ]
 
 
+def test_too_many_are_counted() -> None:
+    containers = ", ".join(f"{{name: c{number}}}" for number in range(33))
+    text = f"""\
+apiVersion: {API_VERSION}
+kind: AdaptiveTrainingJob
+metadata: {{name: a}}
+spec: {{timeBudgetSeconds: 9, template: {{spec: {{containers: [{containers}]}}}}}}
+"""
+    with pytest.raises(JobFileError, match=r"spec\.template\.spec\.containers: has 33 items; at most 32 allowed$"):
+        parse_jobs(text, "job.yaml")
+
+
 def test_a_job_with_other_values_keeps_the_rest() -> None:
     job = load_job(Path(__file__).parents[3] / "examples" / "digits.yaml")
     changed = with_spec(job, timeBudgetSeconds=7, training={"seed": 3, "dataset": {"path": None}}, adaptation=None)

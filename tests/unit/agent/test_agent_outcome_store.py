@@ -192,7 +192,7 @@ def test_a_disk_that_is_full_loses_what_comes_and_keeps_what_is_there(
 def test_a_write_that_the_system_refuses_is_survived(path: Path) -> None:
     """A limit on the size of files, as a quota: the kernel refuses the write itself."""
     limited = subprocess.run(
-        [sys.executable, str(WRITER), str(path), "limited", "100000"],
+        [sys.executable, "-B", str(WRITER), str(path), "limited", "100000"],  # a .pyc would be cut, too
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE,

@@ -145,10 +145,11 @@ def readme(folder: Path) -> str:
 
 
 def test_a_disk_that_is_full_is_said_and_leaves_the_export_of_before(
-    trained: Callable[..., Any], tmp_path: Path, digits: Any
+    trained: Callable[..., Any], tmp_path: Path, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = trained()
     export_of(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would leave a cut .pyc of what is imported meanwhile
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # stands for a full disk: no file gets larger
     try:

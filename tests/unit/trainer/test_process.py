@@ -170,7 +170,8 @@ def test_disk_that_fills_up_is_a_warning_until_the_end(workplace, make_job):
         checkpoint={"intervalSeconds": 0.1},
         training={"evaluateEveryEpochs": 10**6},
     )
-    place = workplace(job, prelude="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))")
+    limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (12000, 12000))"
+    place = workplace(job, prelude=f"import resource, sys; sys.dont_write_bytecode = True; {limit}")  # no cut .pyc
     place.allocate(1)
     process = place.start()
 

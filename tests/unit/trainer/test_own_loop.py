@@ -571,6 +571,17 @@ def _raises_within_a_try(loop: Any) -> None:
             loop.report()
 
 
+def following(
+    model: nn.Module, optimizer: torch.optim.Optimizer, make_checkpoint: Callable[..., Checkpoint]
+) -> Following:
+    """Return the loop of an extra worker that holds a state; its turns are still to be given."""
+    state = OwnState(model, optimizer, [])
+    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
+    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    return loop
+
+
 @pytest.mark.parametrize(
     ("script", "left"),
     [(_breaks, True), (_returns, True), (_breaks_a_wrapped_one, True), (_raises, False), (_raises_within_a_try, False)],
@@ -578,11 +589,7 @@ def _raises_within_a_try(loop: Any) -> None:
 def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_ended(
     make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
 ) -> None:
-    model, optimizer = made()
-    state = OwnState(model, optimizer, [])
-    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
-    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    loop = following(*made(), make_checkpoint)
     loop._turns = iter([Turn(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
     found: list[bool] = []
     loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
@@ -612,10 +619,7 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
     make_checkpoint: Callable[..., Checkpoint],
 ) -> None:
     model, optimizer = made()
-    state = OwnState(model, optimizer, [])
-    feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
-    loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
+    loop = following(model, optimizer, make_checkpoint)
 
     def turns() -> Any:
         yield Turn(OneMember(), Command(Code.STEP, 0, 0))

@@ -33,13 +33,10 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     before, state = state, _with_budget(_count(state, seen, terms, now, timing), state, unwatched, terms)
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
-    refused_since = (now if state.refused_since is None else state.refused_since) if seen.refused else None
-    if refused_since != state.refused_since:
-        state = replace(state, refused_since=refused_since)
-    is_down = state.trained and not seen.leader_runs and not state.ending
-    down_since = (now if state.down_since is None else state.down_since) if is_down else None
-    if down_since != state.down_since:
-        state = replace(state, down_since=down_since)
+    refused_since = _since(state.refused_since, seen.refused, now)
+    down_since = _since(state.down_since, state.trained and not seen.leader_runs and not state.ending, now)
+    if (refused_since, down_since) != (state.refused_since, state.down_since):
+        state = replace(state, refused_since=refused_since, down_since=down_since)
     if state.not_before is not None and now >= state.not_before:
         state = replace(state, not_before=None)
     if state.promised_until is not None and seen.extra_bound >= state.extra:
@@ -70,6 +67,13 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
     if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    """Return since when something holds that did so since `before`; None where it does not."""
+    if not holds:
+        return None
+    return now if before is None else before
 
 
 def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:

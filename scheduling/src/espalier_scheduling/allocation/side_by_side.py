@@ -30,8 +30,8 @@ from espalier_scheduling.purposes import Purpose
 class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]):
     """So many episodes of `AllocationEnvironment` in DL2's cluster.
 
-    Arrays begin with the dimension of episodes; else all is as there. An episode that is over begins again with the next
-    step, which ignores its action (`AutoresetMode.NEXT_STEP`).
+    Arrays begin with the dimension of episodes; else all is as there. An episode that is over begins again with the
+    next step, which ignores its action (`AutoresetMode.NEXT_STEP`).
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012

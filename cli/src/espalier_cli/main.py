@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from espalier_agent.commands.lazy import LazyGroup
+from espalier_agent.commands.ranges import RealRange
 from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
@@ -55,7 +56,7 @@ def cli() -> None:
 )
 @click.option(
     "--time-limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=RealRange(min=0, min_open=True),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

@@ -20,8 +20,13 @@ _WIDTH = 100
 
 def reference() -> str:
     """Return a heading and the help of each command, subcommands included, in Markdown."""
+    return "\n".join(f"\n### `{one.command_path}`\n\n```text\n{one.command.get_help(one)}\n```" for one in commands())
+
+
+def commands() -> Iterator[click.Context]:
+    """Return a context of each command that is not hidden, subcommands included, groups excluded."""
     settings = {**cli.context_settings, "terminal_width": _WIDTH}
-    return "\n".join(_sections(cli, click.Context(cli, info_name="espalier", **settings)))
+    return _commands(cli, click.Context(cli, info_name="espalier", **settings))
 
 
 def renewed(page: str, text: str) -> str:
@@ -33,16 +38,16 @@ def renewed(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
-def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
+def _commands(group: click.Group, context: click.Context) -> Iterator[click.Context]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
             continue
         own = click.Context(command, parent=context, info_name=name, terminal_width=_WIDTH)
         if isinstance(command, click.Group):
-            yield from _sections(command, own)
+            yield from _commands(command, own)
             continue
-        yield f"\n### `{own.command_path}`\n\n```text\n{command.get_help(own)}\n```"
+        yield own
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from espalier_agent.commands.lazy import INTERRUPTED
+from espalier_agent.commands.ranges import RealRange
 from espalier_api.documents import DocumentError
 from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
@@ -53,7 +54,7 @@ from espalier_operator.planning import DEFAULT_POLICY, configured_here
 @click.option("--simulate", is_flag=True, help="Count GPUs without using them, even if there are CUDA devices.")
 @click.option(
     "--time-scale",
-    type=click.FloatRange(min=0, min_open=True),
+    type=RealRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     help="Budget seconds per second: with 10, a budget of 400 s takes 40 s.",

@@ -209,14 +209,6 @@ def test_a_plan_that_time_changes_in_no_year_of_the_calendar_is_printed(tmp_path
     assert outcome.stdout.endswith(" h.\n")
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf"])
-def test_plans_are_not_made_at_a_time_that_is_no_number(seconds: str) -> None:
-    text = Snapshot(taken_at=NOW).to_json()
-    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-", "--after", seconds], input=text)
-    assert outcome.exit_code == 2
-    assert f"--after {seconds}: it must be a number of seconds" in outcome.stderr
-
-
 def test_a_snapshot_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     path.write_text(Snapshot(taken_at=NOW).to_json(), encoding="utf-8-sig")

@@ -12,9 +12,6 @@ if TYPE_CHECKING:  # the cli imports its errors from here, without importing tor
     from espalier_agent.evaluation.evaluate import Evaluation
     from espalier_agent.evaluation.rank_noise import ResultNoise
 
-SEEDS = click.IntRange(0, 2**32 - 1)
-"""The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
-
 
 class CommandError(click.ClickException):
     """One line with the cause, then a hint."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 import pydantic
 
-from espalier_agent.commands.console import SEEDS, CommandError, ProgressLines, print_evaluation
+from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
+from espalier_agent.commands.ranges import SEEDS, RealRange
 from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
@@ -151,10 +152,10 @@ def _split(context: click.Context, parameter: click.Parameter, values: tuple[str
     help="Change a field of the recipe. Repeatable.",
 )
 @click.option("--episodes", type=click.IntRange(min=1), help="For reinforce: override the recipe's number.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), help="Override the recipe's.")
+@click.option("--learning-rate", type=RealRange(min=0, min_open=True), help="Override the recipe's.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=1),
+    type=RealRange(min=1),
     help="For reinforce: initial softmax temperature (paper: 10, 100, 1000).",
 )
 @click.option(

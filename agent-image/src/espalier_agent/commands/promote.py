@@ -12,6 +12,7 @@ import torch
 
 from espalier_agent.commands.console import CommandError
 from espalier_agent.commands.learn import USER_ERRORS, gather_tables, history_option, read_history
+from espalier_agent.commands.ranges import RealRange
 from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, judge
 from espalier_agent.history.off_policy import Unit
 from espalier_agent.policies.files import load_policy, save_policy
@@ -49,14 +50,14 @@ REFUSED: Final = 3
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(min=0, max=1),
+    type=RealRange(min=0, max=1),
     default=0.01,
     show_default=True,
     help="For the history: allowed loss of accuracy, at the lower end of the 95 % interval.",
 )
 @click.option(
     "--least-effective",
-    type=click.FloatRange(min=1),
+    type=RealRange(min=1),
     default=10.0,
     show_default=True,
     help="For the history: minimum effective number of jobs, also for the changed decisions alone.",

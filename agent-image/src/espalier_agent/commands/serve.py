@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from espalier_agent.commands.console import CommandError
+from espalier_agent.commands.ranges import RealRange
 from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.exploration import Exploration
@@ -62,7 +63,7 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
 )
 @click.option(
     "--explore",
-    type=click.FloatRange(0, 1),
+    type=RealRange(0, 1),
     default=0.0,
     show_default=True,
     metavar="SHARE",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import click
 
 from espalier_agent.commands.lazy import INTERRUPTED
+from espalier_agent.commands.ranges import RealRange
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.cluster.events import Event, event_of, is_about
@@ -39,7 +40,7 @@ class _News:
 @namespace_option
 @click.option(
     "--patience",
-    type=click.FloatRange(min=0),
+    type=RealRange(min=0),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

@@ -11,8 +11,9 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from espalier_agent.commands.console import SEEDS, CommandError
+from espalier_agent.commands.console import CommandError
 from espalier_agent.commands.lazy import INTERRUPTED
+from espalier_agent.commands.ranges import SEEDS, RealRange
 from espalier_api.documents import write_text_atomically
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.outcomes import OutcomeTable
@@ -97,7 +98,7 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
 @click.option("--controls/--no-controls", default=True, show_default=True, help="Also train the controls.")
 @click.option(
     "--throughput",
-    type=click.FloatRange(min=1),
+    type=RealRange(min=1),
     default=1.8,
     show_default=True,
     help="Speed-up of steps in the control that only has more throughput; for a corpus, in --way faster.",

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from espalier_agent.commands.ranges import RealRange
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
@@ -41,7 +42,7 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
 @click.option("--budget", metavar="STEPS|TIME", help="Its budget: 500 (steps of the starting model), or 20s.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--optimizer", type=click.Choice(["Adam", "AdamW", "SGD", "RMSprop"]), default="Adam", show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(0, 100, min_open=True), default=0.01, show_default=True)
+@click.option("--learning-rate", type=RealRange(0, 100, min_open=True), default=0.01, show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each arm.")
 @click.option("--moments", default="20%,50%", show_default=True, callback=shares, help="When the model may grow.")
 @click.option(

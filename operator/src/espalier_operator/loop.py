@@ -191,7 +191,14 @@ class Loop:
         """Return what is planned, and the snapshot with what the policy remembers."""
         seen = replace(snapshot, policy_memory=self._memory.memory)
         if self._memory.is_resumed:
-            return plan_resumed(seen, self._policy, seen.taken_at)
+            resumed = plan_resumed(seen, self._policy, seen.taken_at)
+            if resumed.unusable is not None:
+                logger.warning(
+                    "policy %s starts with an empty memory: it cannot use what it remembered",
+                    self._policy.name,
+                    exc_info=resumed.unusable,
+                )
+            return resumed.snapshot, resumed.plan
         return seen, plan(seen, self._policy, seen.taken_at)
 
     def _say_ignored(self, ignored: Sequence[str]) -> None:

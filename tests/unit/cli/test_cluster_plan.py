@@ -196,6 +196,32 @@ def test_a_damaged_snapshot_is_one_line_and_a_hint(tmp_path: Path, text: str, ca
     assert hint.startswith("hint: ")
 
 
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [
+        ("jobs", "jobs.key: 'default/a' is there 2 times; must be unique"),
+        ("nodes", "nodes.name: 'n' is there 2 times; must be unique"),
+    ],
+)
+def test_a_snapshot_with_two_of_one_name_is_refused(place: str, cause: str) -> None:
+    seen = lists(jobs=[job("a")], nodes=[node("n", 2)])
+    body = json.loads(seen_by_operator(seen, NOW, SETTINGS).snapshot.to_json())
+    body[place] *= 2
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=json.dumps(body))
+    assert outcome.exit_code == 2
+    assert f"error: stdin: {cause}" in outcome.stderr
+
+
+def test_a_plan_starts_with_no_memory_where_the_policy_cannot_use_it() -> None:
+    seen = lists(jobs=[job("a")], nodes=[node("n", 2)])
+    snapshot = seen_by_operator(seen, NOW, SETTINGS).snapshot
+    damaged = replace(snapshot, policy_memory={"queues": 7}, rules=replace(snapshot.rules, policy="las"))
+    outcome = CliRunner().invoke(cli, ["plan", "--snapshot", "-"], input=damaged.to_json())
+    assert outcome.exit_code == 0, outcome.output
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("stdin: policy las cannot use policy_memory and starts with none (")
+
+
 def test_a_plan_that_time_changes_in_no_year_of_the_calendar_is_printed(tmp_path: Path) -> None:
     holder = admitted(job("a"))
     pods = [worker(holder, "n")]

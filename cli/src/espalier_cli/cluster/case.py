@@ -75,16 +75,16 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
     seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
-    snapshot, made = plan_resumed(seen.snapshot, configured(seen.snapshot.rules.policy), now)
+    made = plan_resumed(seen.snapshot, configured(seen.snapshot.rules.policy), now)
     return Case(
         job=job,
         now=now,
         problems=seen.left_out.get(job.key, ()),
         report=report,
         leader=leader,
-        snapshot=snapshot,
+        snapshot=made.snapshot,
         facts=next((facts for facts in seen.snapshot.jobs if facts.key == job.key and not facts.finished), None),
-        plan=made,
+        plan=made.plan,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from espalier_agent.commands.ranges import RealRange
+from espalier_api.counts import repeated
 from espalier_api.documents import write_text_atomically
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
@@ -86,9 +87,16 @@ def _unpacked(body: bytes) -> bytes:
 
 
 def _check(seen: Snapshot) -> None:
-    """Reject counts that no job and no node can have (`SnapshotError`): they determine the time and memory of planning,
-    and what is far too large cannot be divided.
+    """Reject two of one name, and counts that no job and no node can have (`SnapshotError`): these determine the time
+    and memory of planning, and what is far too large cannot be divided.
     """
+    for place, names in (
+        ("jobs.key", [job.key for job in seen.jobs]),
+        ("nodes.name", [node.name for node in seen.nodes]),
+        ("queues.name", [queue.name for queue in seen.queues]),
+    ):
+        for twice, number in repeated(names).items():
+            raise SnapshotError(f"{place}: {twice!r} is there {number} times; must be unique")
     for index, job in enumerate(seen.jobs):
         place, terms = f"jobs.{index}", job.terms
         counts = {"min_replicas": terms.min_replicas, "max_replicas": terms.max_replicas}
@@ -157,10 +165,14 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
     except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
     try:
-        _, made = plan_resumed(seen, chosen, now)
+        resumed = plan_resumed(seen, chosen, now)
     except PolicyFileError as error:
         raise InputError(f"--policy {policy}: {error}") from error
+    made = resumed.plan
     deciding = policy or seen.rules.policy
+    if (unusable := resumed.unusable) is not None:
+        cause = f"{type(unusable).__name__}: {unusable}"
+        click.echo(f"{name}: policy {deciding} cannot use policy_memory and starts with none ({cause})", err=True)
     if form != "table":
         print_data({"policy": deciding, **document_of(made, now)}, form)
         return

@@ -46,6 +46,11 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         super().__init__(*given, **named)
         if self.args.gradient_accumulation_steps != 1:
             raise OwnLoopError("gradient_accumulation_steps must be 1; give ElasticTrainer(accumulate=...) instead")
+        if self.args.auto_find_batch_size:
+            raise OwnLoopError(
+                "auto_find_batch_size=True would train again with smaller batches, of which the other workers do not "
+                "know; set it to False and per_device_train_batch_size to what fits, accumulate=... for larger steps"
+            )
         if self.args.world_size > 1 or self.args.n_gpu > 1:
             raise OwnLoopError("a worker of a job uses one GPU and one process: start the script with python")
         if isinstance(self.train_dataset, IterableDataset):

@@ -200,6 +200,10 @@ bench-answers: .venv/.ready  ## how long does a policy file take to decide about
 bench-joint: .venv/.ready  ## does it pay to place jobs together that come together? the same jobs one by one and together (1 minute of a core); ARGS=--quick
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
 
+.PHONY: bench-wishes
+bench-wishes: .venv/.ready  ## does it pay to place workers where a policy file wishes? beside the rules of placement, at three loads (10 minutes of a core); ARGS=--quick
+	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/wishes.py $(ARGS)
+
 .PHONY: bench-together
 bench-together: .venv/.ready  ## does it pay to decide numbers of workers and their nodes together, if both are free? (30 minutes of a core); ARGS=--quick
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/together.py $(ARGS)

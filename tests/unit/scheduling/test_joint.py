@@ -16,7 +16,7 @@ from espalier_scheduling.placement.joint import MOST_TRIED, one_by_one, together
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import Truth, step_time
 from espalier_scheduling.placement.placers import Oracle, run, run_together
-from espalier_scheduling.placement.tasks import KINDS, Family, draw_task, episode
+from espalier_scheduling.placement.tasks import KINDS, Family, draw_task, episode, kinds
 from espalier_scheduling.purposes import Purpose
 
 FAMILY = Family(nodes=6, rack_nodes=3, jobs=20)
@@ -42,8 +42,8 @@ def situations(draw: Any) -> Situation:
     return Truth(draw_task(FAMILY, rng)), occupancy, steps, gangs
 
 
-def total_seconds(situation: Situation, places: list[Nodes | None]) -> float:
-    """Return the seconds that all jobs take from now on, one job at a time by the formula."""
+def total_seconds(situation: Situation, places: list[Nodes | None], opening: float) -> float:
+    """Return the seconds that all jobs take from now on, one job at a time by the formula, and what opening costs."""
     truth, occupancy, steps, gangs = situation
     all_steps = {**steps, **{gang.name: gang.steps for gang in gangs}}
     after = Occupancy(FAMILY.nodes, FAMILY.node_gpus, FAMILY.rack_nodes, occupancy.jobs.items())
@@ -51,7 +51,12 @@ def total_seconds(situation: Situation, places: list[Nodes | None]) -> float:
         if nodes is not None:
             after.add(gang.name, Placed(gang.kind, nodes))
     assert min(after.free) >= 0, "a node has fewer GPUs than it gives"
-    return sum(all_steps[name] * step_time(truth, after, name, placed).total for name, placed in after.jobs.items())
+    total = sum(all_steps[name] * step_time(truth, after, name, placed).total for name, placed in after.jobs.items())
+    for node, there in enumerate(after.on_node):
+        if there and not occupancy.on_node[node]:
+            longest = max(all_steps[name] * kinds()[kind].compute_seconds for name, (kind, _) in there.items())
+            total += opening * longest * after.free[node] / FAMILY.node_gpus
+    return total
 
 
 def added(truth: Truth, occupancy: Occupancy, gang: Gang, nodes: Nodes, steps_left: dict[str, float]) -> float:
@@ -94,19 +99,39 @@ def test_costs_in_arrays_are_those_of_the_formula(situation: Situation) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(situations())
-def test_together_is_never_dearer_than_one_by_one_and_has_room(situation: Situation) -> None:
+@given(situations(), st.sampled_from((0.0, 0.5, 4.0)))
+def test_together_is_never_dearer_than_one_by_one_and_has_room(situation: Situation, opening: float) -> None:
     truth, occupancy, steps, gangs = situation
     before = dict(occupancy.jobs)
-    single = one_by_one(Costs(truth, occupancy, steps), gangs)
-    joint = together(truth, occupancy, steps, gangs)
+    single = one_by_one(Costs(truth, occupancy, steps, opening), gangs)
+    joint = together(truth, occupancy, steps, gangs, opening)
     assert occupancy.jobs == before, "it was to be asked, not changed"
     assert [nodes is None for nodes in joint] == [nodes is None for nodes in single]
     for gang, nodes in zip(gangs, joint, strict=True):
         if nodes is not None:
             assert sum(count for _, count in nodes) == gang.gpus
             assert all(count % gang.unit == 0 for _, count in nodes)
-    assert total_seconds(situation, joint) <= total_seconds(situation, single) * (1 + 1e-9)
+    assert total_seconds(situation, joint, opening) <= total_seconds(situation, single, opening) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations(), st.sampled_from((0.5, 4.0)))
+def test_what_gangs_add_is_what_they_cost_in_all(situation: Situation, opening: float) -> None:
+    """In whatever order they come, with what opening nodes costs; so a search by it ends."""
+    truth, occupancy, steps, gangs = situation
+    costs, places, sums = Costs(truth, occupancy, steps, opening), list[Nodes | None](), 0.0
+    for gang in gangs:
+        choices = candidates(costs.occupancy, gang.gpus)
+        places.append(choices[-1] if choices else None)
+        if choices:
+            sums += float(costs.added(gang, [choices[-1]])[0])
+            costs.add(gang.name, Placed(gang.kind, choices[-1]), gang.steps)
+    before = total_seconds((truth, occupancy, steps, []), [], opening)
+    assert before + sums == pytest.approx(total_seconds(situation, places, opening), rel=1e-9)
+    for gang, nodes in reversed(list(zip(gangs, places, strict=True))):  # and each taken off again
+        if nodes is not None:
+            costs.remove(gang.name)
+    assert not costs._longest.any()
 
 
 def test_two_gangs_that_would_stand_in_each_others_way_part() -> None:

@@ -18,7 +18,7 @@ from espalier_scheduling.placement.candidates import MOST, candidates, consolida
 from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
 from espalier_scheduling.placement.performance import Truth, step_time
-from espalier_scheduling.placement.placers import RULES, Oracle, Random, Rule, opened, run
+from espalier_scheduling.placement.placers import RULES, Oracle, Random, Rule, run, seconds_added
 from espalier_scheduling.placement.tasks import KINDS, episode, kinds
 
 SMALL = Family(jobs=20)
@@ -175,9 +175,11 @@ def test_a_node_that_is_opened_strands_its_other_gpus() -> None:
     cluster = Cluster(episode(SMALL, Purpose.TRAIN, 3))
     job, there, *_ = cluster.jobs.values()
     cluster.occupancy.add(there.name, Placed(there.kind, ((0, 1),)))
-    choices = ((0, 2),), ((1, 2),), ((1, 4),), ((0, 1), (1, 1), (2, 2))
-    found = opened(cluster, Pending(job, choices))
-    assert found == pytest.approx(job.seconds_alone() * np.array([0, 0.5, 0, 0.75 + 0.5]))
+    pending = Pending(job, (((0, 2),), ((1, 2),), ((1, 4),), ((0, 1), (1, 1), (2, 2))))
+    truth = Oracle().performance(cluster)
+    there.steps_left = 1.0
+    more = seconds_added(truth, cluster, pending, 3.0) - seconds_added(truth, cluster, pending)
+    assert more == pytest.approx(3 * job.seconds_alone() * np.array([0, 0.5, 0, 0.75 + 0.5]))
     # What it costs decides: the empty node is better by the true performance, and worse once that counts.
     alike = Pending(job, (((0, 1),), ((1, 1),)))
     assert Oracle().choose(cluster, alike) == 1

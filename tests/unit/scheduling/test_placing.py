@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,8 @@ from espalier_operator.policies.learned import Allotment, LearnedPolicy
 from espalier_operator.policies.view import Candidate, View
 from espalier_scheduling.learned.files import LearnedPolicyError, read_policy
 from espalier_scheduling.placement.beliefs import wide_prior
-from espalier_scheduling.product.placing import MOST_NODES, placed
+from espalier_scheduling.placement.tasks import KINDS
+from espalier_scheduling.product.placing import MOST_NODES, placed, scarcity
 from policy_files import APART, TOGETHER, write_giving
 
 
@@ -70,6 +73,34 @@ def test_of_many_nodes_a_few_are_considered() -> None:
     (found,) = placed(wide_prior(), View(now=0.0, gpus=20_000, jobs=(job,), nodes=nodes), [allotment])
     assert len(found.nodes) == 8
     assert len(nodes) > MOST_NODES
+
+
+@pytest.mark.parametrize(("held", "expected"), [(0, 0.0), (4, 4 / (4 + 1.6)), (8, 8 / 1.6)])
+def test_gpus_are_scarcer_the_more_are_held(held: int, expected: float) -> None:
+    jobs = (Candidate(key="ns/a", submitted_at=0.0, min_workers=1, max_workers=4, workers=4, gpus_per_worker=2),)
+    nodes = ("n1", "n1", "n2", "n2")[: held // 2]
+    view = View(now=0.0, gpus=8, jobs=jobs, nodes={"n1": 4, "n2": 4}, held={"ns/a": nodes})
+    assert scarcity(view) == pytest.approx(expected)
+    assert scarcity(View(now=0.0, gpus=0, jobs=())) == 0
+
+
+@pytest.mark.parametrize(("others", "node"), [(0, "n2"), (40, "n1")])
+def test_an_empty_node_is_opened_while_gpus_are_plentiful_and_kept_whole_when_they_are_scarce(
+    others: int, node: str
+) -> None:
+    """Jobs that share a node slow each other down. There are ten more nodes, full ones, or none."""
+    wide = wide_prior()
+    prior = replace(wide, rest=np.concatenate([np.full(2 * KINDS, 0.5), wide.rest[-2:]]))
+    job, allotment = starting("ns/a", 1)
+    runs = [
+        Candidate(key=key, submitted_at=0.0, min_workers=1, max_workers=40, workers=workers)
+        for key, workers in (("ns/one", 1), ("ns/others", others))
+    ]
+    nodes = {"n1": 4, "n2": 4, **{f"x{index}": 4 if others else 0 for index in range(10)}}
+    held = {"ns/one": ("n1",), "ns/others": tuple(f"x{index // 4}" for index in range(others))}
+    view = View(now=0.0, gpus=sum(nodes.values()), jobs=(*runs, job), nodes=nodes, held=held)
+    allotments = [*(Allotment(job=each.key, workers=each.workers) for each in runs), allotment]
+    assert {each.job: each.nodes for each in placed(prior, view, allotments)}["ns/a"] == (node,)
 
 
 def snapshot() -> Snapshot:

@@ -20,6 +20,7 @@ from espalier_scheduling.placement.performance import Performance, bytes_sent
 from espalier_scheduling.placement.tasks import KINDS, kinds
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 class Gang(NamedTuple):
@@ -37,14 +38,28 @@ class Gang(NamedTuple):
 class Costs:
     """Jobs on a cluster, and what one more would cost by what is believed of its performance."""
 
-    def __init__(self, performance: Performance, occupancy: Occupancy, steps_left: Mapping[str, float]) -> None:
-        """Copy who is on the nodes; `steps_left`: the steps that each of them still takes."""
+    def __init__(
+        self,
+        performance: Performance,
+        occupancy: Occupancy,
+        steps_left: Mapping[str, float],
+        opening: float = 0.0,
+    ) -> None:
+        """Copy who is on the nodes; `steps_left`: the steps that each of them still takes.
+
+        `opening` times what it costs the jobs that come if empty nodes get parts of gangs is added (see `_stranding`).
+        """
         nodes = len(occupancy.free)
         self.occupancy = Occupancy(nodes, occupancy.node_gpus, occupancy.rack_nodes)
         self.occupancy.free = [*occupancy.free]  # nodes may lack GPUs
         for placed in occupancy.jobs.values():
             for node, count in placed.nodes:
                 self.occupancy.free[node] += count
+        gpus = np.array(self.occupancy.free)
+        self._opening = opening
+        self._was_empty = np.zeros(nodes, bool)
+        self._longest = np.zeros(nodes)
+        """On nodes that were empty: seconds of the longest gang there on an ideal node."""
         self._slowness = np.array([performance.slowness(node) for node in range(nodes)])
         self._interference = np.array(
             [[performance.interference(kind, other) for other in range(KINDS)] for kind in range(KINDS)]
@@ -62,6 +77,8 @@ class Costs:
         self._steps: dict[str, float] = {}
         for name, placed in occupancy.jobs.items():
             self.add(name, placed, steps_left[name])
+        if opening:
+            self._was_empty = (np.array(self.occupancy.free) == gpus) & (gpus > 0)
 
     def add(self, name: str, placed: Placed, steps: float) -> None:
         """Put a job on its nodes."""
@@ -87,6 +104,11 @@ class Costs:
             node, _ = placed.nodes[0]
             seconds = steps * kinds()[placed.kind].compute_seconds * self._slowness[node]
             self._delay[node] += sign * seconds * self._interference[placed.kind]
+        for node, _ in placed.nodes:
+            if self._was_empty[node]:
+                there = self.occupancy.on_node[node].items()
+                alone = [self._steps[name] * kinds()[kind].compute_seconds for name, (kind, _) in there]
+                self._longest[node] = max(alone, default=0.0)
 
     def added(self, gang: Gang, placements: Sequence[Nodes]) -> Floats:
         """Return (placements), the seconds that the gang takes on each, and those by which it delays others."""
@@ -108,11 +130,25 @@ class Costs:
             uplink = (np.maximum.reduceat(of[rack], first) + 1) / self._uplink
             seconds = seconds + np.where(several, sent * np.maximum(link, np.where(crosses, uplink, 0)), 0)
         found: Floats = gang.steps * seconds + taken @ self._delay[:, gang.kind]
+        if self._opening:
+            alone = gang.steps * kinds()[gang.kind].compute_seconds
+            found += self._opening * np.add.reduceat(self._stranding(alone, node, count), first)
         if self._spread:
             racks = np.zeros((len(placements), len(self.occupancy.exchanging_of)), bool)
             racks[row[crosses[row]], rack[crosses[row]]] = True
             found += self._delayed(gang.kind, taken, (taken > 0) & several[:, None], racks)
         return found
+
+    def _stranding(self, alone: float, node: Ints, count: Ints) -> Floats:
+        """Return what GPUs that are left over cost jobs that come, seconds, by node; less than before: negative.
+
+        A node that was empty and gets a part of a gang keeps its other GPUs from one that would fill it. Who comes next
+        is not known, so the seconds of the longest gang there on an ideal node, times the part of the node that is left
+        over, stand for what it costs them. `alone`: the seconds of the gang that gets `count` GPUs.
+        """
+        free, longest = np.array(self.occupancy.free)[node], self._longest[node]
+        after, before = (free - count) * np.maximum(longest, alone), free * longest
+        return np.where(self._was_empty[node], after - before, 0.0) / self.occupancy.node_gpus
 
     def _delayed(self, kind: int, taken: Floats, links: NDArray[np.bool_], uplinks: NDArray[np.bool_]) -> Floats:
         """Return the seconds by which jobs on several nodes are delayed.

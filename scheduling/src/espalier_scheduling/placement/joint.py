@@ -30,13 +30,18 @@ def one_by_one(costs: Costs, gangs: Sequence[Gang]) -> list[Nodes | None]:
 
 
 def together(
-    performance: Performance, occupancy: Occupancy, steps_left: Mapping[str, float], gangs: Sequence[Gang]
+    performance: Performance,
+    occupancy: Occupancy,
+    steps_left: Mapping[str, float],
+    gangs: Sequence[Gang],
+    opening: float = 0.0,
 ) -> list[Nodes | None]:
     """Return where the gangs cost the fewest seconds together, as far as that was found; None: there was no room.
 
-    `steps_left`: the steps that each job on the nodes still takes. The gangs' names are others than theirs.
+    `steps_left`: the steps that each job on the nodes still takes. The gangs' names are others than theirs. `opening`
+    is the cost of opening nodes (see `Costs`).
     """
-    costs = Costs(performance, occupancy, steps_left)
+    costs = Costs(performance, occupancy, steps_left, opening)
     found = one_by_one(costs, gangs)
     search = _Search(costs, {gang: nodes for gang, nodes in zip(gangs, found, strict=True) if nodes is not None})
     search.run()

@@ -59,7 +59,7 @@ class Oracle:
     """Knows the true performance; looks no further than the jobs that run."""
 
     def __init__(self, opening: float = 0.0) -> None:
-        """Place with this cost of opening nodes (see `opened`)."""
+        """Place with this cost of opening nodes (see `Costs`)."""
         self._opening = opening
 
     def performance(self, cluster: Running) -> Performance:
@@ -79,7 +79,7 @@ class Model:
     ) -> None:
         """Place by `belief`; `optimism` is in standard deviations of a job's own step, for the sake of learning.
 
-        `opening` is the cost of opening nodes (see `opened`). From `learns_until` on, seconds of the episode, nothing
+        `opening` is the cost of opening nodes (see `Costs`). From `learns_until` on, seconds of the episode, nothing
         is learnt any more.
         """
         self.belief, self._optimism, self._opening, self._until = belief, optimism, opening, learns_until
@@ -123,24 +123,12 @@ class Model:
 def seconds_added(performance: Performance, cluster: Cluster, pending: Pending, opening: float = 0.0) -> Floats:
     """Return (candidates), the seconds that each costs: those of the job, and those by which it delays others.
 
-    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `opened`).
+    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `Costs`).
     """
     job = pending.job
     left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
     gang = Gang(job.name, job.kind, job.requested, job.steps_left)
-    added = Costs(performance, cluster.occupancy, left).added(gang, pending.candidates)
-    return added + opening * opened(cluster, pending) if opening else added
-
-
-def opened(cluster: Cluster, pending: Pending) -> Floats:
-    """Return (candidates), the seconds of the job on an ideal node, times the nodes' worth of GPUs that it strands.
-
-    A node that was empty and gets a part of a job keeps its other GPUs from a gang that would fill it. Who comes next
-    is not known, so this stands for it.
-    """
-    free, size = cluster.occupancy.free, cluster.occupancy.node_gpus
-    stranded = [sum(size - count for node, count in nodes if free[node] == size) / size for nodes in pending.candidates]
-    return pending.job.seconds_alone() * np.array(stranded)
+    return Costs(performance, cluster.occupancy, left, opening).added(gang, pending.candidates)
 
 
 RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {
@@ -156,13 +144,16 @@ def run(cluster: Cluster, placer: Placer) -> float:
     return cluster.mean_seconds
 
 
-def run_together(cluster: Cluster, model: Expecting) -> float:
-    """Run an episode in which jobs that can start at the same time are placed together; return as `run`."""
+def run_together(cluster: Cluster, model: Expecting, opening: float = 0.0) -> float:
+    """Run an episode in which jobs that can start at the same time are placed together; return as `run`.
+
+    `opening` is the cost of opening nodes (see `Costs`).
+    """
 
     def places(jobs: Sequence[ContendingJob]) -> list[Nodes]:
         gangs = [Gang(job.name, job.kind, job.requested, job.steps_left) for job in jobs]
         left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
-        found = together(model.performance(cluster), cluster.occupancy, left, gangs)
+        found = together(model.performance(cluster), cluster.occupancy, left, gangs, opening)
         return [nodes for nodes in found if nodes is not None]  # there is room for all
 
     answer(cluster.bursts(), places)

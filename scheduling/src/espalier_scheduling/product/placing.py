@@ -27,6 +27,11 @@ from espalier_scheduling.placement.tasks import KINDS, MOST_INTERFERENCE, kinds
 MOST_NODES: Final = 64
 """So many nodes with free GPUs are considered: half of them those with the fewest, half those with the most."""
 
+OPENING: Final = 2.0
+"""What it costs to open an empty node, times how scarce GPUs are; chosen by `benchmarks/wishes.py`."""
+_RESERVE: Final = 0.2
+"""The part of all GPUs that counts as free where none is: so the cost is finite."""
+
 
 class AveragePerformance:
     """A `placement.performance.Performance`: that of the mean of a prior, for jobs of the average kind."""
@@ -62,10 +67,13 @@ def average_kind() -> int:
     return int(np.argmin(((sizes - sizes.mean(0)) ** 2).sum(1)))
 
 
-def placed(prior: Prior, view: View, allotments: Sequence[Allotment]) -> tuple[Allotment, ...]:
+def placed(
+    prior: Prior, view: View, allotments: Sequence[Allotment], opening: float = OPENING
+) -> tuple[Allotment, ...]:
     """Return the allotments, with nodes for the workers of jobs that start, chosen for all of them together.
 
-    A job that does not fit beside those that run is left to the planner, and so are all where nodes are not known.
+    `opening` times `scarcity` is the cost of opening nodes (see `Costs`). A job that does not fit beside those that run
+    is left to the planner, and so are all where nodes are not known.
     """
     names = _considered(view)
     if not names:
@@ -77,13 +85,25 @@ def placed(prior: Prior, view: View, allotments: Sequence[Allotment]) -> tuple[A
     for each in starting:
         unit = jobs[each.job].gpus_per_worker
         gangs.append(Gang(each.job, average_kind(), each.workers * unit, 1.0, unit))
-    found = together(AveragePerformance(prior), occupancy, dict.fromkeys(occupancy.jobs, 1.0), gangs)
+    steps = dict.fromkeys(occupancy.jobs, 1.0)
+    found = together(AveragePerformance(prior), occupancy, steps, gangs, opening * scarcity(view))
     nodes = {
         gang.name: tuple(names[node] for node, gpus in _most_first(chosen) for _ in range(gpus // gang.unit))
         for gang, chosen in zip(gangs, found, strict=True)
         if chosen is not None
     }
     return tuple(replace(each, nodes=nodes.get(each.job, ())) for each in allotments)
+
+
+def scarcity(view: View) -> float:
+    """Return how scarce GPUs are: those that jobs hold, over those that are free and a fifth of all.
+
+    Where many are free, the next gang finds empty nodes in any case, and to spread jobs out costs it nothing.
+    """
+    gpus_each = {job.key: job.gpus_per_worker for job in view.jobs}
+    held = sum(len(nodes) * gpus_each.get(key, 0) for key, nodes in view.held.items())
+    gpus = sum(view.nodes.values())
+    return held / (max(0, gpus - held) + _RESERVE * gpus) if gpus else 0.0
 
 
 def _most_first(nodes: Nodes) -> Nodes:

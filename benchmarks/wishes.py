@@ -1,0 +1,128 @@
+"""Does it pay to place workers on the nodes that a policy file wishes? Compared with the usual rules of placement.
+
+python benchmarks/wishes.py [--loads .35 .5 .7] [--train 80] [--choose 60] [--judge 200] [--markdown] [--quick]
+
+Clusters and jobs are those of `placement.py` (docs/learned-scheduling.md), without a change in the middle. All ways of
+placing see the same jobs. A policy file knows neither nodes' speeds nor jobs' kinds: it places all jobs that can start
+at a time together, by the mean of a prior that was learnt on other clusters, and follows nothing that is measured.
+  wishes                      with no cost of opening empty nodes
+  wishes, nodes kept whole    with the cost that was best on the episodes to choose by, at the first two loads; it is
+                              times how scarce GPUs are at that moment (`product.placing.scarcity`)
+`saved` is by how many percent the mean completion time is below that of the row, in the mean over episodes, with its
+95 % interval (Student's t). No episode is used twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from harness.printed import command, environment, progress, rendered
+from harness.statistics import paired
+
+from espalier_operator.policies.learned import Allotment
+from espalier_operator.policies.view import Candidate, View
+from espalier_operator.simulation.rounds import answer
+from espalier_scheduling.placement.beliefs import Prior
+from espalier_scheduling.placement.candidates import Nodes
+from espalier_scheduling.placement.cluster import Cluster, ContendingJob
+from espalier_scheduling.placement.placers import RULES, Rule, run
+from espalier_scheduling.placement.prior import learn_prior
+from espalier_scheduling.placement.tasks import Family, episode
+from espalier_scheduling.product.placing import placed
+from espalier_scheduling.purposes import Purpose
+
+OPENINGS: Final = (1.0, 2.0, 3.0)
+CHOSEN_BY: Final = 2
+"""So many loads, the first ones, choose the cost; the others show whether it holds at a load that it does not know."""
+WISHES: Final = "wishes"
+KEPT: Final = "wishes, nodes kept whole"
+
+
+def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
+    """Run an episode in which all workers are where a file with this prior wishes; return as `placers.run`."""
+
+    def candidate(job: ContendingJob, workers: int) -> Candidate:
+        number = job.requested
+        return Candidate(
+            key=job.name, submitted_at=job.submitted_at, min_workers=number, max_workers=number, workers=workers
+        )
+
+    def places(starting: Sequence[ContendingJob]) -> list[Nodes]:
+        family, runs = cluster.family, dict(cluster.running())
+        on = {name: [str(node) for node, count in each.nodes for _ in range(count)] for name, each in runs.items()}
+        view = View(
+            now=cluster.now,
+            gpus=family.gpus,
+            jobs=(
+                *(candidate(cluster.jobs[name], each.gpus) for name, each in runs.items()),
+                *(candidate(job, 0) for job in starting),
+            ),
+            nodes={str(node): family.node_gpus for node in range(family.nodes)},
+            held={name: tuple(nodes) for name, nodes in on.items()},
+        )
+        allotments = [Allotment(job=job.key, workers=job.max_workers) for job in view.jobs]
+        wished = {each.job: each.nodes for each in placed(prior, view, allotments, opening)}
+        return [tuple(sorted((int(node), n) for node, n in Counter(wished[job.name]).items())) for job in starting]
+
+    answer(cluster.bursts(), places)
+    return cluster.mean_seconds
+
+
+def played(family: Family, purpose: Purpose, count: int, prior: Prior, opening: float) -> list[float]:
+    """Return the mean completion times of so many episodes by wishes."""
+    return [by_wishes(Cluster(episode(family, purpose, index)), prior, opening) for index in range(count)]
+
+
+def table(load: float, times: dict[str, list[float]], *, markdown: bool) -> str:
+    """Return the rows of one load."""
+    rows = []
+    for name, found in times.items():
+        saved = []
+        for way in (WISHES, KEPT):
+            gains = paired([100 * (1 - one / other) for one, other in zip(times[way], found, strict=True)])
+            saved.append("" if way == name else f"{gains.mean:.1f} ({gains.low:.1f} to {gains.high:.1f})")
+        rows.append((name, f"{statistics.fmean(found):,.0f}", f"{statistics.median(found):,.0f}", *saved))
+    head = ("placed by", "mean, s", "median, s", f"saved by {WISHES}, %", f"saved by {KEPT}, %")
+    return rendered(f"Load {load:g}, {len(times[WISHES])} episodes", head, rows, markdown=markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Learn the prior, choose the cost of opening nodes, and print a table of the episodes to judge for each load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.35, 0.5, 0.7])
+    parser.add_argument("--train", type=int, default=80, help="episodes to learn the prior on")
+    parser.add_argument("--choose", type=int, default=60, help="episodes to choose the cost by, for each load")
+    parser.add_argument("--judge", type=int, default=200, help="episodes to judge by, for each load")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="few episodes, to try the command")
+    options = parser.parse_args(arguments)
+    train, choose, judge = (2, 1, 2) if options.quick else (options.train, options.choose, options.judge)
+    print(f"{command()}\n{environment('numpy')}", flush=True)
+    # As `espalier policies retrain --placement` learns it: at the family's own load.
+    drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(train)]
+    prior = learn_prior(drawn, said=lambda turn, _: progress(f"prior, round {turn + 1} of 4"))
+    families = {load: Family(load=load) for load in options.loads}
+    means = {}
+    for opening in (0.0, *OPENINGS):
+        known = list(families.values())[:CHOSEN_BY]
+        found = [statistics.fmean(played(family, Purpose.CHOOSE, choose, prior, opening)) for family in known]
+        means[opening] = sum(found)
+        progress(f"opening {opening:g}: " + ", ".join(f"{mean:,.0f} s" for mean in found))
+    best = min(OPENINGS, key=lambda opening: means[opening])
+    print(f"cost of opening: {best:g}", flush=True)
+    for load, family in families.items():
+        times = {
+            name: [run(Cluster(episode(family, Purpose.JUDGE, index)), Rule(rule)) for index in range(judge)]
+            for name, rule in RULES.items()
+        }
+        times[WISHES] = played(family, Purpose.JUDGE, judge, prior, 0.0)
+        times[KEPT] = played(family, Purpose.JUDGE, judge, prior, best)
+        print(table(load, times, markdown=options.markdown), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""The benchmark of a policy file's wishes runs to its end, and judges on episodes that it did not choose by."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Benchmarks are no package of the workspace.
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+
+import wishes
+
+from espalier_scheduling.placement.beliefs import wide_prior
+from espalier_scheduling.placement.cluster import Cluster
+from espalier_scheduling.placement.tasks import Episode, Family, episode
+from espalier_scheduling.purposes import Purpose
+
+
+def test_the_benchmark_prints_a_table_for_each_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: dict[Purpose, list[float]] = {purpose: [] for purpose in Purpose}
+
+    def drawn(family: Family, purpose: Purpose, index: int) -> Episode:
+        seen[purpose].append(family.load)
+        return episode(family, purpose, index)
+
+    monkeypatch.setattr(wishes, "Family", lambda load=0.35: Family(load=load, jobs=8))
+    monkeypatch.setattr(wishes, "episode", drawn)
+    wishes.main(["--train", "2", "--choose", "1", "--judge", "2"])
+    printed = capsys.readouterr().out
+    for title in ("Load 0.35, 2 episodes", "Load 0.5, 2 episodes", "Load 0.7, 2 episodes"):
+        assert title in printed
+    for name in ("consolidate", "first-fit", "emptiest", "wishes", "wishes, nodes kept whole"):
+        assert f"  {name} " in printed
+    assert set(seen[Purpose.CHOOSE]) == {0.35, 0.5}
+    assert set(seen[Purpose.JUDGE]) == {0.35, 0.5, 0.7}
+
+
+def test_jobs_run_where_the_file_wishes() -> None:
+    cluster = Cluster(episode(Family(jobs=20), Purpose.TRAIN, 1))
+    assert wishes.by_wishes(cluster, wide_prior(), 1.0) == pytest.approx(cluster.job_seconds / 20)

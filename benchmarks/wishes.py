@@ -53,7 +53,7 @@ def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
 
     def places(starting: Sequence[ContendingJob]) -> list[Nodes]:
         family, runs = cluster.family, dict(cluster.running())
-        on = {name: [str(node) for node, count in each.nodes for _ in range(count)] for name, each in runs.items()}
+        held = {name: tuple(str(node) for node, n in each.nodes for _ in range(n)) for name, each in runs.items()}
         view = View(
             now=cluster.now,
             gpus=family.gpus,
@@ -62,7 +62,7 @@ def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
                 *(candidate(job, 0) for job in starting),
             ),
             nodes={str(node): family.node_gpus for node in range(family.nodes)},
-            held={name: tuple(nodes) for name, nodes in on.items()},
+            held=held,
         )
         allotments = [Allotment(job=job.key, workers=job.max_workers) for job in view.jobs]
         wished = {each.job: each.nodes for each in placed(prior, view, allotments, opening)}

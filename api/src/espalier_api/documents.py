@@ -11,12 +11,13 @@ import errno
 import json
 import os
 import secrets
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
+
+from espalier_api.counts import repeated
 
 VERSION: Final = 1
 """The version of all documents that this Espalier writes. Raise it if older readers would misread newer documents."""
@@ -41,7 +42,7 @@ def without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object as a dictionary; reject duplicate keys, whose meaning is ambiguous."""
     whole = dict(pairs)
     if len(whole) != len(pairs):
-        key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        key = next(iter(repeated(key for key, _ in pairs)))
         raise DoubledKeyError(f"key {key!r} appears twice in one object")
     return whole
 

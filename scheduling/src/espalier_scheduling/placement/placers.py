@@ -144,16 +144,13 @@ def run(cluster: Cluster, placer: Placer) -> float:
     return cluster.mean_seconds
 
 
-def run_together(cluster: Cluster, model: Expecting, opening: float = 0.0) -> float:
-    """Run an episode in which jobs that can start at the same time are placed together; return as `run`.
-
-    `opening` is the cost of opening nodes (see `Costs`).
-    """
+def run_together(cluster: Cluster, model: Expecting) -> float:
+    """Run an episode in which jobs that can start at the same time are placed together; return as `run`."""
 
     def places(jobs: Sequence[ContendingJob]) -> list[Nodes]:
         gangs = [Gang(job.name, job.kind, job.requested, job.steps_left) for job in jobs]
         left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
-        found = together(model.performance(cluster), cluster.occupancy, left, gangs, opening)
+        found = together(model.performance(cluster), cluster.occupancy, left, gangs)
         return [nodes for nodes in found if nodes is not None]  # there is room for all
 
     answer(cluster.bursts(), places)

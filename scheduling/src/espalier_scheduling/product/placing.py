@@ -100,9 +100,7 @@ def scarcity(view: View) -> float:
 
     Where many are free, the next gang finds empty nodes in any case, and to spread jobs out costs it nothing.
     """
-    gpus_each = {job.key: job.gpus_per_worker for job in view.jobs}
-    held = sum(len(nodes) * gpus_each.get(key, 0) for key, nodes in view.held.items())
-    gpus = sum(view.nodes.values())
+    held, gpus = sum(_held(view).values()), sum(view.nodes.values())
     return held / (max(0, gpus - held) + _RESERVE * gpus) if gpus else 0.0
 
 
@@ -113,14 +111,20 @@ def _most_first(nodes: Nodes) -> Nodes:
 
 def _considered(view: View) -> list[str]:
     """Return the nodes that are considered, by name."""
+    held = _held(view)
+    free = {name: gpus - held.get(name, 0) for name, gpus in view.nodes.items()}
+    ranked = sorted((name for name in free if free[name] > 0), key=lambda name: (free[name], name))
+    return ranked if len(ranked) <= MOST_NODES else ranked[: MOST_NODES // 2] + ranked[-MOST_NODES // 2 :]
+
+
+def _held(view: View) -> dict[str, int]:
+    """Return the GPUs that jobs hold, by node."""
     held: dict[str, int] = {}
     gpus_each = {job.key: job.gpus_per_worker for job in view.jobs}
     for key, nodes in view.held.items():
         for name in nodes:
             held[name] = held.get(name, 0) + gpus_each.get(key, 0)
-    free = {name: gpus - held.get(name, 0) for name, gpus in view.nodes.items()}
-    ranked = sorted((name for name in free if free[name] > 0), key=lambda name: (free[name], name))
-    return ranked if len(ranked) <= MOST_NODES else ranked[: MOST_NODES // 2] + ranked[-MOST_NODES // 2 :]
+    return held
 
 
 def _occupancy(view: View, names: Sequence[str]) -> Occupancy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from espalier_trainer.own.early import WATCH
 from trainer_processes import Workplace, of, until
 
 OWN = """
@@ -18,6 +19,11 @@ except Exception as error:
 finally:
     atexit._run_exitfuncs()  # a process of multiprocessing does not run them
 """
+
+
+def another_process() -> None:
+    """Let a loop join in this process, where another one may have done so before: a script's process joins once."""
+    WATCH.joined = False
 
 
 def epochs(log: str) -> dict[int, str]:

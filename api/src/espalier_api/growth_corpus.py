@@ -12,6 +12,7 @@ from typing import Final
 
 from pydantic import Field
 
+from espalier_api.adaptation import Insertion
 from espalier_api.advice import Action, AdviceRequest, Progress
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
@@ -39,6 +40,13 @@ class ArmRecord(Record):
     """Validation loss while the arm trains, at `MARKS`; empty where it was not measured."""
 
 
+class InsertedRecord(Record):
+    """A growth that is inserted in another way than exactly, and what it led to."""
+
+    insertion: Insertion
+    arm: ArmRecord
+
+
 class MomentRecord(Record):
     """A moment at which the model could grow."""
 
@@ -50,6 +58,8 @@ class MomentRecord(Record):
     """Of the last steps before."""
     arms: tuple[ArmRecord, ...]
     """First nothing, then growths in the description's order."""
+    inserted: tuple[InsertedRecord, ...] = ()
+    """The same whole blocks, inserted in other ways; empty where these were not tried. Nobody is asked to choose."""
 
 
 class CaseRecord(Record):

@@ -130,7 +130,8 @@ def test_a_switch_under_load_gives_each_answer_by_one_policy(folder: Path, polic
             save_policy(policy, folder)
             until("and the old one again", lambda: version(url) == policy.version)
             damage(folder)
-            until("a damaged one is refused", lambda: samples(url)["espalier_agent_policy_refusals_total"] == 1)
+            # Twice, if it is damaged while it is read: the next look finds other files.
+            until("a damaged one is refused", lambda: samples(url)["espalier_agent_policy_refusals_total"] >= 1)
             answered = advised(url)
             until("answers continue", lambda: advised(url) > answered + 8)
             assert version(url) == policy.version

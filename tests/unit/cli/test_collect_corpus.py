@@ -20,7 +20,8 @@ def options(moments: tuple[float, ...], *ways: Way, part: tuple[int, int] = (1, 
 
 
 def test_one_moment_leaves_no_second_decision() -> None:
-    assert options((0.2, 0.5)).chosen() == [*Way]
+    assert options((0.2, 0.5)).chosen() == [Way.PLAIN, Way.GROWN, Way.FASTER]
+    assert options((0.2,), Way.INSERTED).chosen() == [Way.INSERTED]
     assert options((0.2,)).chosen() == [Way.PLAIN, Way.FASTER]
     assert options((0.2, 0.5), Way.FASTER, Way.PLAIN).chosen() == [Way.PLAIN, Way.FASTER]
     with pytest.raises(InputError, match="--way grown"):

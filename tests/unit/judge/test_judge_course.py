@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from espalier_api.advice import Action, offered
 from espalier_api.growth.widen import WIDEN
+from espalier_api.job import Insertion
 from espalier_cli.judge.case import Case, CaseFile
 from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.deciding import OPERATIONS, Setting, chosen, decided
@@ -80,6 +83,57 @@ def test_a_model_that_has_grown_decides_again_and_more_workers_leave_it_more_ste
 
 def test_a_model_that_cannot_grow_is_not_decided_about_again() -> None:
     assert decided(case("linear"), 0, Setting((0.25, 0.5), grown=True)).moments == ()
+
+
+class Residual(nn.Module):
+    """A block that can be repeated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows + self.down(torch.relu(self.up(self.norm(rows))))  # type: ignore[no-any-return]
+
+
+def residual(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Sequential(Residual()), nn.ReLU(), nn.Linear(6, 2))
+
+
+def test_whole_blocks_are_inserted_in_each_way() -> None:
+    setting = Setting((0.25, 0.5), inserted=(Insertion.SCALED, Insertion.UNFOLD))
+    assert decided(case("mlp/on a table"), 0, setting).moments == ()  # it has no blocks
+    one = replace(case("mlp/on a table"), module=residual)
+    plain, found = decided(one, 0, Setting((0.25, 0.5))), decided(one, 0, setting)
+    assert {arm.action.kind for arm in plain.moments[0].arms} == {"Nothing", "Deepen", "AddBlock"}
+    for usual, moment in zip(plain.moments, found.moments, strict=True):
+        nothing, exact = moment.arms
+        assert (nothing.action.kind, exact.action.kind) == ("Nothing", "AddBlock")
+        assert {nothing, exact} < set(usual.arms)
+        assert [(each.insertion, each.arm.action) for each in moment.inserted] == [
+            (Insertion.SCALED, exact.action),
+            (Insertion.UNFOLD, exact.action),
+        ]
+        # A run of one block is continued by one, so all cost the same; and none trains like another.
+        assert {each.arm.step_cost for each in moment.inserted} == {exact.step_cost}
+        assert len({arm.losses for arm in (nothing, exact, *(each.arm for each in moment.inserted))}) == 4
+
+
+def test_a_run_that_unfolds_begins_where_it_was_and_is_a_plain_one_in_the_end() -> None:
+    course = Course.begin(replace(case("mlp/on a table"), module=residual), 0, OPERATIONS)
+    course.advance(6)
+    action = next(each for each in offered(course.network.architecture) if each.kind == "AddBlock")  # type: ignore[arg-type]
+    before = course.score(course.case.validation).loss
+    scaled, unfolding = (course.grown(action, kind) for kind in (Insertion.SCALED, Insertion.UNFOLD))
+    assert unfolding.score(course.case.validation).loss == pytest.approx(before, rel=1e-5)
+    assert scaled.score(course.case.validation).loss != pytest.approx(before, rel=1e-5)
+    assert unfolding.network.unfolds
+    unfolding.copied().finish()
+    assert unfolding.network.unfolds
+    unfolding.finish()
+    assert not unfolding.network.unfolds
+    assert not scaled.network.unfolds
 
 
 def test_of_many_growths_first_and_last_are_tried() -> None:

@@ -34,7 +34,7 @@ from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
 from forked import fork_server
-from own_scripts import OWN
+from own_scripts import OWN, another_process
 
 STEP_SECONDS = 0.004
 
@@ -69,6 +69,11 @@ def _checkpoint(step: int = 0) -> Checkpoint:
     return Checkpoint(
         state, {"w": weights, "tied": weights, "row": weights[1:]}, {"optimizer.w|step": torch.tensor(3.0)}
     )
+
+
+@pytest.fixture(autouse=True)
+def _of_another_process() -> None:
+    another_process()
 
 
 @pytest.fixture(scope="session", autouse=True)

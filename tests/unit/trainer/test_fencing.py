@@ -26,6 +26,7 @@ from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.own import join
+from own_scripts import another_process
 from trainer_processes import ended, until
 
 
@@ -242,6 +243,7 @@ def test_own_loop_ends_with_exit_code_4_where_a_later_leader_has_started(
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert not any(isinstance(event, TrainerFinished) for event in events)
     assert isinstance(CheckpointStore(folder).load_latest(), Checkpoint)
+    another_process()
     with pytest.raises(SystemExit) as end:
         join(model, optimizer, DataLoader(data, batch_size=4))
     assert end.value.code == 4

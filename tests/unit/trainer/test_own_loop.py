@@ -35,6 +35,7 @@ from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.worker import Leave
+from own_scripts import another_process
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
 
@@ -134,6 +135,7 @@ def test_figures_of_the_script_are_in_the_report(leader: AdaptiveTrainingJob, tm
 
 def growing() -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
     """Return what a script joins with, where its model may grow."""
+    another_process()
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), grow=True)
@@ -291,10 +293,22 @@ def test_what_a_script_asks_its_loader_for_the_batches_answer_too(
 ) -> None:
     for role in ("base", "extra"):
         monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
+        another_process()
         loader: Any = DataLoader(DATA, batch_size=4)
         batches: Any = join(*made(), loader)[1]
         assert batches is not loader
         assert (len(batches), batches.dataset) == (3, DATA)
+
+
+def test_a_second_model_of_one_process_is_refused(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:
+    with pytest.raises(OwnLoopError, match="the DataLoader has no batch_size"):
+        join(*made(), DataLoader(DATA, batch_size=None))
+    model, optimizer = made()
+    trained(*join(model, optimizer, DataLoader(DATA, batch_size=4)), model, optimizer, 1)
+    report = (tmp_path / "report.json").read_bytes()
+    with pytest.raises(OwnLoopError, match="joined already, and a job trains one model; start a job for each"):
+        join(*made(), DataLoader(DATA, batch_size=4))
+    assert (tmp_path / "report.json").read_bytes() == report
 
 
 def test_batches_and_backward_outside_of_the_loop_are_refused(leader: AdaptiveTrainingJob) -> None:
@@ -598,6 +612,22 @@ def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_e
     assert found == [True] * left
 
 
+def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(
+    make_checkpoint: Callable[..., Checkpoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def turns() -> Any:
+        yield Turn(OneMember(), Command(Code.STEP, 0, 0))  # type: ignore[arg-type]
+        raise CheckpointMismatchError("install the package")
+
+    model, optimizer = made()
+    loop = following(model, optimizer, make_checkpoint)
+    loop._turns = turns()
+    with pytest.raises(SystemExit) as ended:
+        trained(loop, loop, model, optimizer, 1)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "install the package\n"
+
+
 class OneMember:
     """A group of this worker alone."""
 
@@ -687,6 +717,7 @@ def test_the_steps_before_and_after_a_scaled_growth_tell_how_far_the_loss_jumps(
 
 
 def _one_epoch(model: nn.Module, **options: Any) -> Any:
+    another_process()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=4), **options)
     for _ in loop.epochs(1 if loop._run.progress.epoch == 0 else 2):  # type: ignore[attr-defined]

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from espalier_api import growth
 from espalier_api.advice import Action
+from espalier_api.documents import dumps
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.elastic.delivery import Head, received
 from espalier_trainer.errors import CheckpointMismatchError, ExportError
 from espalier_trainer.exporting.source import read_run
 from espalier_trainer.net2net import history
@@ -71,6 +75,8 @@ def test_a_checkpoint_waits_for_the_package_whose_operation_has_grown_its_model(
     job = make_job(timeBudgetSeconds=0.4, adaptation={"actions": ["Deepen", "Twice"], "maxAdaptations": 1})
     run(job, advisor=script, up_at=0.1, store=tmp_path / "checkpoints", stop=stop_after(45))
     there = {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()}
+    state = CheckpointStore(tmp_path / "checkpoints").load_latest()
+    head, note = (bytearray(dumps(each).encode()) for each in (Head.of(state, hashed=False), state.state))
     with monkeypatch.context() as changed:
         if how == "missing":
             changed.setattr(sys, "path", [path for path in sys.path if path != str(SITE)])
@@ -86,6 +92,11 @@ def test_a_checkpoint_waits_for_the_package_whose_operation_has_grown_its_model(
             run(make_job(timeBudgetSeconds=0.4), store=tmp_path / "checkpoints")
         with pytest.raises(ExportError, match=remedy):
             read_run(tmp_path)
+        for sent, kind in ((head, Head), (note, CheckpointState)):  # to a worker without the package
+            with pytest.raises(
+                CheckpointMismatchError, match=rf"^the training state of the leader: .*{said}.*{remedy}"
+            ):
+                received(torch.frombuffer(sent, dtype=torch.uint8), kind)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == there
     _forget()
     done = run(job, advisor=script, store=tmp_path / "checkpoints")

@@ -32,6 +32,7 @@ from espalier_trainer.net2net import (
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.loop import Step
 from espalier_trainer.own.state import OwnState
+from own_scripts import another_process
 
 INPUTS = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS.sum(1) > 0).long()
@@ -58,6 +59,7 @@ def accumulated(size: int, accumulate: int, *, guarded: bool) -> tuple[nn.Module
     """Train two epochs as a script does; `guarded`: it asks when to step."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    another_process()
     loop, loader = join(model, optimizer, batches(size), accumulate=accumulate)
     steps, asked = 0, []
     for _ in loop.epochs(2):
@@ -160,6 +162,7 @@ def test_averages_grow_with_the_model_and_are_taken_up_again(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         shadow, kept = Shadow(model), Kept(model)
+        another_process()
         loop, loader = join(model, optimizer, batches(4), average, shadow, kept, grow=True)
         before = kept.ema
         for _ in loop.epochs(epochs):
@@ -316,6 +319,7 @@ def test_rates_of_torch_and_numpy_and_infinite_options_are_resumed_from(leader: 
         model = net()
         group = {"params": list(model.parameters()), "clip": math.inf, "rates": {"least": rate, "most": (rate, 1)}}
         optimizer = torch.optim.Adam([group], lr=rate * (2 - epochs))
+        another_process()
         loop, loader = join(model, optimizer, batches(4))
         resumed.append({key: value for key, value in optimizer.param_groups[0].items() if key != "params"})
         for _ in loop.epochs(epochs):
@@ -361,6 +365,7 @@ def test_lists_texts_and_dictionaries_in_the_state_of_an_optimizer_are_resumed_f
     def joined() -> tuple[nn.Module, list[Keeping], Any, Any]:
         model = net()
         optimizers = [Keeping(part.parameters()) for part in ([model[0], model[2]] if several else [model])]
+        another_process()
         return model, optimizers, *join(model, optimizers, batches(4))
 
     model, optimizers, loop, loader = joined()
@@ -435,6 +440,7 @@ def test_two_optimizers_take_a_backward_each_and_grow(
     def train(epochs: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
         model = net()
         two = [torch.optim.Adam(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+        another_process()
         loop, loader = join(model, two, batches(4), grow=True)
         for _ in loop.epochs(epochs):
             for batch in loader:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 from torch import Tensor
 
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.documents import DocumentError, loads
 from espalier_api.measurements import GradientNoise, Measurements
 from espalier_api.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.examples import Example
 from espalier_trainer.execution import ExecutionState
-from espalier_trainer.net2net.history import Growth
+from espalier_trainer.net2net.history import UNREADABLE, Growth
+
+DocumentT = TypeVar("DocumentT", bound=Record)
 
 
 class CheckpointIdentity(Record):
@@ -138,6 +144,39 @@ class Checkpoint:
         """Return the tensors of the model and of training, each with those of an earlier copy."""
         there: tuple[dict[str, Tensor], ...] = ({}, {}) if room is None else (room.model, room.training)
         return (self.model, there[0]), (self.training, there[1])
+
+
+def loads_grown(text: str, model: type[DocumentT], source: str) -> DocumentT:
+    """Parse a document that is a `CheckpointState`, or has one; `source` names it in errors.
+
+    Raises `DocumentError` as `loads` does, and `CheckpointMismatchError` if the model has grown by an operation whose
+    package is missing here, or another one.
+    """
+    try:
+        return loads(text, model, source)
+    except DocumentError as error:
+        cause = error.__cause__
+        faults = cause.errors() if isinstance(cause, ValidationError) else []
+        fault = next((each for each in faults if each["type"] == UNREADABLE), None)
+        if fault is None:
+            raise
+        package = _packages(json.loads(text), fault["loc"]).get(fault["input"].get("kind"))
+        named = f"the package {package}" if package else "the package of this operation"
+        raise CheckpointMismatchError(
+            f"{source}: the model has grown by an operation that is not here as it was then ({fault['msg']}); install "
+            f"{named} where the trainer runs"
+        ) from error
+
+
+def _packages(body: object, place: Iterable[int | str]) -> dict[object, object]:
+    """Return the `packages` of the innermost part of a document that has some and holds the `place`."""
+    found: object = None
+    for part in place:
+        if not isinstance(body, dict):
+            break
+        found = body.get("packages", found)
+        body = body.get(part)
+    return found if isinstance(found, dict) else {}
 
 
 def _copied(tensor: Tensor, room: Tensor | None) -> Tensor:

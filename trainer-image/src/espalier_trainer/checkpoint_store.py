@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
@@ -27,10 +26,9 @@ from torch import Tensor
 
 from espalier_api.base import Record
 from espalier_api.documents import DocumentError, dumps, loads
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState, loads_grown
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence
-from espalier_trainer.net2net.history import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
@@ -197,19 +195,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def _state(path: Path, text: str) -> CheckpointState:
     try:
-        return loads(text, CheckpointState, STATE)
-    except DocumentError as error:
-        cause = error.__cause__
-        faults = cause.errors() if isinstance(cause, ValidationError) else []
-        fault = next((each for each in faults if each["type"] == UNREADABLE), None)
-        if fault is None:
-            raise
-        found = json.loads(text).get("packages") or {}
-        package = found.get(fault["input"].get("kind")) if isinstance(found, dict) else None
-        named = f"the package {package}" if package else "the package of this operation"
+        return loads_grown(text, CheckpointState, STATE)
+    except CheckpointMismatchError as error:
         raise CheckpointMismatchError(
-            f"{path}: the model has grown by an operation that is not here as it was then ({fault['msg']}); install "
-            f"{named} where the trainer runs, and the job goes on from this checkpoint, which was left as it is"
+            f"{path}: {error}, and the job goes on from this checkpoint, which was left as it is"
         ) from error
 
 

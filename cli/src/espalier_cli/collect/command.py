@@ -63,7 +63,8 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
     multiple=True,
     type=click.Choice([way.value for way in Way]),
     help="For a corpus: how models come to a decision. plain; grown: they have grown at the first moment; faster: "
-    "--throughput speeds up what follows. Repeatable.  [default: all; grown only with two moments]",
+    "--throughput speeds up what follows; inserted: they add whole blocks alone, by each adaptation.insertion. "
+    "Repeatable.  [default: all but inserted; grown only with two moments]",
 )
 @click.option(
     "--part",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -28,6 +28,11 @@ class Way(StrEnum):
     """It has grown at the first moment."""
     FASTER = "faster"
     """From each decision on, more workers make its steps faster, whether it grows or not."""
+    INSERTED = "inserted"
+    """It has never grown, and may add whole blocks alone: exactly, scaled, and such that they unfold."""
+
+
+_USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class CorpusOptions:
     most: int
     """Growths that are tried of a model, and again as many that widen."""
     ways: Sequence[Way]
-    """None: all that these moments allow."""
+    """None: all that these moments allow, but `INSERTED`."""
     speed: float
     """Of `Way.FASTER`."""
     seeds: Sequence[int]
@@ -51,10 +56,10 @@ class CorpusOptions:
     def chosen(self) -> list[Way]:
         """Return the ways; raises `InputError` where moments do not allow one that was asked for."""
         if len(self.moments) > 1:
-            return [way for way in Way if way in self.ways] if self.ways else [*Way]
+            return [way for way in Way if way in (self.ways or _USUAL)]
         if Way.GROWN in self.ways:
             raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
-        return [way for way in Way if way is not Way.GROWN and (way in self.ways or not self.ways)]
+        return [way for way in Way if way is not Way.GROWN and way in (self.ways or _USUAL)]
 
     def source(self) -> str:
         """Return the command that makes the same corpus with one seed."""
@@ -111,7 +116,9 @@ def collect_corpus(
                 found = runner.run(tasks, ProgressLine(f"cases of seed {seed}"), time.monotonic)
                 records += [record for record in found if record.moments]
                 if not records:
-                    raise InputError(f"--corpus {name}: no model in it can grow, so there is nothing to decide")
+                    raise InputError(
+                        f"--corpus {name}: no model in it can grow as asked, so there is nothing to decide"
+                    )
                 corpus = GrowthCorpus(name=Path(name).stem, source=options.source(), cases=tuple(records))
                 write_corpus(corpus, output)
     except (CaseError, OSError) as error:
@@ -121,10 +128,16 @@ def collect_corpus(
 
 
 def _settings(options: CorpusOptions) -> list[Setting]:
+    from espalier_api.job import Insertion
     from espalier_cli.judge.deciding import OPERATIONS, Setting
 
     plain = Setting(options.moments, (*OPERATIONS, WIDEN.name), options.most)
-    known = {Way.PLAIN: plain, Way.GROWN: replace(plain, grown=True), Way.FASTER: replace(plain, speed=options.speed)}
+    known = {
+        Way.PLAIN: plain,
+        Way.GROWN: replace(plain, grown=True),
+        Way.FASTER: replace(plain, speed=options.speed),
+        Way.INSERTED: replace(plain, inserted=(Insertion.SCALED, Insertion.UNFOLD)),
+    }
     return [known[way] for way in options.chosen()]
 
 

@@ -121,13 +121,13 @@ class Course:
         """Return a copy whose learning rate begins again."""
         return replace(self.copied(), origin=self.used)
 
-    def grown(self, action: Action) -> Course:
+    def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> Course:
         """Return a copy that has grown, its learning rate beginning again; raises `GrowthError`."""
         if not action.grows:
             return self.restarted()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            network = self.network.grown(action, self.case.example, Insertion.EXACT, self.seed)
+            network = self.network.grown(action, self.case.example, insertion, self.seed)
         seconds = modelled(network, self.case)
         return replace(self, network=network, cost=seconds / self.base_seconds, origin=self.used)
 
@@ -157,6 +157,7 @@ class Course:
             inputs, targets = case.train.batch(order[first : first + case.batch_size])
             set_learning_rate(optimizer, rate())
             optimizer.zero_grad(set_to_none=True)
+            self.network.advance(self.used / self.budget)
             loss = loss_of(self._outputs(inputs), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from espalier_api.advice import Action, offered
-from espalier_api.architecture import GrowthError
+from espalier_api.architecture import Architecture, GrowthError
 from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
 from espalier_api.growth.widen import WIDEN
-from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
-from espalier_api.job import Trials
+from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
+from espalier_api.job import Insertion, Trials
 from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course, Slice
@@ -40,10 +40,12 @@ class Setting:
     """Whether the model grows at the first moment, and the others are what is decided."""
     speed: float = 1.0
     """How many times as fast all arms are."""
+    inserted: tuple[Insertion, ...] = ()
+    """Other ways in which whole blocks are inserted, beside the exact one. If there are any, nothing else grows."""
 
     def facts(self) -> tuple[object, ...]:
         """Return what records depend on; ways of deciding that are not the plain one add theirs."""
-        ways = (("grown", self.grown), ("speed", self.speed))
+        ways = (("grown", self.grown), ("speed", self.speed), ("inserted", self.inserted))
         plain = Setting()
         return (
             self.moments,
@@ -51,6 +53,11 @@ class Setting:
             self.most,
             *(way for way in ways if way[1] != getattr(plain, way[0])),
         )
+
+    def growths(self, architecture: Architecture | None) -> tuple[Action, ...]:
+        """Return what a model may grow by; nothing where it cannot be described."""
+        found = () if architecture is None else offered(architecture)
+        return tuple(action for action in found if not self.inserted or action.kind == ADD_BLOCK.name)
 
 
 def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
@@ -72,7 +79,8 @@ def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
 def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
     """Train all arms of a case at all moments; raises `CaseError`.
 
-    There are no moments where the model should have grown before, and cannot.
+    There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
+    several ways, and there are none.
     """
     course = Course.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
@@ -83,12 +91,14 @@ def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
         course, grown = _grown_before(course, setting.most)
         shares = tuple(rest) if grown else ()
     architecture = course.network.architecture
-    growths = chosen(offered(architecture) if architecture is not None else (), setting.most)
+    growths = chosen(setting.growths(architecture), setting.most)
+    if setting.inserted and not growths:
+        shares = ()
     found = known_places(course.network.module, case.example) if architecture is not None else {}
     moments: list[MomentRecord] = []
     left_out: dict[str, str] = {}
     for share in shares:
-        moment, refused = _moment(course, share, growths, setting.speed)
+        moment, refused = _moment(course, share, growths, setting)
         moments.append(moment)
         left_out |= refused
     return CaseRecord(
@@ -120,42 +130,51 @@ def _grown_before(course: Course, most: int) -> tuple[Course, tuple[Action, ...]
 
 
 def _moment(
-    course: Course, share: float, growths: Sequence[Action], speed: float
+    course: Course, share: float, growths: Sequence[Action], setting: Setting
 ) -> tuple[MomentRecord, dict[str, str]]:
     course.advance(share * course.budget)
     validation = course.case.validation
     now = course.score(validation)
-    arms, refused = [], {}
-    for action in (Action.nothing(), *growths):
+    refused: dict[str, str] = {}
+
+    def trained(action: Action, insertion: Insertion) -> ArmRecord | None:
+        """Return an arm that has trained to its end; None where the growth is not possible."""
         try:
-            arm = replace(course.grown(action), speed=speed)
+            return _trained(replace(course.grown(action, insertion), speed=setting.speed), action)
         except GrowthError as error:
-            refused[str(action)] = str(error)
-            continue
-        confirmed = _after_slice(arm, Trials.CONFIRM)
-        losses = []
-        for mark in MARKS:
-            arm.advance(course.used + mark * (course.budget - course.used))
-            losses.append(_finite(arm.score(validation).loss))
-        test = arm.finish()
-        arms.append(
-            ArmRecord(
-                action=action,
-                accuracy=rounded(test.accuracy),
-                validation_loss=_finite(arm.score(validation).loss),
-                step_cost=rounded(arm.cost),
-                slice_loss=confirmed,
-                losses=tuple(losses),
-            )
-        )
+            refused[str(action) if insertion is Insertion.EXACT else f"{action}, {insertion}"] = str(error)
+            return None
+
+    arms = [trained(action, Insertion.EXACT) for action in (Action.nothing(), *growths)]
+    inserted = [(trained(action, kind), kind) for action in growths for kind in setting.inserted]
     moment = MomentRecord(
         share=share,
         validation_accuracy=rounded(now.accuracy),
         validation_loss=_finite(now.loss),
         train_loss=_finite(course.recent),
-        arms=tuple(arms),
+        arms=tuple(arm for arm in arms if arm is not None),
+        inserted=tuple(InsertedRecord(insertion=kind, arm=arm) for arm, kind in inserted if arm is not None),
     )
     return moment, refused
+
+
+def _trained(arm: Course, action: Action) -> ArmRecord:
+    """Train an arm to its end."""
+    validation = arm.case.validation
+    confirmed = _after_slice(arm, Trials.CONFIRM)
+    losses, begun = [], arm.used
+    for mark in MARKS:
+        arm.advance(begun + mark * (arm.budget - begun))
+        losses.append(_finite(arm.score(validation).loss))
+    test = arm.finish()
+    return ArmRecord(
+        action=action,
+        accuracy=rounded(test.accuracy),
+        validation_loss=_finite(arm.score(validation).loss),
+        step_cost=rounded(arm.cost),
+        slice_loss=confirmed,
+        losses=tuple(losses),
+    )
 
 
 def _after_slice(arm: Course, manner: Trials) -> float | None:

@@ -17,10 +17,11 @@ import xxhash
 from torch import Tensor
 
 from espalier_api.base import Record
-from espalier_api.documents import dumps, loads
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_api.documents import DocumentError, dumps
+from espalier_trainer.checkpoint import Checkpoint, CheckpointState, DocumentT, loads_grown
 from espalier_trainer.elastic.broken import Sending
 from espalier_trainer.elastic.group import PIECE_BYTES, Group
+from espalier_trainer.errors import CheckpointMismatchError
 
 SMALL_BYTES: Final = 1 << 16
 """Smaller tensors are sent in one piece together; a model has hundreds of them."""
@@ -99,7 +100,7 @@ def deliver(
     `hashed`, which must be equal on all, everything is sent. `spare` are tensors of a taker that may be overwritten,
     and are if they are of the same model: memory that is new takes as long to fill as its content to arrive. There is
     a barrier after each piece, so that no member waits longer than one piece takes, however large the state is. Raises
-    `GroupBrokenError`.
+    `GroupBrokenError`, and `CheckpointMismatchError` at a taker that cannot read the state.
     """
     takes = group.rank in takers
     own = _Held.of(held) if held is not None and takes and hashed else _Held({}, {})  # hashed while the source hashes
@@ -137,7 +138,16 @@ def _announced(group: Group, source: int, head: Head | None) -> Head:
     if head is None:
         content = torch.empty(int(size), dtype=torch.uint8)
     group.broadcast(content, source)
-    return head or loads(content.numpy().tobytes().decode(), Head, "a training state")
+    return head or received(content, Head)
+
+
+def received(content: Tensor, model: type[DocumentT]) -> DocumentT:
+    """Read a document of the leader, in UTF-8. Raises `CheckpointMismatchError` where that is impossible."""
+    source = "the training state of the leader"
+    try:
+        return loads_grown(content.numpy().tobytes().decode(), model, source)
+    except DocumentError as error:
+        raise CheckpointMismatchError(f"{error}; run the same Espalier in all workers of a job") from error
 
 
 def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], sizes: Sequence[int]) -> None:

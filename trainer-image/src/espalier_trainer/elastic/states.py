@@ -11,11 +11,11 @@ import xxhash
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from espalier_api.documents import dumps, loads
+from espalier_api.documents import dumps
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.broken import Sending
-from espalier_trainer.elastic.delivery import Place, deliver
+from espalier_trainer.elastic.delivery import Place, deliver, received
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
@@ -120,7 +120,7 @@ def receive_note(group: Group, command: Command) -> CheckpointState:
     """Receive the non-tensor state that `command` announces."""
     content = torch.zeros(command.size, dtype=torch.uint8)
     group.broadcast(content, 0)
-    return loads(content.numpy().tobytes().decode(), CheckpointState, "note")
+    return received(content, CheckpointState)
 
 
 def digest(network: Network) -> int:

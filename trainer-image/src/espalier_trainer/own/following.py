@@ -22,7 +22,7 @@ from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
-from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
@@ -204,7 +204,11 @@ class Following:
         """Return the next turn, after the one that the script has taken; None at the end."""
         self._commit()
         if self._turn is None:
-            self._turn = next(self._turns, None)
+            try:
+                self._turn = next(self._turns, None)
+            except CheckpointMismatchError as error:  # no mistake of the script, so without its traceback
+                print(error, file=sys.stderr)
+                raise SystemExit(int(ExitCode.INVALID)) from None
         if self._turn is None and self._leave():
             raise SystemExit(0)
         return self._turn

@@ -70,15 +70,18 @@ def join(
     if the job has `adaptation.trials`. Under a job `model`, `optimizer` and `others` hold the newest checkpoint
     afterwards, if there is one.
 
-    A script that was not started for a job gets a plain loop and `loader` itself. Raises `OwnLoopError` if the script
-    requests something impossible; an error of the job, environment or checkpoint ends the process with exit code 2,
-    and exit code 4 means that a later leader has taken over.
+    A script that was not started for a job gets a plain loop and `loader` itself. Under a job a script joins once.
+    Raises `OwnLoopError` if the script requests something impossible; an error of the job, environment or checkpoint
+    ends the process with exit code 2, and exit code 4 means that a later leader has taken over.
     """
     if accumulate < 1:
         raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
     state = OwnState(model, optimizer, others)
     if not is_of_a_job():
         return Plain(state, loader, accumulate), loader
+    if WATCH.joined:
+        # A second loop would go on from the first one's checkpoint, in its report and its budget.
+        raise OwnLoopError("join: this process has joined already, and a job trains one model; start a job for each")
     try:
         settings = Settings.from_environment(os.environ)
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.

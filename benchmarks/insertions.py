@@ -1,0 +1,77 @@
+"""In which way should whole blocks be inserted? Measured on a corpus that was collected with `--way inserted`.
+
+For each run of blocks: test accuracy at the end, exactly inserted beside not growing, scaled and unfolding beside
+exactly inserted. Differences are means over seeds, then over all runs of a family; intervals are 95 %, over families.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from espalier_api.advice import Action
+from espalier_api.growth_corpus import CaseRecord, read_corpus
+from espalier_api.job import Insertion
+from espalier_cli.intervals import Interval
+from espalier_cli.judge.verdict import HARM
+
+PAIRS = (
+    (Insertion.EXACT, "none"),
+    (Insertion.SCALED, Insertion.EXACT),
+    (Insertion.UNFOLD, Insertion.EXACT),
+)
+Run = tuple[str, str, float, Action]
+"""Family, case, moment and the run that grows."""
+
+
+def outcomes(records: Sequence[CaseRecord]) -> Mapping[Run, Mapping[str, float]]:
+    """Return the accuracy of each way to insert a run, and of not growing (`none`): means over seeds."""
+    found: dict[Run, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for moment in record.moments:
+            nothing, *growths = moment.arms
+            ways = [(Insertion.EXACT, arm) for arm in growths] + [(one.insertion, one.arm) for one in moment.inserted]
+            for way, arm in ways:
+                found[record.family, record.case, moment.share, arm.action][way].append(arm.accuracy)
+            for arm in growths:
+                found[record.family, record.case, moment.share, arm.action]["none"].append(nothing.accuracy)
+    return {run: {way: statistics.fmean(seen) for way, seen in ways.items()} for run, ways in found.items()}
+
+
+def differences(runs: Mapping[Run, Mapping[str, float]], way: str, beside: str) -> Iterator[tuple[str, float]]:
+    """Yield the family of each run with what `way` gains beside another one, where there are both."""
+    for (family, *_), ways in runs.items():
+        if way in ways and beside in ways:
+            yield family, ways[way] - ways[beside]
+
+
+def line(name: str, found: Sequence[tuple[str, float]]) -> str:
+    """Return a row of the table."""
+    families: dict[str, list[float]] = defaultdict(list)
+    for family, gain in found:
+        families[family].append(gain)
+    mean, low, high = Interval.of([statistics.fmean(gains) for gains in families.values()])
+    within = "" if low is None or high is None else f"({low:+.4f} to {high:+.4f})"
+    worse, better = (sum(sign * gain > HARM for _, gain in found) / len(found) for sign in (-1, 1))
+    return f"{name:<16} {mean:+.4f} {within:<22} {better:>6.0%} {worse:>6.0%}  {len(families)}, {len(found)}"
+
+
+@click.command()
+@click.argument("corpora", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
+def main(corpora: tuple[Path, ...]) -> None:
+    """Compare the ways in the files CORPORA."""
+    runs = outcomes([record for path in corpora for record in read_corpus(path).cases])
+    for share in [None, *sorted({run[2] for run in runs})]:
+        of_moment = {run: ways for run, ways in runs.items() if share in (None, run[2])}
+        print(f"\n{'all moments' if share is None else f'at {share:.0%} of the budget'}")
+        print(f"{'':<16} {'mean':>7} {'95 %':<22} {'better':>6} {'worse':>6}  families, runs")
+        for way, beside in PAIRS:
+            print(line(f"{way} - {beside}", list(differences(of_moment, way, beside))))
+
+
+if __name__ == "__main__":
+    main()

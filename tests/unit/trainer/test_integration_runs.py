@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier_api.report import Adaptation
 from espalier_api.validation import load_jobs
 from own_scripts import epochs, goes_on_together, members
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
@@ -180,9 +181,9 @@ def joins_and_grows(scripted: Callable[..., Workplace], library: str) -> None:
     assert place.report().phase == "Completed"
 
 
-def goes_on_from_the_copy_that_won(scripted: Callable[..., Workplace], library: str) -> None:
-    """An extra worker tries a growth, and everything that the library holds goes on from what that has trained."""
-    adaptation = {"mode": "Auto", "trials": "Race", "fallback": "Heuristic", "maxAdaptations": 1}
+def tried(scripted: Callable[..., Workplace], library: str, trials: str) -> tuple[Workplace, Adaptation]:
+    """Let an extra worker try a growth; return the job, and what came of it."""
+    adaptation = {"mode": "Auto", "trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
     place = scripted(COMMON + SCRIPTS[library], adaptation=adaptation, maxReplicas=2)
     place.prelude = QUIET + SHORT_TRIALS
     place.allocate(2)
@@ -190,7 +191,25 @@ def goes_on_from_the_copy_that_won(scripted: Callable[..., Workplace], library: 
     place.start(0)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.actions == ("Deepen(0)", "Nothing")
-    adaptation = decided(place)
+    return place, decided(place)
+
+
+def grows_as_a_copy_has_confirmed(scripted: Callable[..., Workplace], library: str) -> None:
+    """An extra worker tries a growth and none, and the base, which has trained meanwhile, grows and goes on."""
+    place, adaptation = tried(scripted, library, "Confirm")
+    grown, nothing = adaptation.arms
+    assert (grown.action, nothing.action, adaptation.result) == ("Deepen(0)", "Nothing", "Grown")
+    goes_on_together(place, 2)
+    steps = epochs(place.log)
+    assert sorted(steps) == list(range(1, len(steps) + 1))
+    sizes = [steps[step].split(",")[0] for step in sorted(steps)]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {"4 tensors", "6 tensors"}
+
+
+def goes_on_from_the_copy_that_won(scripted: Callable[..., Workplace], library: str) -> None:
+    """An extra worker tries a growth, and everything that the library holds goes on from what that has trained."""
+    place, adaptation = tried(scripted, library, "Race")
     won, base = adaptation.arms
     assert (won.action, base.message, adaptation.result) == ("Deepen(0)", "the base itself", "Grown")
     # Steps, average, learning rate: what one worker has at a step, the other one has.
@@ -204,6 +223,6 @@ def goes_on_from_the_copy_that_won(scripted: Callable[..., Workplace], library: 
 
 @pytest.mark.sweep("loops of other libraries")
 @pytest.mark.parametrize("library", SCRIPTS)
-@pytest.mark.parametrize("run", [joins_and_grows, goes_on_from_the_copy_that_won])
+@pytest.mark.parametrize("run", [joins_and_grows, grows_as_a_copy_has_confirmed, goes_on_from_the_copy_that_won])
 def test_workers_of_a_job(scripted: Callable[..., Workplace], run: Callable[..., None], library: str) -> None:
     run(scripted, library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
@@ -13,12 +13,15 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from espalier_api.counts import repeated
+from espalier_api.documents import DocumentError, read_bounded
 from espalier_api.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.problems import Problem, problem_at, problems_of
 from espalier_api.queue import QUEUE_KIND, Queue
 from espalier_api.wording import kind_of
 
+MAX_BYTES: Final = 3 * 1024 * 1024
+"""Of a job file: the most that an API server reads of a request. YAML of that size takes some ten seconds."""
 MAX_NODES = 100_000
 """A job file with more values than this (YAML aliases multiply) is rejected unread."""
 
@@ -77,7 +80,10 @@ def jobs_in(path: Path) -> tuple[AdaptiveTrainingJob, ...]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path, MAX_BYTES).decode()
+    except DocumentError as error:
+        message = f"is larger than {MAX_BYTES >> 20} MiB, more than an API server reads; put its jobs in several files"
+        raise JobFileError([Problem(str(path), 0, "", message)]) from error
     except OSError as error:
         raise JobFileError([Problem(str(path), 0, "", f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:

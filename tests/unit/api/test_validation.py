@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 import sweeps
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.validation import JobFileError, load_job, load_jobs, parse_jobs, with_spec
+from espalier_api.validation import MAX_BYTES, JobFileError, load_job, load_jobs, parse_jobs, with_spec
 
 MINIMAL = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec:\n  timeBudgetSeconds: 10\n"
 
@@ -220,6 +220,15 @@ def test_a_file_that_holds_itself_is_refused() -> None:
 def test_objects_of_other_groups_are_left_out() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\n---\n"
     assert [job.metadata.name for job in parse_jobs(claim + MINIMAL, "job.yaml")] == ["a"]
+
+
+def test_a_file_larger_than_any_job_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(MINIMAL + "#" * MAX_BYTES)
+    with pytest.raises(JobFileError, match=r"job.yaml: is larger than 3 MiB, .*; put its jobs in several files"):
+        load_jobs(path)
+    path.write_text((MINIMAL + "#" * MAX_BYTES)[:MAX_BYTES])
+    assert [job.metadata.name for job in load_jobs(path)] == ["a"]
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

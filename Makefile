@@ -217,11 +217,8 @@ bench-advice-left-out: .venv/.ready  ## do trees know families of the carried co
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/advice_left_out.py $(ARGS)
 
 .PHONY: bench-insertions
-bench-insertions: .venv/.ready  ## in which way should whole blocks be inserted? Collected from both corpora, three seeds (an hour of a core)
-	mkdir -p $(RUNS)
-	for name in growth free; do .venv/bin/espalier agent collect --corpus $$name --way inserted --moments 20%,50%,80% --most 3 --seeds 3 \
-		--parallel 2 --output $(RUNS)/inserted-$$name.json.xz || exit 1; done
-	.venv/bin/python benchmarks/insertions.py $(RUNS)/inserted-growth.json.xz $(RUNS)/inserted-free.json.xz
+bench-insertions: .venv/.ready  ## in which way should whole blocks be inserted? From the carried corpora, in seconds; ARGS='FILE ...' for others
+	.venv/bin/python benchmarks/insertions.py $(ARGS)
 
 .PHONY: bench-trial-evidence
 bench-trial-evidence: .venv/.ready  ## what do the losses of a trial say of the gain in the end? From the carried corpus, in seconds

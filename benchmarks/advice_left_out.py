@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import click
 from advice_unseen import advised_by, mixing, show
 
-from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
+from espalier_agent.data import carried_corpus, carried_tables, table_sets
 from espalier_agent.learners import graph_gains, trees
 from espalier_agent.learners.growths import GrowthsLearner
 from espalier_agent.policies.advice import decide
@@ -23,6 +23,7 @@ from espalier_api.growth.widen import WIDEN
 from espalier_api.growth_corpus import CaseRecord, GrowthCorpus, MomentRecord
 from espalier_cli.judge.verdict import Rule, decisions_of, judged
 
+CORPORA = ("free", "growth")
 FOLDS = 5
 TINY = 1e-300
 
@@ -61,7 +62,7 @@ def together(policies: Sequence[Policy], record: CaseRecord, moment: MomentRecor
 @click.option("--graph", is_flag=True, help="Also judge a graph network (half as long again).")
 def main(seed: int, graph: bool) -> None:
     """Judge trees on the families of the carried corpora that they have not met."""
-    corpora = [carried_corpus(name) for name in corpus_names()]
+    corpora = [carried_corpus(name) for name in CORPORA]
     learners = [trees.LEARNER, *([graph_gains.LEARNER] if graph else [])]
     policies = dict(learnt_without(corpora, seed, learners))
 

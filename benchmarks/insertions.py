@@ -1,4 +1,4 @@
-"""In which way should whole blocks be inserted? Measured on a corpus that was collected with `--way inserted`.
+"""In which way should whole blocks be inserted? Measured on corpora that were collected with `--way inserted`.
 
 For each run of blocks: test accuracy at the end, exactly inserted beside not growing, scaled and unfolding beside
 exactly inserted. Differences are means over seeds, then over all runs of a family; intervals are 95 %, over families.
@@ -13,12 +13,14 @@ from pathlib import Path
 
 import click
 
+from espalier_agent.data import carried_corpus
 from espalier_api.advice import Action
 from espalier_api.growth_corpus import CaseRecord, read_corpus
 from espalier_api.job import Insertion
 from espalier_cli.intervals import Interval
 from espalier_cli.judge.verdict import HARM
 
+CARRIED = ("inserted-free", "inserted-growth")
 PAIRS = (
     (Insertion.EXACT, "none"),
     (Insertion.SCALED, Insertion.EXACT),
@@ -61,10 +63,11 @@ def line(name: str, found: Sequence[tuple[str, float]]) -> str:
 
 
 @click.command()
-@click.argument("corpora", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
-def main(corpora: tuple[Path, ...]) -> None:
-    """Compare the ways in the files CORPORA."""
-    runs = outcomes([record for path in corpora for record in read_corpus(path).cases])
+@click.argument("files", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1)
+def main(files: tuple[Path, ...]) -> None:
+    """Compare the ways in the corpora FILES, by default in those that are carried."""
+    corpora = [*map(read_corpus, files)] or [carried_corpus(name) for name in CARRIED]
+    runs = outcomes([record for corpus in corpora for record in corpus.cases])
     for share in [None, *sorted({run[2] for run in runs})]:
         of_moment = {run: ways for run, ways in runs.items() if share in (None, run[2])}
         print(f"\n{'all moments' if share is None else f'at {share:.0%} of the budget'}")

@@ -72,10 +72,10 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 def test_the_changes_are_those_of_the_project(site: Path) -> None:
-    written = re.sub(r"\W+", " ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
     shown = re.sub(r"<[^>]*>", "", (site / "changes.html").read_text(encoding="utf-8"))
-    first = re.findall(r"[a-z ]{30,}", written)[0]
-    assert first in re.sub(r"\W+", " ", shown)
+    changes = re.findall(r"^- (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    for change in (changes[0], changes[-1]):
+        assert re.sub(r"\W+", " ", change) in re.sub(r"\W+", " ", shown)
 
 
 def test_the_job_page_is_what_the_models_say() -> None:

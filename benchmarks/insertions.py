@@ -44,6 +44,20 @@ def outcomes(records: Sequence[CaseRecord]) -> Mapping[Run, Mapping[str, float]]
     return {run: {way: statistics.fmean(seen) for way, seen in ways.items()} for run, ways in found.items()}
 
 
+def dearer(records: Sequence[CaseRecord]) -> set[Run]:
+    """Return the runs of several blocks: all of them are copied, so a step costs more than with one exact block."""
+    found = set()
+    for record in records:
+        for moment in record.moments:
+            costs = {arm.action: arm.step_cost for arm in moment.arms}
+            found |= {
+                (record.family, record.case, moment.share, one.arm.action)
+                for one in moment.inserted
+                if one.arm.step_cost != costs[one.arm.action]
+            }
+    return found
+
+
 def differences(runs: Mapping[Run, Mapping[str, float]], way: str, beside: str) -> Iterator[tuple[str, float]]:
     """Yield the family of each run with what `way` gains beside another one, where there are both."""
     for (family, *_), ways in runs.items():
@@ -59,7 +73,7 @@ def line(name: str, found: Sequence[tuple[str, float]]) -> str:
     mean, low, high = Interval.of([statistics.fmean(gains) for gains in families.values()])
     within = "" if low is None or high is None else f"({low:+.4f} to {high:+.4f})"
     worse, better = (sum(sign * gain > HARM for _, gain in found) / len(found) for sign in (-1, 1))
-    return f"{name:<16} {mean:+.4f} {within:<22} {better:>6.0%} {worse:>6.0%}  {len(families)}, {len(found)}"
+    return f"{name:<24} {mean:+.4f} {within:<22} {better:>6.0%} {worse:>6.0%}  {len(families)}, {len(found)}"
 
 
 @click.command()
@@ -67,13 +81,20 @@ def line(name: str, found: Sequence[tuple[str, float]]) -> str:
 def main(files: tuple[Path, ...]) -> None:
     """Compare the ways in the corpora FILES, by default in those that are carried."""
     corpora = [*map(read_corpus, files)] or [carried_corpus(name) for name in CARRIED]
-    runs = outcomes([record for corpus in corpora for record in corpus.cases])
-    for share in [None, *sorted({run[2] for run in runs})]:
-        of_moment = {run: ways for run, ways in runs.items() if share in (None, run[2])}
-        print(f"\n{'all moments' if share is None else f'at {share:.0%} of the budget'}")
-        print(f"{'':<16} {'mean':>7} {'95 %':<22} {'better':>6} {'worse':>6}  families, runs")
+    records = [record for corpus in corpora for record in corpus.cases]
+    runs, longer = outcomes(records), dearer(records)
+    tables = {"all": set(runs)}
+    tables |= {
+        f"at {share:.0%} of the budget": {run for run in runs if run[2] == share}
+        for share in sorted({run[2] for run in runs})
+    }
+    tables |= {"runs of one block": set(runs) - longer, "runs of several": longer}
+    for title, chosen in tables.items():
+        print(f"\n{title:<24} {'mean':>7} {'95 %':<22} {'better':>6} {'worse':>6}  families, runs")
+        of_these = {run: ways for run, ways in runs.items() if run in chosen}
         for way, beside in PAIRS:
-            print(line(f"{way} - {beside}", list(differences(of_moment, way, beside))))
+            if found := list(differences(of_these, way, beside)):
+                print(line(f"{way} - {beside}", found))
 
 
 if __name__ == "__main__":

@@ -92,9 +92,11 @@ BOUNDED = {
     },
 }
 """What more jobs may bring to light, as pods end and answers come in another order: of a few values, not of jobs."""
+SCRAPES = 3
+"""Seconds between scrapes, as the dashboards are told: on a busy machine they come later than each second."""
 PATIENCE = 180.0
-QUEUES = "/apis/espalier.dev/v1alpha1/queues"
 """Seconds; the machine may be slow."""
+QUEUES = "/apis/espalier.dev/v1alpha1/queues"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -439,16 +441,17 @@ def test_dashboards_are_drawn_with_what_prometheus_knows(
     """Of the job with the real trainer: each panel has lines or figures, or says that there are none."""
     chosen = {name: BOARDS[name] for name in sweeps.sample("dashboards that are drawn", list(BOARDS))}
     past = math.ceil(time.time() - run.since)
-    place = ["--namespace", run.world.namespace, "--job", "learns", "--last", f"{past}s", "--scrape-interval", "1s"]
+    place = ["--namespace", run.world.namespace, "--job", "learns", "--last", f"{past}s"]
+    place += ["--scrape-interval", f"{SCRAPES}s"]
     place += [option for name in chosen for option in ("--dashboard", name)]
     assert main(["draw", "--prometheus", run.prometheus.url, "--output", str(tmp_path), *place]) == 0
     printed = capsys.readouterr()
     assert (printed.out.split(), printed.err) == ([str(tmp_path / f"{name}.png") for name in chosen], "")
     with Prometheus(run.prometheus.url) as prometheus:
         now = time.time()
-        window = Window.until(now, past, 1, 360)
+        window = Window.until(now, past, SCRAPES, 360)
         given = {"namespace": run.world.namespace, "job_name": "learns"}
-        reader = Reader(prometheus=prometheus, window=window, now=now, scrape_seconds=1, given=given)
+        reader = Reader(prometheus=prometheus, window=window, now=now, scrape_seconds=SCRAPES, given=given)
         for name, made in chosen.items():
             board = reader.read(made)
             empty = {f"{board.title}: {panel.panel.title}" for panel in board.panels if not panel.lines}

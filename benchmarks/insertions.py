@@ -15,7 +15,7 @@ import click
 
 from espalier_agent.data import carried_corpus
 from espalier_api.advice import Action
-from espalier_api.growth_corpus import CaseRecord, read_corpus
+from espalier_api.growth_corpus import ArmRecord, CaseRecord, read_corpus
 from espalier_api.job import Insertion
 from espalier_cli.intervals import Interval
 from espalier_cli.judge.verdict import HARM
@@ -30,32 +30,24 @@ Run = tuple[str, str, float, Action]
 """Family, case, moment and the run that grows."""
 
 
-def outcomes(records: Sequence[CaseRecord]) -> Mapping[Run, Mapping[str, float]]:
-    """Return the accuracy of each way to insert a run, and of not growing (`none`): means over seeds."""
-    found: dict[Run, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def arms(records: Sequence[CaseRecord]) -> Mapping[Run, Mapping[str, Sequence[ArmRecord]]]:
+    """Return the arms of all seeds by run, and by the way to insert it; `none` is not growing."""
+    found: dict[Run, dict[str, list[ArmRecord]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for moment in record.moments:
             nothing, *growths = moment.arms
             ways = [(Insertion.EXACT, arm) for arm in growths] + [(one.insertion, one.arm) for one in moment.inserted]
             for way, arm in ways:
-                found[record.family, record.case, moment.share, arm.action][way].append(arm.accuracy)
-            for arm in growths:
-                found[record.family, record.case, moment.share, arm.action]["none"].append(nothing.accuracy)
-    return {run: {way: statistics.fmean(seen) for way, seen in ways.items()} for run, ways in found.items()}
-
-
-def dearer(records: Sequence[CaseRecord]) -> set[Run]:
-    """Return the runs of several blocks: all of them are copied, so a step costs more than with one exact block."""
-    found = set()
-    for record in records:
-        for moment in record.moments:
-            costs = {arm.action: arm.step_cost for arm in moment.arms}
-            found |= {
-                (record.family, record.case, moment.share, one.arm.action)
-                for one in moment.inserted
-                if one.arm.step_cost != costs[one.arm.action]
-            }
+                run = (record.family, record.case, moment.share, arm.action)
+                found[run][way].append(arm)
+                if way is Insertion.EXACT:
+                    found[run]["none"].append(nothing)
     return found
+
+
+def costs_more(ways: Mapping[str, Sequence[ArmRecord]]) -> bool:
+    """Return whether a run has several blocks: all of them are copied, so a step costs more than with one exact one."""
+    return len({arm.step_cost for way, trained in ways.items() if way != "none" for arm in trained}) > 1
 
 
 def differences(runs: Mapping[Run, Mapping[str, float]], way: str, beside: str) -> Iterator[tuple[str, float]]:
@@ -82,7 +74,12 @@ def main(files: tuple[Path, ...]) -> None:
     """Compare the ways in the corpora FILES, by default in those that are carried."""
     corpora = [*map(read_corpus, files)] or [carried_corpus(name) for name in CARRIED]
     records = [record for corpus in corpora for record in corpus.cases]
-    runs, longer = outcomes(records), dearer(records)
+    trained = arms(records)
+    runs = {
+        run: {way: statistics.fmean(arm.accuracy for arm in seen) for way, seen in ways.items()}
+        for run, ways in trained.items()
+    }
+    longer = {run for run, ways in trained.items() if costs_more(ways)}
     tables = {"all": set(runs)}
     tables |= {
         f"at {share:.0%} of the budget": {run for run in runs if run[2] == share}

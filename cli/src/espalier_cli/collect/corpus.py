@@ -55,11 +55,12 @@ class CorpusOptions:
 
     def chosen(self) -> list[Way]:
         """Return the ways; raises `InputError` where moments do not allow one that was asked for."""
-        if len(self.moments) > 1:
-            return [way for way in Way if way in (self.ways or _USUAL)]
-        if Way.GROWN in self.ways:
-            raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
-        return [way for way in Way if way is not Way.GROWN and way in (self.ways or _USUAL)]
+        wanted = set(self.ways or _USUAL)
+        if len(self.moments) == 1:
+            if Way.GROWN in self.ways:
+                raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
+            wanted.discard(Way.GROWN)
+        return [way for way in Way if way in wanted]
 
     def source(self) -> str:
         """Return the command that makes the same corpus with one seed."""

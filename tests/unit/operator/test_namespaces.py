@@ -195,6 +195,15 @@ def test_a_gang_that_may_still_get_its_pods_or_has_trained_is_patient(changes: d
     assert given_up(refused("team/a", 2, **changes), used=used) == []
 
 
+def test_a_job_whose_leader_evaluates_does_not_wait_again_for_a_worker_that_a_quota_refuses() -> None:
+    """Or has said that the job is complete: its outcome would be lost, and it would train again."""
+    patience = Rules().placement_seconds
+    trains = refused("team/a", 2, trained=True, refused_since=NOW - patience)
+    assert [action.reason for action in given_up(trains, used=4)] == [Reason.POD_REJECTED]
+    evaluates = refused("team/a", 2, trained=True, refused_since=NOW - patience, evaluating=True)
+    assert given_up(evaluates, used=4) == []
+
+
 @given(
     hard=st.integers(0, 8),
     sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5),

@@ -357,6 +357,8 @@ def test_a_running_job_whose_gpu_is_gone_for_good_waits_again():
     hurt = trains("hurt", low=2, high=2)
     planned = decide([node("n", 1)], [hurt], workers_of(hurt, "n")[:1])
     assert planned.actions == (Requeue(job="hurt", reason=Reason.GPU_LOST),)
+    evaluates = replace(hurt, evaluating=True)
+    assert decide([node("n", 1)], [evaluates], workers_of(hurt, "n")[:1]).actions == (), "its leader is about to end"
 
 
 # ---- extra GPUs

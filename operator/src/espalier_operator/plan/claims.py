@@ -38,7 +38,11 @@ class Claims:
             tick.stop([job for job in moves if job.stopping is None and not tick.is_busy(job)], Reason.NODE_DEPARTING)
 
     def place(self) -> None:
-        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others."""
+        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.
+
+        A job whose leader is in its last evaluation, or past it, does not wait again for those that it has lost: it
+        ends soon, and needs only its leader.
+        """
         places, bound = self._tick.places, self._tick.census.bound
         for job in places.choosiest_first(self._tick.running):
             if job.stopping is not None:
@@ -53,7 +57,8 @@ class Claims:
                 if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
             )
             if supply is Supply.NEVER:
-                self._record.act(self._give_up(job))
+                if not job.evaluating:
+                    self._record.act(self._give_up(job))
             elif moved and self._tick.reclaims.is_asked(job.key):
                 continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:
@@ -118,7 +123,7 @@ class Claims:
         that does not help either, the job waits again. At once where others have visibly taken the room that a
         ResourceQuota had for it: it would hold GPUs that cannot be used.
         """
-        if job.refused_since is None:
+        if job.refused_since is None or job.evaluating:
             return
         # A ResourceQuota that refuses some of the workers says nothing of nodes that were chosen for others.
         by_quota = obstacle(job) is Reason.POD_REJECTED

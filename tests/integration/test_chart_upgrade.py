@@ -101,7 +101,7 @@ def test_jobs_live_through_an_upgrade_and_a_rollback_and_complete(release: Relea
             lives_through(world, operators, "second", rollback)
         forbidden = Audit(server, release.namespace, operators.account).forbidden()
         # The roles of the earlier chart know none of these; the operator runs without.
-        later = ("/queues", "/resourcequotas", "/persistentvolumeclaims", "/persistentvolumes")
+        later = ("/queues", "/resourcequotas", "/limitranges", "/persistentvolumeclaims", "/persistentvolumes")
         assert [each for each in forbidden if not any(kind in each for kind in later)] == []
         jobs = {each["metadata"]["uid"] for each in server.request("GET", world.jobs.path)["items"]}
         assert len(jobs) == 2

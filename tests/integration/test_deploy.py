@@ -75,7 +75,7 @@ def test_the_operator_may_make_all_of_a_jobs_objects(operator: httpx.Client) -> 
 def test_the_operator_may_read_what_it_watches(operator: httpx.Client) -> None:
     watched = (
         *(resources.JOBS, resources.PODS, resources.NODES, resources.CONFIG_MAPS, resources.PRIORITY_CLASSES),
-        *(resources.QUEUES, resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES),
+        *(resources.QUEUES, resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS, resources.VOLUMES),
     )
     for resource in watched:
         for watch in ({}, {"watch": "true", "timeoutSeconds": "1"}):

@@ -1,4 +1,4 @@
-"""What a namespace limits, on a real API server: ResourceQuotas, and volumes that are bound to nodes."""
+"""What a namespace limits, on a real API server: ResourceQuotas, LimitRanges, and volumes that are bound to nodes."""
 
 from __future__ import annotations
 
@@ -42,6 +42,28 @@ def test_a_job_that_the_quota_cannot_admit_waits_with_that_reason_and_others_go_
     assert world.pods("wide") == {}
     set_quota(world, **{GPUS: "8", "pods": "10"})
     world.until_condition("wide", "Running", "True", "Running")
+    assert operator.client.requests["create", "pods", 403] == 0
+
+
+def test_what_a_limit_range_adds_to_pods_counts_before_they_are_made(world: World) -> None:
+    """For quotas and for nodes; the planner knows what the API server will make of a container that names nothing."""
+    world.kubelet.add_node("small", 4)
+    world.server.request("PATCH", "/api/v1/nodes/small/status", {"status": {"allocatable": {"cpu": "3"}}})
+    path, limit = f"/api/v1/namespaces/{world.namespace}/limitranges", {"type": "Container", "default": {"cpu": "2"}}
+    world.server.request("POST", path, {"metadata": {"name": "defaults"}, "spec": {"limits": [limit]}})
+    operator = world.operate()
+    world.until("the defaults are known", lambda: operator.operator.store.inputs.limit_ranges.mapping())
+    world.jobs.make("wide", minReplicas=2, maxReplicas=2)
+    world.until_condition("wide", "Admitted", "False", "Unschedulable")
+    world.jobs.make("one", maxReplicas=1)
+    world.until_condition("one", "Running", "True", "Running")
+    (pod,) = world.pods("one").values()
+    assert pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "2"
+    set_quota(world, **{"requests.cpu": "1500m"})
+    world.until("the quota is known", lambda: operator.operator.store.quotas.mapping())
+    less = {**limit, "default": {"cpu": "500m"}}
+    world.server.request("PATCH", f"{path}/defaults", {"spec": {"limits": [less]}})
+    world.until_condition("wide", "Admitted", "False", "ResourceQuotaExceeded")
     assert operator.client.requests["create", "pods", 403] == 0
 
 

@@ -9,21 +9,8 @@ from functools import partial
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError, NotFoundError
 from espalier_kube.lists import Listing
-from espalier_kube.resources import (
-    CLAIMS,
-    CONFIG_MAPS,
-    DEVICE_KINDS,
-    JOBS,
-    LEASES,
-    NODES,
-    PODS,
-    PRIORITY_CLASSES,
-    QUEUES,
-    RESOURCE_QUOTAS,
-    VOLUMES,
-    Resource,
-)
-from espalier_operator.kube.inspection import KubeSettings, names
+from espalier_kube.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, Resource
+from espalier_operator.kube.inspection import KubeSettings, names, optional_kinds
 
 Lists = Mapping[Resource, Listing]
 
@@ -43,33 +30,21 @@ def fetch(cluster: Cluster, settings: KubeSettings, namespace: str | None = None
     Pods and nodes are those of the whole cluster always: others' pods hold GPUs too. Pods that have ended hold none;
     workers that have ended still tell how.
     """
-    jobs, reports, live, workers, nodes, classes, queues, quotas, claims, volumes, leases = cluster.at_once(
+    optional: dict[Resource, str | None] = {PRIORITY_CLASSES: None}
+    optional |= {kind: namespace if namespaced else None for kind, namespaced in optional_kinds(settings)}
+    jobs, reports, live, workers, nodes, leases, *found = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
         lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=names.REPORTS),
         lambda: cluster.list_all(PODS, fields=names.LIVE_PODS),
         lambda: cluster.list_all(PODS, namespace, labels=names.OWN_PODS),
         lambda: cluster.list_all(NODES),
-        lambda: _unless_forbidden(lambda: cluster.list_all(PRIORITY_CLASSES)),
-        lambda: _unless_forbidden(lambda: cluster.list_all(QUEUES)),
-        lambda: _unless_forbidden(lambda: cluster.list_all(RESOURCE_QUOTAS, namespace)),
-        lambda: _unless_forbidden(lambda: cluster.list_all(CLAIMS, namespace)),
-        lambda: _unless_forbidden(lambda: cluster.list_all(VOLUMES)),
         lambda: _unless_forbidden(lambda: cluster.list_all(LEASES, fields=f"metadata.name={names.LEASE_NAME}")),
+        *(partial(_unless_forbidden, partial(cluster.list_all, kind, where)) for kind, where in optional.items()),
     )
-    kinds = DEVICE_KINDS if settings.device_classes else ()
-    devices = [_unless_forbidden(partial(cluster.list_all, kind)) for kind in kinds]
     pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))
     lists = {JOBS: jobs, CONFIG_MAPS: reports, PODS: pods, NODES: nodes}
-    optional = {
-        PRIORITY_CLASSES: classes,
-        QUEUES: queues,
-        RESOURCE_QUOTAS: quotas,
-        CLAIMS: claims,
-        VOLUMES: volumes,
-        LEASES: leases,
-        **dict(zip(kinds, devices, strict=True)),
-    }
-    return {**lists, **{resource: found for resource, found in optional.items() if found.version >= 0}}
+    perhaps = {LEASES: leases, **dict(zip(optional, found, strict=True))}
+    return {**lists, **{resource: listed for resource, listed in perhaps.items() if listed.version >= 0}}
 
 
 def fetch_for_job(cluster: Cluster, settings: KubeSettings, namespace: str, name: str) -> View:

@@ -21,7 +21,17 @@ from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.store import Store
-from operator_world.kube_objects import EPOCH, kube_job, raw_job, raw_node, raw_report, raw_worker, report, terminated
+from operator_world.kube_objects import (
+    EPOCH,
+    kube_job,
+    raw_job,
+    raw_node,
+    raw_report,
+    raw_worker,
+    report,
+    template,
+    terminated,
+)
 
 Raw = dict[str, Any]
 ONE = JobRef("ns", "one", "uid-1")
@@ -217,11 +227,11 @@ def test_extra_workers_have_their_job_s_class_where_that_is_lower(world: World) 
 
     classes(10, low=-5, high=5)
     worker = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 1}}}
-    template = {"spec": {"priorityClassName": "low", "containers": [worker]}}
+    inside = {"spec": {"priorityClassName": "low", "containers": [worker]}}
     world.take(resources.JOBS, raw_job("low", {"priorityClassName": "low"}))
     world.take(resources.JOBS, raw_job("high", {"priorityClassName": "high"}, uid="uid-2"))
     world.take(resources.JOBS, raw_job("none", uid="uid-3"))
-    world.take(resources.JOBS, raw_job("inside", {"template": template}, uid="uid-4"))
+    world.take(resources.JOBS, raw_job("inside", {"template": inside}, uid="uid-4"))
     assert [has_lower_class(f"uid-{number}") for number in (1, 2, 3, 4)] == [True, False, False, True]
     classes(11, low=-5, high=5, **{"espalier-extra": 7})
     assert [has_lower_class(f"uid-{number}") for number in (1, 2, 3, 4)] == [True, True, False, True]
@@ -247,6 +257,33 @@ def test_a_priority_class_that_comes_or_goes_makes_its_jobs_be_read_again(world:
     assert parsed().terms.priority == 8
     world.take(resources.PRIORITY_CLASSES, value(8), "DELETED")
     assert isinstance(parsed(), InvalidJob)
+
+
+def test_a_job_is_read_again_when_the_limit_ranges_of_its_namespace_change(world: World) -> None:
+    """What its containers request by default binds its workers to nodes, and counts for quotas."""
+    world.take(resources.JOBS, raw_job("one"))
+    world.take(resources.JOBS, raw_job("own", {"template": template()}, uid="uid-2"))
+
+    def cpu() -> list[int | None]:
+        jobs = [world.store.job(uid) for uid in ("uid-1", "uid-2")]
+        return [dict(job.parsed.terms.constraints.requests).get("cpu") for job in jobs]  # type: ignore[union-attr]
+
+    def limit_range(name: str, namespace: str = "ns", **requests: str) -> Raw:
+        limit = {"type": "Container", "defaultRequest": requests}
+        return {"metadata": {"name": name, "namespace": namespace}, "spec": {"limits": [limit]}}
+
+    assert cpu() == [None, None]
+    world.store.take_changed()
+    world.take(resources.LIMIT_RANGES, limit_range("theirs", "else", cpu="9"))
+    assert world.store.take_changed() == set()
+    world.take(resources.LIMIT_RANGES, limit_range("first", cpu="2"))
+    assert world.store.take_changed() == {"uid-1", "uid-2"}
+    assert cpu() == [2000, 2000]
+    world.take(resources.LIMIT_RANGES, limit_range("second", cpu="3"))
+    assert cpu() == [3000, 3000]
+    world.take(resources.LIMIT_RANGES, limit_range("second", cpu="3"), "DELETED")
+    world.take(resources.LIMIT_RANGES, limit_range("first"))
+    assert cpu() == [None, None]
 
 
 def test_our_pods_are_filed_by_job_and_others_as_foreign(world: World) -> None:

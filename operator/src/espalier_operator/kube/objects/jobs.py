@@ -16,6 +16,7 @@ from espalier_operator.constraints import Amounts
 from espalier_operator.facts import Terms, grace_of
 from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
+from espalier_operator.kube.objects.limit_ranges import Defaults, with_defaults
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, resource_of
 from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
@@ -83,11 +84,12 @@ def parse_job(
     priorities: Mapping[str, int] | None = None,
     affinity: Callable[[str], VolumeTerms | None] = lambda claim: None,
     claim_template: Callable[[str], Asked | None] = lambda template: None,
+    defaults: Defaults | None = None,
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
 
     `affinity` returns the node affinity of the volume of a claim, `claim_template` what a ResourceClaimTemplate asks
-    for, both by `namespace/name`. Never raises.
+    for, both by `namespace/name`; `defaults` are those of the LimitRanges of its namespace. Never raises.
     """
     metadata = mapping(raw, "metadata")
     key = f"{text(metadata, 'namespace') or 'default'}/{text(metadata, 'name')}"
@@ -109,7 +111,7 @@ def parse_job(
     priority = (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, priority, affinity, claimed),
+        terms=_terms(job, settings, priority, affinity, claimed, defaults or {}),
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
@@ -157,8 +159,10 @@ def _terms(
     priority: int,
     affinity: Callable[[str], VolumeTerms | None],
     claimed: Amounts,
+    defaults: Defaults,
 ) -> Terms:
-    pod_spec = with_claimed({} if job.spec.template is None else job.spec.template.spec.to_json(), claimed)
+    given = {} if job.spec.template is None else job.spec.template.spec.to_json()
+    pod_spec = with_claimed(with_defaults(given, defaults), claimed)
     resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
     bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     terms = Terms.of(

@@ -16,33 +16,14 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_api.job import GROUP
-from espalier_kube import resources
 from espalier_kube.resources import Resource
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch.store import CONSTRAINING, Store
+from espalier_operator.kube.watch.store import Store
 
-NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
-"""Kinds of which only those in the namespaces looked after are watched."""
-CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
-"""Kinds that are watched everywhere: GPUs know no namespaces."""
-_LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS)
-"""Optional kinds of which only those in the namespaces looked after are watched."""
 _BACKOFFS: Final = (0.2, 0.5, 1, 1, 2, 2, 3, 5, 5, 5)
 """Seconds between kopf's tries of a request; an API server that restarts is back within them."""
 CANCEL_AGAIN_SECONDS = 5.0
 """Longer than kopf's tasks take to end in order."""
-
-
-def optional_kinds(settings: KubeSettings) -> tuple[tuple[Resource, bool], ...]:
-    """Return the kinds that an installation may lack, or whose rights it may, as one of an earlier chart.
-
-    And whether only those in the namespaces looked after are watched. Each is watched by itself. The kinds of dynamic
-    resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass.
-    """
-    kinds = (resources.QUEUES, *CONSTRAINING)
-    watched = (kind for kind in kinds if settings.device_classes or kind not in resources.DEVICE_KINDS)
-    return tuple((kind, kind in _LIMITING) for kind in watched)
 
 
 class NoEssence(kopf.DiffBaseStorage):

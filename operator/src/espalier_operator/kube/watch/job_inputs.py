@@ -1,6 +1,6 @@
-"""The jobs, and what their specifications are read with: PriorityClasses, volumes, templates of ResourceClaims. No I/O.
+"""The jobs, and what their specifications are read with: PriorityClasses, LimitRanges, volumes, ResourceClaimTemplates.
 
-Jobs are read again when one of these changes that they name.
+Jobs are read again when one of these changes that holds for them. No I/O.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from espalier_kube.resources import Raw
 from espalier_operator.kube.objects.device_claims import Asked, templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
+from espalier_operator.kube.objects.limit_ranges import Defaults, largest, parse_limit_range
 from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
-from espalier_operator.kube.reading import mapping
+from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.job_objects import JobObject, job_object
@@ -30,6 +31,8 @@ class JobInputs:
         self._settings, self._template = settings, template
         self.jobs: Indexer[JobObject] = Indexer(self._parse_job, job_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
+        self.limit_ranges: Indexer[Defaults] = Indexer(lambda raw, _: parse_limit_range(raw), self._defaults_changed)
+        """Those that have defaults for containers."""
         self.claims: Indexer[str] = Indexer(lambda raw, _: volume_of(raw), self._claim_changed)
         """The volumes that claims are bound to."""
         self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
@@ -46,7 +49,15 @@ class JobInputs:
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
         def parsed(kept: Raw) -> KubeJob | InvalidJob:
-            return parse_job(kept, self._settings, self._classes(), self._affinity_of, self._template)
+            namespace = text(kept, "metadata", "namespace")
+            return parse_job(
+                kept,
+                self._settings,
+                self._classes(),
+                self._affinity_of,
+                self._template,
+                self._defaults_in(namespace),
+            )
 
         return job_object(raw, before, self._settings, parsed)
 
@@ -58,6 +69,18 @@ class JobInputs:
         """Return the node affinity of the volume of a claim, by key."""
         volume = self.claims.get(claim)
         return None if volume is None else self.volumes.get(volume)
+
+    def _defaults_in(self, namespace: str) -> Defaults:
+        """Return what containers of a namespace request by default."""
+        return largest(
+            defaults for key, defaults in self.limit_ranges.mapping().items() if key.partition("/")[0] == namespace
+        )
+
+    def _defaults_changed(self, key: str, before: Defaults | None, after: Defaults | None) -> None:
+        if before != after:
+            for job in list(self.jobs.values()):
+                if job.ref.namespace == key.partition("/")[0]:
+                    self._reread(job)
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:

@@ -7,7 +7,7 @@ state of the cluster is unknown (`Store.unknown`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
@@ -26,14 +26,12 @@ from espalier_operator.kube.watch.filed_pods import FiledPods
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.job_inputs import JobInputs
 from espalier_operator.kube.watch.job_objects import JobObject
+from espalier_operator.kube.watch.kinds import CONSTRAINING
 from espalier_operator.kube.watch.last_reports import LastReports
 from espalier_operator.kube.watch.node_reach import NodeReach
 from espalier_operator.kube.watch.node_usage import NodeUsage
 
 Limits = tuple[NamespaceLimit, ...]
-CONSTRAINING: Final = (resources.RESOURCE_QUOTAS, resources.CLAIMS, resources.VOLUMES, *resources.DEVICE_KINDS)
-"""Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
-refuse what does not fit."""
 
 
 class Store:
@@ -79,6 +77,7 @@ class Store:
             resources.PRIORITY_CLASSES: self.inputs.priorities,
             resources.QUEUES: self.queue_objects,
             resources.RESOURCE_QUOTAS: self.quotas,
+            resources.LIMIT_RANGES: self.inputs.limit_ranges,
             resources.CLAIMS: self.inputs.claims,
             resources.VOLUMES: self.inputs.volumes,
             **self.devices.indexers,

@@ -128,6 +128,11 @@ class Clauses:
         """Take what queues hold as given: what they may has just been changed."""
         self._quotas.count_again([*self._room.jobs()])
 
+    def was_away(self, seconds: float) -> None:
+        """Do not blame the operator for the last `seconds`: nobody was there."""
+        for stopwatch in (self._returns.due, self._waiting.fitting, self._lent.idle):
+            stopwatch.was_away(seconds)
+
     # ---- at rest
 
     def at_rest(self) -> None:
@@ -139,7 +144,6 @@ class Clauses:
             demand(not is_exceeded, 2, f"{key} holds {held} GPUs of {limit}")
         self._refused()
         owed = [*self._room.owed(jobs)]
-        self._returns.begin()
         self._waiting.judge(jobs, owed, self.plan, self.checked)
         if self._is_fair:
             self._lent.judge(jobs, owed, self.checked)

@@ -10,6 +10,7 @@ from operator_world.history.demands import demand
 from operator_world.history.quotas import Quotas
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
+from operator_world.history.stopwatch import Stopwatch
 from operator_world.history.world import SharedCluster
 
 
@@ -19,22 +20,20 @@ class Lent:
     def __init__(self, world: SharedCluster, room: Room, quotas: Quotas, patience: float) -> None:
         """Nobody runs yet."""
         self._world, self._room, self._quotas, self._patience = world, room, quotas, patience
-        self._idle_since: dict[str, float] = {}
-        """By job: since when it might be lent a GPU that is free."""
+        self.idle = Stopwatch(world)
+        """Jobs that might be lent a GPU that is free."""
 
     def judge(self, jobs: list[Seen], owed: list[Counter[str]], checked: Counter[str]) -> None:
         """A running job that may have an extra worker gets a free GPU, within a notice and a cooldown."""
-        idle: dict[str, float] = {}
         given = self._room.is_given_back()
         for job in jobs:
             if given or not self._may_be_lent(job) or not self._quotas.namespace_fits(job, 1, jobs):
                 continue
             checked["might be lent"] += 1
             if self._room.fits(job, job.status.scheduling.gpu_type or "", owed) >= 1:
-                idle[job.key] = self._idle_since.get(job.key, self._world.now)
-                waited = self._world.now - idle[job.key]
+                waited = self.idle.seconds(job.key)
                 demand(waited <= self._patience, 3, f"{job.key} is lent nothing for {waited:g} s, and a GPU is free")
-        self._idle_since = idle
+        self.idle.turn()
 
     def _may_be_lent(self, job: Seen) -> bool:
         kept, now = job.status.scheduling, self._world.now

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from operator_world.history.demands import demand
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen, claimant, identity
+from operator_world.history.stopwatch import Stopwatch
 from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
 
@@ -24,29 +25,23 @@ class Returns:
     def __init__(self, world: SharedCluster, room: Room, patience: float) -> None:
         """Nobody must give back anything yet."""
         self._world, self._room, self._patience = world, room, NOTICES_IN_TURN * patience
-        self._since: dict[str, float] = {}
-        """By what must be given back: since when."""
-        self._now_due: set[str] = set()
-
-    def begin(self) -> None:
-        """Begin to judge a moment."""
-        self._now_due.clear()
+        self.due = Stopwatch(world)
+        """What must be given back."""
 
     def expect(self, what: str, checked: Counter[str], kind: str, *, needs_notice: bool = True) -> None:
         """Demand that `what` does not stay so for longer than the notices take, or a few plans."""
         checked[kind] += 1
-        self._now_due.add(what)
-        waited = self._world.now - self._since.setdefault(what, self._world.now)
+        waited = self.due.seconds(what)
         demand(waited <= (self._patience if needs_notice else PLANS_SECONDS), 5, f"{what} for {waited:g} s")
 
     def judge(self, jobs: list[Seen], checked: Counter[str]) -> None:
-        """Nothing that may move stays on a node that is about to go; then forget what is no longer so."""
+        """Nothing that may move stays on a node that is about to go. The last to be judged at a moment."""
         for job, pod, node in self._on_departing_nodes(jobs):
             is_extra = "-extra-" in pod
             if is_extra or job.spec["preemption"]["base"] == "Checkpoint":
                 what = f"{pod} stays on {node}, which is about to go,"
                 self.expect(what, checked, "leaves a node", needs_notice=is_extra)
-        self._since = {what: since for what, since in self._since.items() if what in self._now_due}
+        self.due.turn()
 
     def _on_departing_nodes(self, jobs: list[Seen]) -> Iterator[tuple[Seen, str, str]]:
         """Yield the workers of jobs that go on, with their node, if that reports and is about to go."""

@@ -157,8 +157,10 @@ class Story(Stage):
             one.restart()
         if self.random.random() < 0.3:
             self._cluster_moves()
-            self.world.pass_time(self.random.choice((5.0, 40.0)))
+            away = self.random.choice((5.0, 40.0))
+            self.world.pass_time(away)
             one.restart()
+            one.clauses.was_away(away)
 
     def _operator_is_late(self) -> None:
         """It works on by what it saw, which is no longer so, or sees a part of what has changed."""

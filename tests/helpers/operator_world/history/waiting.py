@@ -13,6 +13,7 @@ from operator_world.history.quotas import Quotas
 from operator_world.history.returns import Returns
 from operator_world.history.room import Room
 from operator_world.history.seen import Seen
+from operator_world.history.stopwatch import Stopwatch
 from operator_world.history.world import SharedCluster
 
 _QUOTA = (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
@@ -37,18 +38,18 @@ class Waiting:
         """Nobody waits yet."""
         self._world, self._room, self._quotas, self._returns, self._is_fair = world, room, quotas, returns, is_fair
         self._rules, self._patience = rules, patience
-        self._since: dict[str, float] = {}
-        """By job: since when it waits for others to give GPUs back though it fits on other ones."""
+        self.fitting = Stopwatch(world)
+        """Jobs that wait for others to give GPUs back though they fit on other ones."""
 
     def judge(self, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, checked: Counter[str]) -> None:
         """Judge all of `jobs` that wait; `owed` is what is owed to others, `plan` the last one."""
-        given, fitting = self._room.is_given_back(), set[str]()
+        given = self._room.is_given_back()
         for job in jobs:
             if job.waits:
                 checked[f"waits: {job.reason}"] += 1
-                if self._may_be_told_so(job) and self._waits_though_it_fits(job, jobs, owed, plan, given, checked):
-                    fitting.add(job.key)
-        self._since = {key: since for key, since in self._since.items() if key in fitting}
+                if self._may_be_told_so(job):
+                    self._judge_what_it_waits_for(job, jobs, owed, plan, given, checked)
+        self.fitting.turn()
 
     def _may_be_told_so(self, job: Seen) -> bool:
         """Judge the reasons that a job alone gives; return whether there may be others."""
@@ -81,11 +82,11 @@ class Waiting:
         """Return the types of GPU on which a job would fit if nobody else ran."""
         return {kind for kind in self._room.types() if self._room.size(job, kind, bare=bare) >= job.base}
 
-    def _waits_though_it_fits(
+    def _judge_what_it_waits_for(
         self, job: Seen, jobs: list[Seen], owed: list[Counter[str]], plan: Plan, given: bool, checked: Counter[str]
-    ) -> bool:
-        """Judge what a job waits for; return whether it fits as well, and waits for what is `given` back."""
-        reason, now = job.reason, self._world.now
+    ) -> None:
+        """Judge what a job waits for; `given`: GPUs are being given back."""
+        reason = job.reason
         others = [each for each in jobs if each.waits and each.key != job.key and not each.spec.get("suspend")]
         allowed = {kind for kind in self._sites(job, bare=False) if self._quotas.allows(job, kind)}
         alike = [each for each in others if self._quotas.are_shared(job, each)]
@@ -102,12 +103,12 @@ class Waiting:
             if is_first and may_start and owed_quota:
                 what = f"{job.key} waits for its own quota, which others have borrowed,"
                 self._returns.expect(what, checked, "is owed a quota", needs_notice=False)
-            return False
+            return
         demand(bool(allowed), 4, f"{job.key} has no quota and says {reason}")
         if reason is Reason.RESOURCE_QUOTA_EXCEEDED:
             room = self._quotas.namespace_fits(job, job.base, jobs)
             demand(not room or bool(near), 4, f"{job.key} waits for a ResourceQuota that has room")
-            return False
+            return
         # What is lent in its namespace is given back once its GPUs are there.
         room = self._quotas.namespace_fits(job, job.base, jobs, later=True)
         if alike or near:
@@ -117,17 +118,16 @@ class Waiting:
         fitting = [kind for kind in possible if self._room.fits(job, kind, owed) >= job.base]
         lent = [kind for kind in possible if self._room.fits(job, kind, owed, without_lent=True) >= job.base]
         if not (fitting or lent) or self._is_after_another(job, others, allowed, fitting or lent, plan, given):
-            return False
+            return
         if not fitting:
             self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
-            return False
+            return
         told = plan.refusals.get(job.key)
         has_room = self._quotas.namespace_fits(job, job.base, jobs)
         # What others give back, of GPUs or of its namespace's ResourceQuota, it gets in a notice.
         gets = told is not None and ((told.starts_by is None and given) or not has_room)
-        waited = now - self._since.setdefault(job.key, now) if gets else math.inf
+        waited = self.fitting.seconds(job.key) if gets else math.inf
         demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
-        return True
 
     def _is_after_another(
         self, job: Seen, others: list[Seen], allowed: set[str], fitting: list[str], plan: Plan, given: bool

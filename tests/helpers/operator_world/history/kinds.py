@@ -21,6 +21,8 @@ class Kind:
     """Some nodes have slices of GPUs, a resource that is counted apart."""
     has_devices: bool = False
     """Some nodes have devices of dynamic resource allocation, which pods claim by templates."""
+    has_defaults: bool = False
+    """LimitRanges of namespaces have defaults for containers, and their ResourceQuotas may limit CPUs."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -37,4 +39,5 @@ def kind_of(seed: int) -> Kind:
         has_slices=chance.random() < 0.2,
         answers=chance.choice((False, True)) if chance.random() < 0.1 else None,
         has_devices=chance.random() < 0.2,
+        has_defaults=chance.random() < 0.2,
     )

@@ -113,7 +113,7 @@ class Quotas:
         `later`: once all extra workers in the namespace, and all that is being given back, have gone.
         """
         mine = [other for other in jobs if other.namespace == job.namespace]
-        for resource in ("pods", job.resource):
+        for resource in ("pods", "cpu", job.resource):
             room, each = self._world.room_in(job.namespace, limit_of(resource)), job.wants[resource]
             if room is None:
                 continue

@@ -42,7 +42,7 @@ class Room:
             known = self._parsed.get(key)
             if known is None or known[0] is not raw:
                 known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
-            yield Seen(key, raw, known[1])
+            yield Seen(key, raw, known[1], self._world.completed(raw["metadata"]["namespace"], raw["spec"]["template"]))
 
     def pinned(self) -> Counter[Place]:
         """Return the GPUs that workers wait for which are not bound."""
@@ -167,7 +167,7 @@ class Room:
         for name, node in self._world.nodes.items():
             right = self._world.type_of(name, job.resource) == gpu_type
             right = right and selected in (None, self._world.type_of(name))
-            if right and self._world.is_open(name) and (bare or obstacle(job.spec["template"], node) is None):
+            if right and self._world.is_open(name) and (bare or obstacle(job.template, node) is None):
                 yield name
 
     def _fits_somewhere(self, pod: Raw) -> bool:

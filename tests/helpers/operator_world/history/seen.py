@@ -21,6 +21,8 @@ class Seen:
     key: str
     raw: Raw
     status: JobStatus
+    template: Raw
+    """Of its workers, as the API server makes them."""
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -31,7 +33,7 @@ class Seen:
     @property
     def wants(self) -> Counter[str]:
         """What each of its workers requests."""
-        return requests_of(self.spec["template"])
+        return requests_of(self.template)
 
     @property
     def base(self) -> int:

@@ -15,7 +15,7 @@ from operator_world.history.demands import ClauseError
 from operator_world.history.devices import KINDS as DEVICE_KINDS
 from operator_world.history.kinds import PLAIN, Kind
 from operator_world.history.watched import Watched
-from operator_world.history.world import KINDS, NAMESPACES, SharedCluster
+from operator_world.history.world import DEFAULTS, KINDS, NAMESPACES, SharedCluster
 from operator_world.kube_devices import RESOURCE
 from operator_world.kube_objects import EPOCH, MIG
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
@@ -49,7 +49,11 @@ class Stage:
         """What has happened, for people."""
         scheduler = KubeScheduler(self.random.choice((LEAST_ALLOCATED, MOST_ALLOCATED)), Random(seed))
         self.world = SharedCluster(scheduler, self.random)
-        self.kinds = {**DEVICE_KINDS, **KINDS} if kind.has_devices else KINDS
+        self.kinds = {
+            **(DEVICE_KINDS if kind.has_devices else {}),
+            **KINDS,
+            **(DEFAULTS if kind.has_defaults else {}),
+        }
         """Of objects that operators see, in the order in which they list them."""
         if kind.has_devices:
             self.world.devices.install((*NAMESPACES, "others"))

@@ -71,6 +71,8 @@ class Story(Stage):
         for namespace in NAMESPACES:
             if chance.random() < 0.3:
                 self._quota_changes(namespace)
+            if self.kind.has_defaults:
+                self._defaults_change(namespace)
         for _ in range(3):
             self._job_comes()
 
@@ -92,6 +94,7 @@ class Story(Stage):
             (2, self._person_acts),
             (1, self._quota_changes),
             (1, self._queue_changes),
+            *(((1, self._defaults_change),) if self.kind.has_defaults else ()),
         )
         weights, what = zip(*happenings, strict=True)
         chance.choices(what, weights)[0]()
@@ -259,8 +262,19 @@ class Story(Stage):
         namespace = namespace or chance.choice(NAMESPACES)
         hard = {limit_of(self._resource()): chance.choice((0, 4, 8, 16))} if chance.random() < 0.5 else {}
         hard |= {"pods": chance.choice((2, 6, 12))} if chance.random() < 0.3 else {}
+        if self.kind.has_defaults and chance.random() < 0.5:
+            hard |= {limit_of("cpu"): chance.choice((4, 12, 40))}
         self._say(f"ResourceQuota of {namespace}: {hard}")
         self.world.set_resource_quota(namespace, hard)
+
+    def _defaults_change(self, namespace: str | None = None) -> None:
+        """While no worker is there that was made with others: these count as if they were made again."""
+        chance = self.random
+        namespace = namespace or chance.choice(NAMESPACES)
+        requests = chance.choice(({}, {"cpu": "500m"}, {"cpu": "3"}, {"cpu": "6", "memory": "20Gi"}))
+        if not any(key.startswith(f"{namespace}/job") for key in self.world.pods):
+            self._say(f"LimitRange of {namespace}: {requests}")
+            self.world.set_defaults(namespace, requests)
 
     def _resource(self) -> str:
         others = ((MIG, self.kind.has_slices), (RESOURCE, self.kind.has_devices))

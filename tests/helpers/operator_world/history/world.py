@@ -17,11 +17,11 @@ from espalier_kube.resources import Resource
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
-from operator_world.kube_api import Objects, gpus_of, is_over, node_of
+from operator_world.kube_api import Objects, is_over, node_of
 from operator_world.kube_devices import QUOTA, RESOURCE
 from operator_world.kube_objects import GPU, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
-from operator_world.kube_scheduler import KubeScheduler, allocatable_of, requests_of
+from operator_world.kube_scheduler import KubeScheduler, allocatable_of, amount, requests_of
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes
 
 KINDS: Final[Mapping[str, Resource]] = {
@@ -29,6 +29,8 @@ KINDS: Final[Mapping[str, Resource]] = {
     "queues": resources.QUEUES,
     "resource_quotas": resources.RESOURCE_QUOTAS,
 }
+DEFAULTS: Final[Mapping[str, Resource]] = {"limit_ranges": resources.LIMIT_RANGES}
+"""A kind of objects of some histories."""
 NAMESPACES: Final = ("vision", "speech", "robots")
 MAINTENANCE: Final = {"cloud.google.com/active-node-maintenance": "ONGOING"}
 """The label of a node that is about to go. kube-scheduler does not heed it."""
@@ -44,7 +46,7 @@ class SharedCluster(Kubernetes):
         super().__init__()
         self._scheduler, self._random = scheduler, random
         self.queues = Objects(self._versions)
-        self.resource_quotas = Objects(self._versions)
+        self.resource_quotas, self.limit_ranges = Objects(self._versions), Objects(self._versions)
         self.devices = Devices(self._versions)
         self.device_classes, self.resource_slices = self.devices.classes, self.devices.slices
         self.resource_claim_templates, self.resource_claims = self.devices.templates, self.devices.claims
@@ -139,6 +141,16 @@ class SharedCluster(Kubernetes):
         self.resource_quotas[key] = {**known, "spec": {"hard": written}, "status": {"hard": written, "used": {}}}
         self._count_quotas()
 
+    def set_defaults(self, namespace: str, requests: Mapping[str, str]) -> None:
+        """Make the LimitRange of a namespace, or change it; without any default, delete it."""
+        key = f"{namespace}/defaults"
+        if not requests:
+            self.limit_ranges.pop(key, None)
+            return
+        birth = {"metadata": {"name": "defaults", "namespace": namespace, **self._birth()}}
+        limit = {"type": "Container", "default": dict(requests), "defaultRequest": dict(requests)}
+        self.limit_ranges[key] = {**self.limit_ranges.get(key, birth), "spec": {"limits": [limit]}}
+
     def add_stranger(self, key: str, pod: Mapping[str, Any], lasts: float, owner: Raw | None = None) -> None:
         """Add somebody else's pod that goes after `lasts` seconds; `owner` is whose it claims to be."""
         namespace, _, name = key.partition("/")
@@ -153,15 +165,17 @@ class SharedCluster(Kubernetes):
     # ---- what the API server and the controllers do
 
     def create(self, manifest: Mapping[str, Any]) -> None:
-        """Make an object, unless a ResourceQuota has no room for it."""
+        """Make an object, a pod with the defaults of its namespace, unless a ResourceQuota has no room for it."""
         metadata = manifest["metadata"]
+        if manifest["kind"] == "Pod":
+            manifest = self.completed(metadata["namespace"], manifest)
         key = f"{metadata['namespace']}/{metadata['name']}"
         if manifest["kind"] == "Pod" and key not in self.pods:
             quota = self.resource_quotas.get(f"{metadata['namespace']}/team")
             for name, hard in ({} if quota is None else quota["spec"]["hard"]).items():
                 wants = self._counted(dict(manifest), name)
                 used = self._used(metadata["namespace"], name)
-                if wants and used + wants > int(hard):
+                if wants and used + wants > _amount(name, hard):
                     self.over_quota.append(key)
                     message = (
                         f'pods "{metadata["name"]}" is forbidden: {QUOTA_EXCEEDED}: team, {name}: {used} of {hard}'
@@ -214,7 +228,19 @@ class SharedCluster(Kubernetes):
         quota = self.resource_quotas.get(f"{namespace}/team")
         if quota is None or resource not in quota["spec"]["hard"]:
             return None
-        return int(quota["spec"]["hard"][resource]) - self._used(namespace, resource)
+        return _amount(resource, quota["spec"]["hard"][resource]) - self._used(namespace, resource)
+
+    def completed(self, namespace: str, pod: Mapping[str, Any]) -> Raw:
+        """Return a pod, or a template of one, as the API server makes it: with the defaults of the namespace."""
+        limits = self.limit_ranges.get(f"{namespace}/defaults")
+        if limits is None:
+            return dict(pod)
+        defaults, containers = limits["spec"]["limits"][0]["defaultRequest"], []
+        for container in pod["spec"]["containers"]:
+            asked = container.get("resources", {})
+            requests = {**defaults, **asked.get("limits", {}), **asked.get("requests", {})}
+            containers.append({**container, "resources": {**asked, "requests": requests}})
+        return {**pod, "spec": {**pod["spec"], "containers": containers}}
 
     def whole(self, node: str) -> dict[str, int]:
         """Return what a node has, its devices too."""
@@ -264,11 +290,20 @@ class SharedCluster(Kubernetes):
 
     @staticmethod
     def _counted(pod: Raw, resource: str) -> int:
-        return 1 if resource == "pods" else gpus_of(pod, resource.removeprefix("requests."))
+        return requests_of(pod)[resource.removeprefix("requests.")]
 
     def _count_quotas(self) -> None:
         for key, quota in self.resource_quotas.items():
             namespace = key.partition("/")[0]
-            used = {name: str(self._used(namespace, name)) for name in quota["spec"]["hard"]}
+            used = {name: _written(name, self._used(namespace, name)) for name in quota["spec"]["hard"]}
             if used != quota["status"]["used"]:
                 self.resource_quotas[key] = {**quota, "status": {**quota["status"], "used": used}}
+
+
+def _amount(limit: str, quantity: str) -> int:
+    """Return the amount of what a ResourceQuota limits, in the units of `requests_of`."""
+    return amount(limit.removeprefix("requests."), quantity)
+
+
+def _written(limit: str, used: int) -> str:
+    return f"{used}m" if limit == "requests.cpu" else str(used)

@@ -28,6 +28,7 @@ from espalier_operator.kube.state import workers
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
+from espalier_operator.kube.watch.job_inputs import JobInputs
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.plan.admission import Admission
 from espalier_operator.plan.claims import Claims
@@ -72,12 +73,12 @@ def test_nothing_that_happens_breaks_a_clause(number: int) -> None:
 # ---- each clause fails where the operator is broken; the invariants of plans, which would fail first, are not judged
 
 
-def breaks(clause: int, first: int = 0) -> str:
+def breaks(clause: int, first: int = 0, kind: Kind = PLAIN) -> str:
     """Return how the clause is broken by a history from the seed `first` on; others may be broken before."""
     found = []
     for seed in range(first, first + TRIES):
         try:
-            Story(seed, judges_plans=False, kind=PLAIN).run(STEPS)
+            Story(seed, judges_plans=False, kind=kind).run(STEPS)
         except ClauseError as error:
             found.append(str(error))
             if found[-1].startswith(f"clause {clause}: "):
@@ -105,6 +106,12 @@ def test_a_quota_that_is_not_looked_at_breaks_clause_2(
 ) -> None:
     monkeypatch.setattr(whole, name, lambda *_, **__: True)
     assert words in breaks(2, first)
+
+
+def test_defaults_of_limit_ranges_that_are_not_looked_at_break_clause_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ResourceQuota counts what the API server adds."""
+    monkeypatch.setattr(JobInputs, "_defaults_in", lambda *_: {})
+    assert "a ResourceQuota refuses" in breaks(2, kind=Kind(has_defaults=True))
 
 
 def _starts_no_gang(right: Callable[..., Any]) -> Callable[..., Any]:

@@ -151,7 +151,8 @@ class Clauses:
         self._ends.judge(self.checked)
 
     def _pins_have_room(self) -> None:
-        pinned = self._room.pinned()
+        """Where two operators have chosen GPUs that are being given back in the same moment, kube-scheduler decides."""
+        pinned = self._room.pinned(own=True)
         leaving = self._room.leaving() if pinned else Counter[Place]()
         for (node, resource), gpus in pinned.items():
             free, given = self._world.free(node, resource) if node in self._world.nodes else 0, leaving[node, resource]

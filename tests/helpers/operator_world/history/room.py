@@ -44,10 +44,10 @@ class Room:
                 known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
             yield Seen(key, raw, known[1], self._world.completed(raw["metadata"]["namespace"], raw["spec"]["template"]))
 
-    def pinned(self) -> Counter[Place]:
-        """Return the GPUs that workers wait for which are not bound."""
+    def pinned(self, *, own: bool = False) -> Counter[Place]:
+        """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs."""
         found: Counter[Place] = Counter()
-        owners = set(map(identity, self._world.jobs.values()))
+        owners = {identity(job) for job in self._world.jobs.values() if not own or self._is_own(job)}
         for pod in self._world.pods.values():
             waits = not node_of(pod) and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
             if waits and claimant(pod) in owners and (node := pinned_to(pod)) is not None:

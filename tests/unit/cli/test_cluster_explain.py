@@ -105,7 +105,7 @@ def test_a_job_that_needs_more_than_gpus_is_told_what_is_missing() -> None:
     hungry["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2500m"}
     waiting = acted(job("a", template=hungry), refusal=Reason.UNSCHEDULABLE)
     told = stands(case(jobs=[waiting, trainer], pods=[other, worker(trainer, "n")], nodes=[node("n", 4), node("m", 1)]))
-    assert "1 node with free GPUs has too little cpu left for a worker." in told
+    assert "1 node with free GPUs has too little cpu left for a worker, which requests 2.5." in told
 
 
 def test_a_job_that_kube_scheduler_could_not_place_is_told_when_it_is_tried_again() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from espalier_cli.cluster.wording import count, of_type
+from espalier_cli.cluster.wording import amount, count, of_type
 from espalier_operator.namespaces import demand_of
 from espalier_operator.planning import JobFacts, Snapshot
 from espalier_operator.queues import Ledger, Queue, Quota
-
-_BYTES = ("memory", "ephemeral-storage")
 
 
 def queue_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
@@ -52,16 +50,9 @@ def namespace_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
     for limit in snapshot.namespace_limits:
         needed = job.terms.min_replicas * demand[limit.resource]
         if limit.namespace == job.namespace and needed and limit.used + needed > limit.hard:
-            hard, used, more = (_amount(limit.resource, value) for value in (limit.hard, limit.used, needed))
+            hard, used, more = (amount(limit.resource, value) for value in (limit.hard, limit.used, needed))
             lines.append(
                 f"ResourceQuota {limit.quota} allows {hard} of {limit.resource}, and {used} are used; its base workers "
                 f"request {more}."
             )
     return lines
-
-
-def _amount(resource: str, value: int) -> str:
-    """Return an amount as the planner counts it, for people."""
-    if resource == "cpu":
-        return f"{value / 1000:g}"
-    return f"{value / 2**30:g}Gi" if resource in _BYTES else f"{value:,}"

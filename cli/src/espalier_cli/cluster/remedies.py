@@ -40,8 +40,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.RESOURCE_QUOTA_EXCEEDED: Remedy(
         "A pod of the namespace that ends (for a limit of count/pods: that is deleted), a larger ResourceQuota, or "
-        "workers that request less.",
-        ("kubectl get resourcequota -n {namespace}", _EDIT),
+        "workers that request less (a LimitRange of the namespace may add requests).",
+        ("kubectl get resourcequota,limitrange -n {namespace}", _EDIT),
     ),
     Reason.QUEUE_NOT_FOUND: Remedy(
         "Set spec.queue to a queue that the namespace may use, or ask an administrator to create queue {queue} or to "
@@ -142,7 +142,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         (_DESCRIBE,),
     ),
     Reason.UNSCHEDULABLE: Remedy(
-        "A node that fits the template's nodeSelector, affinity, tolerations, CPU and memory requests.",
+        "A node that fits the template's nodeSelector, affinity, tolerations, CPU and memory requests, of which a "
+        "LimitRange of the namespace may add some.",
         (_DESCRIBE, "kubectl get nodes"),
     ),
     Reason.POD_REJECTED: Remedy(

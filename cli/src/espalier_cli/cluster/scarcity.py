@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
-from espalier_cli.cluster.wording import count, duration, listed, of_type
+from espalier_cli.cluster.wording import amount, count, duration, listed, of_type
 from espalier_operator.planning import Decision, JobFacts, Node, Order, Plan, Snapshot, configured
 
 HOLDERS_NAMED = 5
@@ -55,17 +55,18 @@ def _lacking(nodes: Sequence[Node], job: JobFacts, snapshot: Snapshot) -> list[s
         if worker.node in used:
             gpus[worker.node] += worker.gpus
             used[worker.node].update(dict(requests.get(worker.job or "", ())))
-    short: Counter[str] = Counter()
+    short, requested = Counter[str](), dict(job.terms.constraints.requests)
     for node in nodes:
         if node.allocatable - gpus[node.name] >= job.terms.gpus_per_worker:
             taken = used[node.name]
             short.update(
                 name
-                for name, amount in job.terms.constraints.requests
-                if node.resources.get(name, taken[name] + amount) < taken[name] + amount
+                for name, needed in requested.items()
+                if node.resources.get(name, taken[name] + needed) < taken[name] + needed
             )
     return [
-        f"{count(number, 'node')} with free GPUs {_has(number)} too little {resource} left for a worker."
+        f"{count(number, 'node')} with free GPUs {_has(number)} too little {resource} left for a worker, which requests "
+        f"{amount(resource, requested[resource])}."
         for resource, number in sorted(short.items())
     ]
 

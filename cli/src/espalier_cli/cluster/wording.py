@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from espalier_api.counts import number_of
 
+_BYTES = ("memory", "ephemeral-storage")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -25,6 +26,13 @@ def short(seconds: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 GPU`, `2 GPUs`, `no GPUs`."""
     return number_of(number, noun) if number else f"no {noun}s"
+
+
+def amount(resource: str, value: int) -> str:
+    """Return an amount of a resource as the planner counts it: `1.5` CPUs, `2Gi` of memory, `4,000` of others."""
+    if resource == "cpu":
+        return f"{value / 1000:g}"
+    return f"{value / 2**30:g}Gi" if resource in _BYTES else f"{value:,}"
 
 
 def of_type(gpu_type: str | None) -> str:

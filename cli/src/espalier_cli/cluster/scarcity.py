@@ -65,8 +65,8 @@ def _lacking(nodes: Sequence[Node], job: JobFacts, snapshot: Snapshot) -> list[s
                 if node.resources.get(name, taken[name] + needed) < taken[name] + needed
             )
     return [
-        f"{count(number, 'node')} with free GPUs {_has(number)} too little {resource} left for a worker, which requests "
-        f"{amount(resource, requested[resource])}."
+        f"{count(number, 'node')} with free GPUs {_has(number)} too little {resource} left for a worker, which "
+        f"requests {amount(resource, requested[resource])}."
         for resource, number in sorted(short.items())
     ]
 

@@ -152,6 +152,8 @@ class SchedulingStatus(Record):
     """For each base worker, how often its pod was replaced; part of the name of the pod."""
     pod_uids: tuple[str, ...] = ()
     """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
+    down_since: AwareDatetime | None = None
+    """Since when no leader runs, though the job has trained; unset while one does."""
     not_before: AwareDatetime | None = None
     """A failed leader is not restarted before this time."""
     unplaced: int = Field(default=0, ge=0)

@@ -34,7 +34,8 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
     refused_since = _since(state.refused_since, seen.refused, now)
-    down_since = _since(state.down_since, state.trained and not seen.leader_runs and not state.ending, now)
+    was_away = before.counted_until is not None and now - before.counted_until > timing.gap
+    down_since = _down_since(state, seen, now, was_away=was_away)
     if (refused_since, down_since) != (state.refused_since, state.down_since):
         state = replace(state, refused_since=refused_since, down_since=down_since)
     if state.not_before is not None and now >= state.not_before:
@@ -74,6 +75,18 @@ def _since(before: float | None, holds: bool, now: float) -> float | None:
     if not holds:
         return None
     return now if before is None else before
+
+
+def _down_since(state: JobState, seen: Observation, now: float, *, was_away: bool) -> float | None:
+    """Return since when no leader runs of a job that has trained and goes on; None while one does.
+
+    While the scheduler was away another leader may have trained, and ended: its report tells until when. At no other
+    time, as reports would keep GPUs for a job whose leader cannot start.
+    """
+    since = _since(state.down_since, state.trained and not seen.leader_runs and not state.ending, now)
+    if since is None or not was_away or seen.report is None or seen.report.phase is TrainerPhase.STARTING:
+        return since
+    return max(since, min(seen.reported_at, now))
 
 
 def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:

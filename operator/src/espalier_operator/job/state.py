@@ -74,6 +74,8 @@ class JobState:
     """By base worker: how often it was replaced."""
     incarnations: tuple[str, ...] = ()
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
+    down_since: float | None = field(default=None, compare=False)
+    """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
     not_before: float | None = None
     """A worker that failed is not started again earlier."""
     unpinned: bool = field(default=False, compare=False)
@@ -94,8 +96,6 @@ class JobState:
     """The current leader, as it was seen."""
     refused_since: float | None = field(default=None, compare=False)
     """Since when kube-scheduler finds no node for a base worker; None while it does."""
-    down_since: float | None = field(default=None, compare=False)
-    """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
     stopped_itself: bool = False
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 

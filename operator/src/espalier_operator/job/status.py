@@ -28,6 +28,7 @@ _TIMES: Final = (
     "changed_at",
     "promised_until",
     "counted_until",
+    "down_since",
     "not_before",
     "hold_until",
     "lend_after",

@@ -15,6 +15,7 @@ from espalier_operator.actions import Fail
 from espalier_operator.facts import Ended, Role, Stopping
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
+from espalier_operator.job.status import memory_of, state_of
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.last_report import counted
@@ -354,6 +355,16 @@ def test_since_when_no_leader_runs_of_a_job_that_has_trained_is_remembered_until
     assert seen(runs, worker(), now=NOW + 51, state=down).down_since is None
     assert seen(waits, worker(), state=replace(down, trained=False)).down_since is None
     assert seen(waits, worker(), state=replace(down, stopping=STOPPING)).down_since is None
+
+
+def test_since_when_no_leader_runs_outlives_the_operator_unless_one_has_trained_meanwhile():
+    down = replace(seen(ended(1), worker(), now=NOW), counted_until=NOW)
+    waits = raw_worker(JOB, 0, 5, uid="again", phase="Pending")
+    kept = state_of(memory_of(down, JOB.terms))
+    assert seen(waits, worker(), now=NOW + 50, state=kept).down_since == NOW
+    said = says(TRAINING, at=NOW + 20)
+    assert seen(ended(1), worker(), said=said, now=NOW + 50, state=kept).down_since == NOW + 20
+    assert seen(ended(1), worker(), said=said, now=NOW + 25, state=kept).down_since == NOW, "it has been there"
 
 
 def test_a_job_that_trains_again_is_held_back_no_more():

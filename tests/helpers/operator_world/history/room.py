@@ -12,6 +12,7 @@ from espalier_operator.kube.objects.names import worker_of
 from operator_world.history.seen import Seen, claimant, identity, times
 from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
+from operator_world.kube_devices import claim_of, claimed_by
 from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
@@ -45,12 +46,18 @@ class Room:
             yield Seen(key, raw, known[1], self._world.completed(raw["metadata"]["namespace"], raw["spec"]["template"]))
 
     def pinned(self, *, own: bool = False) -> Counter[Place]:
-        """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs."""
+        """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs.
+
+        Workers of others wait for none while a ResourceQuota refuses their claims.
+        """
         found: Counter[Place] = Counter()
-        owners = {identity(job) for job in self._world.jobs.values() if not own or self._is_own(job)}
+        is_own = {identity(job): self._is_own(job) for job in self._world.jobs.values()}
         for pod in self._world.pods.values():
             waits = not node_of(pod) and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
-            if waits and claimant(pod) in owners and (node := pinned_to(pod)) is not None:
+            if not waits or (node := pinned_to(pod)) is None:
+                continue
+            mine = is_own.get(claimant(pod))
+            if mine or (mine is not None and not own and (claim_of(pod) or not claimed_by(pod))):
                 found.update(_gpus_at(node, pod))
         return found
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from espalier_kube import resources
 from espalier_kube.resources import Resource
-from operator_world.kube_api import Objects, is_over, node_of
+from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import (
     RESOURCE,
     TEMPLATES,
@@ -65,6 +65,16 @@ class Devices:
     def on(self, node: str) -> int:
         """Return how many devices a node has."""
         return len(self.slices[node]["spec"]["devices"]) if node in self.slices else 0
+
+    def whole(self, node: str, pods: Iterable[Raw]) -> int:
+        """Return the devices of a node, those too that are gone and that claims still name: nobody lacks these.
+
+        But not where workers have them: a worker whose device is gone holds one that is there.
+        """
+        workers = {claim_of(pod) for pod in pods if not is_over(pod) and owner_of(pod) is not None}
+        there = set(map(str, range(self.on(node))))
+        others = (claim for key, claim in self._allocated() if key not in workers)
+        return len(there) + sum(device not in there for claim in others for device in _devices_of(claim, node))
 
     def make_claims(self, pods: dict[str, Raw], may_claim: Callable[[str, int], bool]) -> None:
         """Make the claims of pods that have none, and name them in their status.

@@ -250,7 +250,7 @@ class SharedCluster(Kubernetes):
         """Return the GPUs of a resource on a node that nobody holds."""
         if resource != RESOURCE:
             return super().free(node, resource)
-        return self.devices.on(node) - self.held()[node][RESOURCE]
+        return self.devices.whole(node, self.pods.values()) - self.held()[node][RESOURCE]
 
     def held(self) -> dict[str, Counter[str]]:
         """Return by node what the pods on it hold, and claims that are left of earlier pods."""
@@ -265,7 +265,7 @@ class SharedCluster(Kubernetes):
 
     def _machine(self, name: str) -> Raw:
         """Return a node as if its devices were a resource of it."""
-        node, devices = self.nodes[name], self.devices.on(name)
+        node, devices = self.nodes[name], self.devices.whole(name, self.pods.values())
         if not devices:
             return node
         amounts = {**node["status"]["allocatable"], RESOURCE: str(devices)}

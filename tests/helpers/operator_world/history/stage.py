@@ -88,6 +88,7 @@ class Stage:
                 for each in self.operators:
                     each.clauses.at_rest()
                 self.world.over_quota.clear()
+                self.world.strangers_claimed.clear()
                 return
         raise ClauseError("clause 4: the operators come to no rest")
 

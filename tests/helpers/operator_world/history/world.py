@@ -17,7 +17,7 @@ from espalier_kube.resources import Resource
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
-from operator_world.kube_api import Objects, is_over, node_of
+from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import QUOTA, RESOURCE
 from operator_world.kube_objects import GPU, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
@@ -55,7 +55,9 @@ class SharedCluster(Kubernetes):
         self.held_until: dict[str, float] = {}
         """Until when finalizers hold jobs that are deleted, by key."""
         self.over_quota: list[str] = []
-        """Pods that a ResourceQuota has refused, by key."""
+        """Pods that a ResourceQuota has refused, by key, though no stranger was faster."""
+        self.strangers_claimed: set[str] = set()
+        """Namespaces in which claims of strangers' pods that had waited for a ResourceQuota were made."""
 
     def add_machine(
         self,
@@ -272,10 +274,14 @@ class SharedCluster(Kubernetes):
         return {**node, "status": {**node["status"], "allocatable": amounts}}
 
     def _may_claim(self, key: str, devices: int) -> bool:
-        room = self.room_in(key.partition("/")[0], QUOTA)
+        namespace = key.partition("/")[0]
+        room = self.room_in(namespace, QUOTA)
         if room is None or devices <= room:
+            if owner_of(self.pods[key]) is None:
+                self.strangers_claimed.add(namespace)
             return True
-        self.over_quota.append(key)
+        if namespace not in self.strangers_claimed:
+            self.over_quota.append(key)
         return False
 
     def _used(self, namespace: str, resource: str) -> int:

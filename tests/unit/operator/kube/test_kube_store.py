@@ -282,6 +282,11 @@ def test_a_job_is_read_again_when_the_limit_ranges_of_its_namespace_change(world
     world.take(resources.LIMIT_RANGES, limit_range("second", cpu="3"))
     assert cpu() == [3000, 3000]
     world.take(resources.LIMIT_RANGES, limit_range("second", cpu="3"), "DELETED")
+    going = raw_job("own", {"template": template()}, uid="uid-2")
+    going["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+    world.take(resources.JOBS, going)
+    world.take(resources.LIMIT_RANGES, limit_range("first", cpu="1"))
+    assert [world.store.job(uid).deleting for uid in ("uid-1", "uid-2")] == [False, True]  # type: ignore[union-attr]
     world.take(resources.LIMIT_RANGES, limit_range("first"))
     assert cpu() == [None, None]
 

@@ -85,14 +85,6 @@ class Indexer(Generic[T]):
         self._gone = {key: at for key, at in self._gone.items() if at > version}
         self.listed_version = max(version, self.listed_version or 0)
 
-    def reread(self, raw: Raw) -> None:
-        """Parse an object again that has not changed, because what it is read by has."""
-        key = key_of(raw)
-        before = self._values.get(key)
-        after = self._parse(raw, None)
-        if before is not None and after is not None:
-            self.change(key, after)
-
     def change(self, key: str, value: T) -> None:
         """Replace the value of an object that is there and has not changed."""
         before, self._values[key] = self._values[key], value

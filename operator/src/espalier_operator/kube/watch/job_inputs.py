@@ -6,6 +6,7 @@ Jobs are read again when one of these changes that holds for them. No I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from espalier_kube.resources import Raw
 from espalier_operator.kube.objects.device_claims import Asked, templates_of
@@ -48,18 +49,11 @@ class JobInputs:
                     self._reread(job)
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
-        def parsed(kept: Raw) -> KubeJob | InvalidJob:
-            namespace = text(kept, "metadata", "namespace")
-            return parse_job(
-                kept,
-                self._settings,
-                self._classes(),
-                self._affinity_of,
-                self._template,
-                self._defaults_in(namespace),
-            )
+        return job_object(raw, before, self._settings, self._parsed)
 
-        return job_object(raw, before, self._settings, parsed)
+    def _parsed(self, raw: Raw) -> KubeJob | InvalidJob:
+        defaults = self._defaults_in(text(raw, "metadata", "namespace"))
+        return parse_job(raw, self._settings, self._classes(), self._affinity_of, self._template, defaults)
 
     def _classes(self) -> Mapping[str, int] | None:
         """Return the values of the PriorityClasses, None while they are not known."""
@@ -107,4 +101,4 @@ class JobInputs:
                     self._reread(job)
 
     def _reread(self, job: JobObject) -> None:
-        self.jobs.reread({**job.raw, "status": job.status})
+        self.jobs.change(job.key, replace(job, parsed=self._parsed(job.raw)))

@@ -16,6 +16,7 @@ import sweeps
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase
+from espalier_kube.errors import QUOTA_EXCEEDED, Status
 from espalier_operator import lifecycle
 from espalier_operator.actions import Refusal
 from espalier_operator.capacity import Supply
@@ -23,6 +24,7 @@ from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
 from espalier_operator.kube import snapshot
 from espalier_operator.kube.backend import KubeBackend
+from espalier_operator.kube.client import ApiRefusalError
 from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.state import workers
 from espalier_operator.kube.state.workers import foreign_worker
@@ -317,6 +319,30 @@ def test_jobs_that_wait_for_the_answer_of_a_policy_file_break_clause_4(stage: St
     stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job")
     assert "vision/job might run and says HeldByPolicy" in fails(stage, 4)
+
+
+def test_what_is_lent_comes_back_while_the_api_server_refuses_another_pod_of_the_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked for that pod again less and less often; the leader is told, and the extra worker ends, at once."""
+    right = stage.world.create
+
+    def create(manifest: Mapping[str, Any]) -> None:
+        if manifest["metadata"]["name"] == "job-base-1-1":
+            raise ApiRefusalError("create", Status(403, "Forbidden", f"{QUOTA_EXCEEDED}: scoped"))
+        right(manifest)
+
+    monkeypatch.setattr(stage.world, "create", create)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", minReplicas=2, maxReplicas=3)
+    lives(stage, 20)
+    assert only_job(stage).status.scheduling.extra == 1
+    stage.world.delete_pod("vision/job-base-1-0", force=True)
+    lives(stage, 40)
+    assert only_job(stage).status.scheduling.extra == 1
+    stage.world.add_stranger("others/large", template({"resources": {"limits": {GPU: 2}}})["spec"], 60.0)
+    lives(stage, 4, step=1)
+    assert [*stage.world.pods] == ["vision/job-base-0-0", "others/large"]
 
 
 # ---- two operators grant the same room of a ResourceQuota at the same moment

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
 from espalier_kube import resources
 from espalier_kube.resources import Raw
-from espalier_operator.clock import Clock
+from espalier_operator.clock import Backoff, Clock
 from espalier_operator.facts import Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
@@ -74,16 +74,12 @@ class Writer:
                 return
             job.writing.succeeded()
             news = events(before, status)
-        if job.job is not None:
-            try:
-                if not job.doing.holds(now):
-                    await self._do(job, steps(job.job, state, pods, placement, status, now, self._settings))
-                    job.doing.succeeded()
-            except BackendError as error:
-                job.doing.failed(self._clock.now())
-                self._metrics.failed("objects")
-                wait = job.doing.until - self._clock.now()
-                logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
+        if job.job is not None and not job.doing.holds(now):
+            due_steps = steps(job.job, state, pods, placement, status, now, self._settings)
+            if await self._attempt(job, job.doing, self._change(job, due_steps)):
+                creations = [step for step in due_steps if isinstance(step, CreatePod)]
+                if (creations or job.lacks_report) and not job.making.holds(now):
+                    await self._attempt(job, job.making, self._make(job, creations))
         await self._post(job, news)  # after the steps: no worker waits for what is for people
         await self._complain(job)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
@@ -147,13 +143,24 @@ class Writer:
 
     # ---- objects
 
-    async def _do(self, job: ManagedJob, due: Iterable[Step]) -> None:
-        creations: list[CreatePod] = []
+    async def _attempt(self, job: ManagedJob, backoff: Backoff, attempt: Awaitable[None]) -> bool:
+        """Try to do something about a job's objects; return whether that succeeded. If not, it is tried again later."""
+        try:
+            await attempt
+        except BackendError as error:
+            backoff.failed(self._clock.now())
+            self._metrics.failed("objects")
+            wait = backoff.until - self._clock.now()
+            logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
+            return False
+        backoff.succeeded()
+        return True
+
+    async def _change(self, job: ManagedJob, due: Iterable[Step]) -> None:
+        """Tell the leader, end pods, remove the job."""
         deletions: list[DeletePod] = []
         for step in due:
             match step:
-                case CreatePod():
-                    creations.append(step)
                 case DeletePod():
                     deletions.append(step)
                 case Annotate():
@@ -161,9 +168,12 @@ class Writer:
                 case DeleteJob():
                     namespace, name, _ = _name(job)
                     await self._client.delete(resources.JOBS, namespace, name, step.uid)
+                case CreatePod():
+                    pass  # after these; it may be refused for long
         await self._end(deletions)
-        if creations or job.lacks_report:
-            await self._equip(job)
+
+    async def _make(self, job: ManagedJob, creations: Sequence[CreatePod]) -> None:
+        await self._equip(job)
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
 

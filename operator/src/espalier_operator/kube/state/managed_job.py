@@ -88,7 +88,7 @@ class ManagedJob(WorkItem):
         if isinstance(seen.parsed, KubeJob):
             if self.job is not seen.parsed:
                 self.mark_dirty(News.PODS, Due.CHANGES)
-                self.doing.succeeded()  # what was refused may be taken now
+                self.making.succeeded()  # what was refused may be taken now
             self.job, self.problems = seen.parsed, None
             if self.state.admitted_at is not None:
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
@@ -199,8 +199,6 @@ class ManagedJob(WorkItem):
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
-            if not self.state.active:
-                self.doing.succeeded()  # its pods are ended at once, though new ones were refused
             self.mark_dirty(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:

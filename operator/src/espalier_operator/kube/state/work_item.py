@@ -32,7 +32,8 @@ class WorkItem:
         """When it is due next without any event."""
         self._next_due = math.inf
         """The first of these times."""
-        self.writing, self.doing = Backoff(longest=10.0), Backoff()
+        self.writing, self.doing, self.making = Backoff(longest=10.0), Backoff(), Backoff()
+        """Of its status; of what tells its leader and ends pods; of new pods, which may be refused for long."""
 
     @property
     def due_at(self) -> float | None:
@@ -66,7 +67,7 @@ class WorkItem:
 
         `status` is the current one.
         """
-        times = (self.writing.until, self.doing.until, *times)
+        times = (self.writing.until, self.doing.until, self.making.until, *times)
         later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
         if changes or status != self.written:
             since = now if status == self.written else self.written_at

@@ -270,8 +270,12 @@ def _grants_fit(snapshot: Snapshot, plan: Plan, jobs: dict[str, JobFacts], now: 
         granted += [(job.terms.gpus_per_worker, gpu_type)] * workers
         admitting = _admitting(nodes.values(), gpu_type, job.terms.constraints)
         wishes += [(job.terms.gpus_per_worker, admitting, job.terms.constraints.requests)] * workers
-    due = [] if any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs) else _due(snapshot, now)
     room = {name: max(0, count) for name, count in free.items()}
+    due: list[tuple[int, str]] = []
+    if not any(job.terms.gpus_per_worker > 1 for job in snapshot.jobs):
+        for job, gpu_type in _due(snapshot, now):  # another Espalier may have taken the only GPU that it can use
+            if any(room[name] for name in _admitting(nodes.values(), gpu_type, job.terms.constraints)):
+                due.append((1, gpu_type))
     spare = Counter(dict.fromkeys(types.values(), 0))
     for name, count in room.items():
         spare[types[name]] += count
@@ -326,15 +330,15 @@ def _can_place(
     return place(0, room, left)
 
 
-def _due(snapshot: Snapshot, now: float) -> list[tuple[int, str]]:
-    """Return what running jobs were granted and nobody has seen bound yet."""
-    due: list[tuple[int, str]] = []
+def _due(snapshot: Snapshot, now: float) -> list[tuple[JobFacts, str]]:
+    """Return running jobs, and the type of a GPU that each was granted and nobody has seen bound yet."""
+    due: list[tuple[JobFacts, str]] = []
     for job in snapshot.jobs:
         if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
             continue
         promised = max((p.extra for p in snapshot.promises if p.job == job.key and now < p.expires_at), default=0)
         missing = _missing(snapshot, job, Role.EXTRA, min(promised, job.extra))
-        due += [(1, job.gpu_type or "")] * missing
+        due += [(job, job.gpu_type or "")] * missing
     return due
 
 

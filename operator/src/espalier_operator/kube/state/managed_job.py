@@ -199,6 +199,8 @@ class ManagedJob(WorkItem):
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
+            if not self.state.active:
+                self.making.succeeded()  # when it is granted GPUs again, its pods are tried at once
             self.mark_dirty(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:

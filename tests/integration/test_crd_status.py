@@ -152,6 +152,7 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             last_failure="exit code 1",
             attempts=(0, 2),
             pod_uids=("", "b9c1"),
+            down_since=moment,
             not_before=moment,
             unplaced=2,
             hold_until=moment,

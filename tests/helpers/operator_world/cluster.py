@@ -176,7 +176,7 @@ class Cluster:
         }
 
     def lose_worker(self, name: str) -> None:
-        """Let a worker vanish; a Job controller would make a base worker anew."""
+        """Let a worker vanish; a Job controller would make a base worker again."""
         worker = self.workers.pop(name)
         job = self.jobs.get(worker.job or "")
         if worker.role is Role.BASE and job is not None and job.admitted_at is not None and not job.finished:

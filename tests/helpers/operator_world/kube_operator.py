@@ -180,6 +180,7 @@ class LiveOperator:
         self._wake_at: float | None = None
         """When the last plan becomes outdated without any news."""
         self._order: tuple[str, ...] = ()
+        self._begins: dict[str, float] = {}
         """In which jobs were served in the last plan."""
         self._ticks, self.validates_every = 0, 1
         """After how many ticks all its jobs are validated."""
@@ -267,9 +268,12 @@ class LiveOperator:
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
         """Hand on what was planned, before anything is written. A glance that asked for no plan was right."""
+        # Waiting, and what was held lately, change the order by themselves, and the job that is first is to begin later
+        # and later while one whose budget stands still holds GPUs: `Loop` plans now and then because of that.
         order, self._order = self._order, tuple(share.job for share in plan.shares)
-        # Waiting, and what was held lately, change the order by themselves: `Loop` plans now and then because of that.
-        is_news = self._order != order
+        begins, self._begins = self._begins, self._begins_of(plan)
+        later = any(begins[job] != self._begins[job] for job in begins.keys() & self._begins.keys())
+        is_news = self._order != order or later
         if self._has_nothing_to_plan and plan.actions and not is_news and self.client.broken is None:
             self.client.broken = AssertionError(f"a glance said that nothing is to be planned, but {plan.actions} is")
         self._wake_at = plan.wake_at
@@ -277,6 +281,13 @@ class LiveOperator:
         self._nothing_until = self._world.now if plan.actions else due
         if self.backend.snapshot is not None:
             self.on_plan(self.backend.snapshot, plan)
+
+    def _begins_of(self, plan: Plan) -> dict[str, float]:
+        """Return when jobs that wait are to begin, while there is a job that has GPUs and whose budget stands still."""
+        jobs = () if self.backend.snapshot is None else self.backend.snapshot.jobs
+        if not any(job.admitted_at is not None and not job.finished and job.counted_until is None for job in jobs):
+            return {}
+        return {key: each.starts_by for key, each in plan.refusals.items() if each.starts_by is not None}
 
     def failed(self, what: str) -> None:
         """Take note that a tick failed: only what is unknown can be the cause, and that passes."""

@@ -9,7 +9,7 @@ The protocol of `gpt.py`, for images of 32x32 pixels: a ResNet of three stages w
                           has unfolded; no output changes at once
   1 → 4, scaled copies    each stage is copied twice at the moment, the last convolutions of its blocks divided by 4
   1 → 4, exact            at the moment three blocks a stage are added that change nothing at first
-  a control               at the moment all blocks are drawn anew, the rest is kept
+  a control               at the moment all blocks are initialised again, the rest is kept
 Figures are the error (share of the images of the test split that are classified wrongly) at the end of the budget.
 `PATH` is a folder or an archive of images (train/<class>/*, test/<class>/*), or torchvision's copy.
 """

@@ -7,9 +7,9 @@ One thread, CPU time of the process; with `--device cuda`, seconds until the dev
 over interleaved pairs of the model as it is and its execution: *forward* in train mode without gradients, *step* with
 loss, backward pass and Adam, with its quartiles. *table* is the gain that the table of costs predicts. `functional` is
 the execution without a rule: what calling operators instead of layers gains. `best of 8` measures the 8 best graphs of
-best-first in short pairs, and the winner anew. *rank* is Spearman's correlation of the table's sum with measured steps,
-over different graphs from random walks; there are fewer than asked for where the rules reach fewer. `--compile` adds
-torch.compile, and the seconds of its first step. `saturated` is equality saturation by egglog, if it is installed
+best-first in short pairs, and the winner again. *rank* is Spearman's correlation of the table's sum with measured
+steps, over different graphs from random walks; there are fewer than asked for where the rules reach fewer. `--compile`
+adds torch.compile, and the seconds of its first step. `saturated` is equality saturation by egglog, if it is installed
 (`uv sync --group saturation`): its evaluations are members of the e-graph. *search s* is CPU time, with the costs of
 operators known. `--pairs 0` measures no steps.
 """

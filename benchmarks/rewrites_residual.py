@@ -60,7 +60,7 @@ class Subject:
         return math.log(self._gain(range(len(self.candidates))) / self._gain(places))
 
     def _gain(self, places: Collection[int]) -> float:
-        """Return the gain of the best of some candidates, judged anew; the model stays as it is where none gains."""
+        """Return the gain of the best of some candidates, judged again; the model stays as it is where none gains."""
         best = max(places, key=self.chosen_by.__getitem__)
         return self.judged_by[best] if self.chosen_by[best] > 1 else 1.0
 

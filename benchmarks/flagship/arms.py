@@ -24,7 +24,7 @@ class Arm(StrEnum):
     SCALED = "1 → 4, scaled copies"
     UNFOLDED = "1 → 4, unfolded copies"
     EXACT = "1 → 4, exact"
-    ANEW = "blocks drawn anew, the rest kept"
+    INITIALISED = "blocks initialised again, the rest kept"
     EMBEDDINGS = "only the embeddings kept"
     ADVISED = "grown as the agent advises"
     RACED = "grown if a race says so"
@@ -50,7 +50,7 @@ FIXED: Final = tuple(_FIXED)
 GROWN: Final = (Arm.UNFOLDED, Arm.SCALED, Arm.EXACT)
 DECIDED: Final = (Arm.ADVISED, Arm.RACED)
 """Not by a plan: they may end with any number of blocks. Made where asked for."""
-CONTROLS: Final = (Arm.ANEW, Arm.EMBEDDINGS)
+CONTROLS: Final = (Arm.INITIALISED, Arm.EMBEDDINGS)
 """At the moment of the growth they become large nets, too, with less of the small one."""
 
 

@@ -64,7 +64,7 @@ def cifar(path: str | None) -> Subject:
         cost=StepCost(0.0019, 0.00104),
         measure="error",
         short="error",
-        kept={Arm.ANEW: ("stem.", "between.", "head.")},
+        kept={Arm.INITIALISED: ("stem.", "between.", "head.")},
         first_rate=0.008,
         figure=lambda accuracy: 1 - accuracy,
         load=load,

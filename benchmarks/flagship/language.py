@@ -24,7 +24,7 @@ def gpt() -> Subject:
         measure="bits per character",
         short="bits",
         kept={
-            Arm.ANEW: ("embedding.", "places", "norm.", "head."),
+            Arm.INITIALISED: ("embedding.", "places", "norm.", "head."),
             Arm.EMBEDDINGS: ("embedding.", "places"),
         },
         first_rate=0.004,

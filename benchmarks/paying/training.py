@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
-from espalier_cli.collect.training import data_of, deepened_anew
+from espalier_cli.collect.training import data_of, deepened_from_scratch
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.core.services import Services, TeamMaker
 from espalier_trainer.journal import Journal
@@ -73,7 +73,7 @@ def train(
     start = build_model(training.model, data.classes, data.example_input())
     layers = (first,) * job.spec.adaptation.max_adaptations if deep is None else deep
     insertion = job.spec.adaptation.insertion
-    model = deepened_anew(start, layers, data.example_input(), insertion) if arm is Arm.SCRATCH else start
+    model = deepened_from_scratch(start, layers, data.example_input(), insertion) if arm is Arm.SCRATCH else start
     clock = ElasticClock(
         job.spec.time_budget_seconds,
         costs.one.of,

@@ -58,7 +58,7 @@ class Relay:
         self.frozen = True
 
     def thaw(self) -> None:
-        """Break what was frozen, and pass on what comes anew."""
+        """Break what was frozen, and pass on what comes again."""
         self.cut()
         self.frozen = False
 

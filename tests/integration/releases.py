@@ -90,7 +90,7 @@ class Operators:
     """Starts the installed operator's process under its own account, as its Deployment would."""
 
     def __init__(self, release: Release, folder: Path) -> None:
-        """Take the arguments from the release, anew for each process; logs lie in `folder`."""
+        """Take the arguments from the release, again for each process; logs lie in `folder`."""
         self._release, self._folder = release, folder
         self._numbers = itertools.count(1)
 

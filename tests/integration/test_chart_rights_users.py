@@ -76,7 +76,7 @@ def test_each_verb_is_one_that_can_be_used_and_no_other_can(release: Release, ro
     namespace, other = bind(server, f"espalier-jobs-{role}"), server.namespace()
     for place in (namespace, other):
         with server.client(server.admin_token) as admin:
-            # What reads, changes or deletes needs something to do so with; whoever may make it makes it anew.
+            # What reads, changes or deletes needs something to do so with; whoever may make it makes it again.
             answer = attempts(admin, place)["create"]()
             assert answer.status_code == 201, answer.text
             if place == namespace and "create" in allowed:

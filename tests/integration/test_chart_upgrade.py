@@ -106,5 +106,5 @@ def test_jobs_live_through_an_upgrade_and_a_rollback_and_complete(release: Relea
         jobs = {each["metadata"]["uid"] for each in server.request("GET", world.jobs.path)["items"]}
         assert len(jobs) == 2
         release.uninstall()
-        assert server.request("GET", DEFINITION)["metadata"]["uid"] == definition, "never made anew"
+        assert server.request("GET", DEFINITION)["metadata"]["uid"] == definition, "never made again"
         assert {each["metadata"]["uid"] for each in server.request("GET", world.jobs.path)["items"]} == jobs

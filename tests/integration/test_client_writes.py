@@ -42,7 +42,7 @@ def body(status: JobStatus) -> dict[str, Any]:
     return status.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def made_anew(server: ApiServer, path: str, manifest: dict[str, Any]) -> tuple[str, str]:
+def made_again(server: ApiServer, path: str, manifest: dict[str, Any]) -> tuple[str, str]:
     """Make an object, delete it and make it again; return both UIDs."""
     first = server.request("POST", path, manifest)["metadata"]["uid"]
     server.request("DELETE", f"{path}/minimal", {"gracePeriodSeconds": 0})
@@ -51,7 +51,7 @@ def made_anew(server: ApiServer, path: str, manifest: dict[str, Any]) -> tuple[s
 
 def test_a_status_is_for_one_job_and_nobody_s_namesake(api_server: ApiServer, namespace: str) -> None:
     path = jobs_of(namespace)
-    first, second = made_anew(api_server, path, MINIMAL)
+    first, second = made_again(api_server, path, MINIMAL)
     status = body(JobStatus(time_budget=TimeBudgetStatus(used_seconds=7)))
 
     def put(name: str, uid: str) -> Any:
@@ -83,7 +83,7 @@ def test_a_status_takes_the_place_of_what_was_there(api_server: ApiServer, names
 
 def test_a_patch_is_for_one_pod_and_nobody_s_namesake(api_server: ApiServer, namespace: str) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods"
-    first, second = made_anew(api_server, path, POD)
+    first, second = made_again(api_server, path, POD)
     note = {"metadata": {"annotations": {"note": "x"}}}
 
     def patch(uid: str) -> Any:

@@ -122,7 +122,7 @@ def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) ->
     world.until_condition("job", "Running", "True", "Running")
 
 
-def test_a_status_that_somebody_else_wrote_is_written_anew(world: World) -> None:
+def test_a_status_that_somebody_else_wrote_is_written_again(world: World) -> None:
     """One writer: what a person patches in does not become the operator's memory."""
     world.kubelet.add_node("node", 1)
     operator = world.operate()

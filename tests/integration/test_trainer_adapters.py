@@ -264,7 +264,7 @@ def test_watch_that_is_cut_or_dies_without_a_word_is_begun_again(place, connect,
     assert relay.connections >= 4
 
 
-def test_watch_of_a_version_that_is_too_old_begins_anew(place, connect, listen) -> None:
+def test_watch_of_a_version_that_is_too_old_begins_again(place, connect, listen) -> None:
     """The API server itself answers 410 to a version that it no longer has."""
     here = place()
     here.allocate(1)

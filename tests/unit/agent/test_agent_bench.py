@@ -79,7 +79,7 @@ def test_nothing_of_ours_that_is_judged_was_learnt(
     assert len(found) == 4 + 6
 
 
-def test_shuffling_deals_the_same_accuracies_anew(
+def test_shuffling_deals_the_same_accuracies_again(
     tables: dict[str, OutcomeTable], ours: dict[str, list[OutcomeTable]]
 ) -> None:
     (dealt,) = shuffled([tables["cnn1-late"]], 0)

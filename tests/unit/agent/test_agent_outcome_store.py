@@ -267,7 +267,7 @@ def test_a_damaged_database_is_set_aside_and_a_new_one_begun(
     assert lost == {"Damaged": 1}
 
 
-def test_a_database_that_is_taken_away_is_begun_anew(open_store: Open, path: Path) -> None:
+def test_a_database_that_is_taken_away_is_begun_again(open_store: Open, path: Path) -> None:
     store = open_store()
     store.report(outcome("a")).result(PATIENCE)
     path.rename(path.with_name("kept.db"))

@@ -133,7 +133,7 @@ def test_a_policy_replaces_only_the_one_it_was_judged_against(
 
 
 @pytest.mark.parametrize("times", [1, READINGS - 1, READINGS])
-def test_a_policy_that_is_replaced_while_it_is_read_is_read_anew(
+def test_a_policy_that_is_replaced_while_it_is_read_is_read_again(
     policy: Policy, fixed_policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """A writer comes between document and weights, so many times."""

@@ -41,7 +41,7 @@ def copy(helm: Helm, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_written_anew_it_is_the_same(helm: Helm) -> None:
+def test_written_again_it_is_the_same(helm: Helm) -> None:
     """Else: hack/deploy."""
     result = run(ROOT, "--check")
     assert (result.returncode, result.stderr) == (0, "")

@@ -23,7 +23,7 @@ from espalier_cli.collect.assemble import assemble
 from espalier_cli.collect.collecting import collect, set_up
 from espalier_cli.collect.plan import Kind, Run, runs_for
 from espalier_cli.collect.state import StateError, WorkFolder
-from espalier_cli.collect.training import CollectError, Collection, Time, deepened_anew, train
+from espalier_cli.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
 from espalier_cli.main import cli
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ def test_the_deepest_net_from_scratch_has_random_weights_where_it_is_deeper() ->
     data = load_data(collection.job.spec.training.dataset)
     torch.manual_seed(3)
     start = build_model(collection.job.spec.training.model, data.classes, data.example_input())
-    net = deepened_anew(start, ["block0"] * 2, data.example_input(), collection.job.spec.adaptation.insertion)
+    net = deepened_from_scratch(start, ["block0"] * 2, data.example_input(), collection.job.spec.adaptation.insertion)
     known = dict(start.named_parameters())
     added = {name: value for name, value in net.named_parameters() if name not in known}
     assert len(added) == 4

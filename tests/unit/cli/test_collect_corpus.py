@@ -67,7 +67,7 @@ def cases():
 """
 
 
-def test_a_changed_file_is_collected_anew_and_restart_forgets(tmp_path: Path) -> None:
+def test_a_changed_file_is_collected_again_and_restart_forgets(tmp_path: Path) -> None:
     cases, file = tmp_path / "cases.py", tmp_path / "corpus.json.xz"
     plain = ["--corpus", str(cases), "--output", str(file), "--moments", "50%", "--way", "plain", "--most", "1"]
 

@@ -243,7 +243,7 @@ def test_the_vectorised_environment_plays_the_same_episodes() -> None:
     assert -rewards[0] * 3600 / source().jobs == pytest.approx(info["mean_seconds"][0])
     assert many.observation_space.contains(observation)
     _, reward, over, _, _ = many.step(np.array([stop, stop]))
-    assert (reward[0], over[0]) == (0, False)  # it begins anew
+    assert (reward[0], over[0]) == (0, False)  # it begins again
 
 
 def test_episodes_of_two_purposes_are_never_the_same() -> None:

@@ -63,7 +63,7 @@ def test_nobody_shares_where_all_have_gpus() -> None:
 
 
 def test_a_pair_that_does_not_pay_is_given_up_for_another() -> None:
-    """Two on the same GPUs are drawn before anybody knows; at the next allocation they are apart, or paired anew."""
+    """Two on the same GPUs are drawn before anybody knows; at the next allocation they are apart, or paired again."""
     sizes = {f"j{place}": 1 for place in range(4)}
     first = decided(sizes, 1, kept=0.4)
     kept = decided({**sizes, "new": 1}, 1, kept=0.6, now=1.0 + ALLOCATION_SECONDS, memory=first.memory)

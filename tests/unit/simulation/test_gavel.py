@@ -203,9 +203,9 @@ def test_an_allocation_lasts_and_who_comes_meanwhile_waits() -> None:
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize(("factor", "anew"), [(1.05, False), (0.5, True), (2.0, True), (0.0, True)])
-def test_an_allocation_is_worked_out_anew_where_a_measured_speed_is_another(
-    factor: float, anew: bool, continuous: bool
+@pytest.mark.parametrize(("factor", "again"), [(1.05, False), (0.5, True), (2.0, True), (0.0, True)])
+def test_an_allocation_is_worked_out_again_where_a_measured_speed_is_another(
+    factor: float, again: bool, continuous: bool
 ) -> None:
     """Not by what differs from one measurement to the next, and not before its time; once a change."""
     asked: list[float] = []
@@ -218,7 +218,7 @@ def test_an_allocation_is_worked_out_anew_where_a_measured_speed_is_another(
     for now, speed in ((100.0, 3.0), (110.0, 3.0 * factor), (4000.0, 3.0 * factor), (8000.0, 3.0 * factor)):
         view = View(now=now, gpus=2, jobs=jobs_of(1), gpu_types={"a": 2}, memory=memory, continuous=continuous)
         memory = json.loads(json.dumps(leased(view, allocate, ["a"], speeds={"j0": {"a": speed}}).memory))
-    assert asked == ([100.0, 4000.0] if anew else [100.0])
+    assert asked == ([100.0, 4000.0] if again else [100.0])
 
 
 class Learnt:

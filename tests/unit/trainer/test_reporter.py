@@ -69,7 +69,7 @@ def test_events_are_whole_lines_after_a_torn_one(tmp_path):
     assert [event.message for event in events] == ["first", "second"]
 
 
-def test_file_that_is_one_torn_line_is_begun_anew(tmp_path):
+def test_file_that_is_one_torn_line_is_begun_again(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"ti')
     FileReporter(None, path).record(_event("only"))

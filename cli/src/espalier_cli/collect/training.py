@@ -166,7 +166,7 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     model = build_model(job.spec.training.model, data.classes, data.example_input())
     if run.kind is Kind.SCRATCH:
         points = [collection.points[index] for index in run.actions]
-        model = deepened_anew(model, points, data.example_input(), job.spec.adaptation.insertion)
+        model = deepened_from_scratch(model, points, data.example_input(), job.spec.adaptation.insertion)
     advisor = Scripted(_script(collection, run))
     fork = Fork(Path(), start=start)
     trainer = Trainer(
@@ -201,7 +201,9 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     return record, None if ends else fork.last
 
 
-def deepened_anew(model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion) -> nn.Module:
+def deepened_from_scratch(
+    model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion
+) -> nn.Module:
     """Return the model with a layer more at each of `points`, these with random weights of their own."""
     known = set(dict(model.named_modules()))
     for point in points:

@@ -99,11 +99,11 @@ class ClusterBackend:
     def settle(self, now: float, order: Sequence[str]) -> None:
         """Let jobs train with what they have; those that are placed again are placed in `order`."""
         if self._latencies.restarts_move:
-            self._place_anew([self.jobs[key] for key in dict.fromkeys([*order, *self.jobs]) if key in self.jobs])
+            self._place_again([self.jobs[key] for key in dict.fromkeys([*order, *self.jobs]) if key in self.jobs])
         for job in self.jobs.values():
             job.settle(now)
 
-    def _place_anew(self, jobs: Sequence[ClusterJob]) -> None:
+    def _place_again(self, jobs: Sequence[ClusterJob]) -> None:
         """Place all workers of jobs that have more or fewer than before; the others stay. GPUs are alike."""
         moved = [job for job in jobs if job.is_moved]
         if not moved:

@@ -86,14 +86,14 @@ class _Search:
                 self.now[row] = counts(stay.jobs[name].nodes, self._values.shape[1])
         for row, name in enumerate(names):
             if name not in stay.jobs:
-                choices = list(self._anew(row, candidates(stay, workers[row])))
+                choices = list(self._moved(row, candidates(stay, workers[row])))
                 self.now = choices[int(self._values.losses(np.array(choices)).argmin())]
                 stay.add(name, Placed(jobs[row].job.kind, nodes_of(self.now[row])))
 
     def improve(self, *, together: bool) -> None:
         """Make changes, the best ones first, until none helps."""
         for _ in range(MOST_SWEEPS):
-            choices = [*self._placed_anew(), *self._exchanged(), *(self._resized() if together else ())]
+            choices = [*self._placed_again(), *self._exchanged(), *(self._resized() if together else ())]
             if not self._changed(np.array(choices)):
                 return
 
@@ -113,20 +113,20 @@ class _Search:
                 touched |= rows
         return bool(touched.any())
 
-    def _anew(self, row: int, places: Sequence[Nodes]) -> Iterator[Counts]:
+    def _moved(self, row: int, places: Sequence[Nodes]) -> Iterator[Counts]:
         for nodes in places:
             found = self.now.copy()
             found[row] = counts(nodes, found.shape[1])
             yield found
 
-    def _placed_anew(self) -> Iterator[Counts]:
+    def _placed_again(self) -> Iterator[Counts]:
         """Yield each job on each candidate."""
         now, cluster = self.now, self._cluster
         empty = Occupancy(now.shape[1], cluster.node_gpus, cluster.rack_nodes)
         free = self._size - now.sum(0)
         for row in range(len(now)):
             empty.free = [int(gpus) for gpus in free + now[row]]
-            yield from self._anew(row, candidates(empty, int(now[row].sum())))
+            yield from self._moved(row, candidates(empty, int(now[row].sum())))
 
     def _exchanged(self) -> Iterator[Counts]:
         """Yield each two jobs with the same number of workers on each other's nodes."""

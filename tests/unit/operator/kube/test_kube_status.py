@@ -93,10 +93,10 @@ def test_adaptations_are_not_forgotten_while_the_next_leader_starts():
     assert [note.reason for note in events(starting, resumed)] == ["AdaptationGrown"]
 
 
-def test_a_leader_that_found_no_checkpoint_begins_to_count_anew_and_history_stays():
+def test_a_leader_that_found_no_checkpoint_begins_to_count_again_and_history_stays():
     before = status_with(report("a", adaptations=(grown(1), grown(2))))
-    anew = status_with(report("b", adaptations=(grown(3),)), before)
-    assert (ids(anew), anew.adaptation_count) == (["d1", "d2", "d3"], 1)
+    again = status_with(report("b", adaptations=(grown(3),)), before)
+    assert (ids(again), again.adaptation_count) == (["d1", "d2", "d3"], 1)
     none = status_with(report("b", TrainerPhase.TRAINING), before)
     assert (ids(none), none.adaptation_count) == (["d1", "d2"], 0)
 

@@ -206,7 +206,7 @@ class Translation:
         viewed = node.operator in VIEWS or (node.operator == "method" and node.get("target") in _VIEWING)
         if any(self._may_share(each) for each in readers) or (self._may_share(node) and not viewed):
             raise RewritesRefusedError(
-                f"{at.name} changes a tensor in place that others may see ({name}); compute it anew instead"
+                f"{at.name} changes a tensor in place that others may see ({name}); compute a new one instead"
             )
         if viewed:
             self._spoilt[node.inputs[0]] = at.name

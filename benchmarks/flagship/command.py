@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.printed import command, environment, progress
 
-from flagship.arms import DECIDED, Arm, Run
+from flagship.arms import DECIDED, FIXED, Arm, Run
 from flagship.page import draw, lines, write_page
 from flagship.results import TRIED_SEED, Results, head_of, make
 from flagship.subject import Subject
@@ -33,8 +33,11 @@ def parser(description: str | None, budgets: str, moments: str) -> argparse.Argu
     made.add_argument("--budgets", default=budgets, help="virtual seconds")
     made.add_argument("--moments", default=moments, help="shares of the budget at which nets grow")
     made.add_argument("--seeds", type=int, default=5)
+    made.add_argument(
+        "--rates", type=_rates, default={}, help="learning rates of 1, 2 and 4 blocks, so that none is tried"
+    )
     made.add_argument("--runs", type=Path, help="file of JSON lines that keeps the runs")
-    made.add_argument("--page", type=Path, help="page whose tables are written again, between its marks")
+    made.add_argument("--page", type=Path, help="page that holds the tables: those of these budgets are written")
     made.add_argument("--picture", type=Path)
     made.add_argument("--quick", action="store_true", help="a short budget, few seeds and arms, one learning rate")
     made.add_argument("--only-report", action="store_true", help="make no runs: tables of those that are done")
@@ -45,12 +48,12 @@ def carry_out(subject: Subject, options: argparse.Namespace, quick: Quick, decid
     """Make the runs and print the tables. `decided` are arms that decide themselves, which are made too."""
     prepare_process()
     budgets, moments = _numbers(options.budgets), _numbers(options.moments)
-    seeds, rate = options.seeds, None
+    seeds, rates = options.seeds, options.rates
     arms = (*(arm for arm in Arm if arm not in DECIDED and (arm in subject.kept or not arm.is_control)), *decided)
     if options.quick:
         budgets, moments, seeds = (quick.budget,), moments[:1], quick.seeds
-        rate, arms = quick.rate, (*quick.arms, *decided)
-    results = Results(head_of(subject, moments), options.runs, rate)
+        rates, arms = dict.fromkeys(FIXED, quick.rate), (*quick.arms, *decided)
+    results = Results(head_of(subject, moments), options.runs, rates)
 
     def done(run: Run) -> None:
         cell = run.cell
@@ -71,6 +74,17 @@ def carry_out(subject: Subject, options: argparse.Namespace, quick: Quick, decid
         draw(subject, results, budgets, options.picture)
     if options.page:
         write_page(subject, results, budgets, options.page)
+
+
+def _rates(text: str) -> dict[Arm, float]:
+    """Return the learning rates of the fixed nets. Raises `argparse.ArgumentTypeError` for anything else."""
+    try:
+        rates = _numbers(text)
+    except ValueError:
+        rates = ()
+    if len(rates) != len(FIXED) or min(rates) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of three learning rates such as 0.003,0.002,0.004")
+    return dict(zip(FIXED, rates, strict=True))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

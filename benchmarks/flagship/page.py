@@ -22,17 +22,18 @@ COLORS: Final = {
     Arm.UNFOLDED: "#1b5e20",
     Arm.SCALED: "#66bb6a",
     Arm.EXACT: "#aed581",
-    Arm.ANEW: "#ad1457",
+    Arm.INITIALISED: "#ad1457",
     Arm.EMBEDDINGS: "#f48fb1",
 }
 MISSING: Final = "not run"
+_HEADING: Final = "**Budget "
 
 
 def lines(subject: Subject, results: Results, budgets: Sequence[float], *, whole: bool = True) -> Iterator[str]:
     """Give the tables in Markdown: figures, then differences; what was not run says so, if `whole`."""
     for budget in budgets:
         best = results.best_fixed(budget)
-        yield f"**Budget {budget:g} virtual seconds**"
+        yield f"{_HEADING}{budget:g} virtual seconds**"
         yield ""
         others = " | ".join(f"over {arm}" for arm in FIXED)
         yield f"| arm | learning rate | seeds | {subject.measure} | gained {others} |"
@@ -113,11 +114,16 @@ def _short(arm: Arm) -> str:
 
 
 def write_page(subject: Subject, results: Results, budgets: Sequence[float], path: Path) -> None:
-    """Write the tables into a page, between its marks. Raises `ValueError` where it has none."""
+    """Write the tables of these budgets into a page, between its marks; those of other budgets stay.
+
+    Raises `ValueError` where the page has no marks.
+    """
     text, begin = path.read_text(encoding="utf-8"), BEGIN.format(subject.name)
     before, found, rest = text.partition(begin)
-    _, ended, after = rest.partition(END)
+    kept, ended, after = rest.partition(END)
     if not (found and ended):
         raise ValueError(f"{path} has no lines {begin!r} and {END!r} between which the tables go")
-    tables = "\n".join(lines(subject, results, budgets)).rstrip()
-    path.write_text(f"{before}{begin}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
+    tables = {float(each.split()[0]): _HEADING + each for each in kept.split(_HEADING)[1:]}
+    tables |= {budget: "\n".join(lines(subject, results, (budget,))) for budget in budgets}
+    written = "\n\n".join(tables[budget].strip() for budget in sorted(tables))
+    path.write_text(f"{before}{begin}\n\n{written}\n\n{END}{after}", encoding="utf-8")

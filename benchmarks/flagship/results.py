@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +35,13 @@ class Head(Record):
 class Results:
     """All runs that are done."""
 
-    def __init__(self, head: Head, path: Path | None, rate: float | None = None) -> None:
+    def __init__(self, head: Head, path: Path | None, rates: Mapping[Arm, float] | None = None) -> None:
         """Read the file; begin it where it is not there. Raises `ValueError` where it is of another job.
 
-        `rate` is the learning rate of all runs; None: each fixed net has its own best, which is looked for first.
+        `rates` are the learning rates of the fixed nets, where they are known; the best of each other one is looked
+        for first.
         """
-        self.head, self._path, self._rate = head, path, rate
+        self.head, self._path, self._rates = head, path, rates or {}
         self._runs: dict[Cell, Run] = {}
         if path is None:
             return
@@ -81,15 +82,16 @@ class Results:
 
         None while its tries are not done.
         """
-        if self._rate is not None:
-            return self._rate
-        tried = self._tried(budget, Arm.ONE if arm.grows else arm)
+        fixed = Arm.ONE if arm.grows else arm
+        if fixed in self._rates:
+            return self._rates[fixed]
+        tried = self._tried(budget, fixed)
         best = min(tried, key=lambda rate: tried[rate], default=None)
         return best if best is not None and _next_rate(tried, best) is None else None
 
     def due(self, budget: float, arm: Arm, begin: float) -> Cell | None:
         """Return the next try of a fixed net's learning rate, beginning at `begin`; None when the best is known."""
-        if self._rate is not None:
+        if arm in self._rates:
             return None
         tried = self._tried(budget, arm)
         best = min(tried, key=lambda rate: tried[rate], default=None)

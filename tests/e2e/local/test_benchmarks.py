@@ -142,7 +142,9 @@ def test_a_language_model_is_compared_with_fixed_depths(
 ) -> None:
     """The quick form, twice, in this process: the second call finds all runs done, and writes what there is."""
     runs, page = tmp_path / "gpt.jsonl", tmp_path / "page.md"
-    page.write_text("before\n<!-- BEGIN figures (benchmarks/gpt.py) -->\nold\n<!-- END figures -->\nafter\n")
+    other = "**Budget 160 virtual seconds**\n\n| arm | of another budget |\n\n"
+    old = f"old\n\n**Budget 2 virtual seconds**\n\n| arm | measured before |\n\n{other}"
+    page.write_text(f"before\n<!-- BEGIN figures (benchmarks/gpt.py) -->\n{old}<!-- END figures -->\nafter\n")
     monkeypatch.setattr(sys, "argv", ["gpt.py", "--quick", "--runs", str(runs), "--page", str(page)])
     for made in (3, 0):
         gpt.main()
@@ -155,9 +157,10 @@ def test_a_language_model_is_compared_with_fixed_depths(
     assert bits["1 block"] < bits["1 → 4, scaled copies at 20%"] < bits["4 blocks"] < 6
     text = page.read_text()
     assert text.startswith("before\n")
-    assert text.endswith("<!-- END figures -->\nafter\n")
+    assert text.endswith(f"|\n\n{other}<!-- END figures -->\nafter\n"), "the table of another budget stays"
     assert "| 2 blocks | 0.004 | 0 | not run |" in text
     assert "\nold\n" not in text
+    assert "measured before" not in text
 
 
 def test_what_a_batch_size_that_follows_goodput_pays() -> None:

@@ -40,8 +40,15 @@ def test_time_left_is_never_negative() -> None:
     assert TimeBudget(budget_seconds=1, used_seconds=5).remaining_seconds == 0
 
 
-def test_every_half_of_a_document_is_refused() -> None:
-    text = dumps(DOCUMENT)
+def test_a_compact_document_is_one_line_that_says_the_same() -> None:
+    text = dumps(DOCUMENT, compact=True)
+    assert text.count("\n") == 1
+    assert loads(text, AllocationDocument, "x") == DOCUMENT
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_every_half_of_a_document_is_refused(compact: bool) -> None:
+    text = dumps(DOCUMENT, compact=compact)
     for length in range(len(text.rstrip())):
         with pytest.raises(DocumentError):
             loads(text[:length], AllocationDocument, "allocation.json")

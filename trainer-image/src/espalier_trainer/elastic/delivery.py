@@ -132,7 +132,7 @@ def _announced(group: Group, source: int, head: Head | None) -> Head:
     """Return the head that the source has."""
     content = torch.empty(0, dtype=torch.uint8)
     if head is not None:
-        content = torch.frombuffer(bytearray(dumps(head).encode()), dtype=torch.uint8)
+        content = torch.frombuffer(bytearray(dumps(head, compact=True).encode()), dtype=torch.uint8)
     size = torch.tensor([len(content)], dtype=torch.int64)
     group.broadcast(size, source)
     if head is None:

@@ -93,7 +93,7 @@ def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
 
 def broadcast_note(group: Group, state: CheckpointState) -> None:
     """Send the non-tensor part of the leader's state to all members."""
-    _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state).encode()), dtype=torch.uint8))
+    _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state, compact=True).encode()), dtype=torch.uint8))
 
 
 def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:

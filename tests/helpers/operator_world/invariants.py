@@ -98,7 +98,7 @@ def check(
                 down = now - (now if job.down_since is None else job.down_since)
                 overdue = down >= (job.terms.pre_running_deadline_seconds or math.inf) and not job.leader_running
                 _demand(bound < job.terms.min_replicas or overdue, 4, f"base GPUs are taken from {job.key}")
-                if action.reason is Reason.UNSCHEDULABLE:
+                if action.reason is Reason.UNSCHEDULABLE and not overdue:
                     waited = now - (now if job.refused_since is None else job.refused_since)
                     _demand(waited >= snapshot.rules.placement_seconds, 4, f"{job.key} is not waited for")
             case Finish() | Fail():

@@ -115,7 +115,7 @@ class Quotas:
         mine = [other for other in jobs if other.namespace == job.namespace]
         for resource in ("pods", "cpu", job.resource):
             room, each = self._world.room_in(job.namespace, limit_of(resource)), job.wants[resource]
-            if room is None:
+            if room is None or not each:
                 continue
             room -= sum(count * wants[resource] for wants, count in self._room.missing(mine))
             room += sum(wants[resource] for wants in self._room.passing(mine)) if later else 0

@@ -114,16 +114,18 @@ class Room:
     def passing(self, jobs: list[Seen]) -> Iterator[Counter[str]]:
         """Yield what each worker of `jobs` requests that is extra or being given back, made or not."""
         owners, unmade = {identity(job.raw): job for job in jobs}, Counter[str]()
+        stopping = {job.key for job in jobs if job.holds and job.status.scheduling.stopping is not None}
         for job in jobs:
-            unmade[job.key] = job.status.scheduling.extra if job.holds else 0
+            if job.holds:
+                unmade[job.key] = job.status.scheduling.extra + (job.base if job.key in stopping else 0)
         for pod in self._world.pods.values():
             owner = owners.get(claimant(pod))
             if owner is None or is_over(pod):
                 continue
             is_extra, deleted = "-extra-" in pod["metadata"]["name"], "deletionTimestamp" in pod["metadata"]
-            if is_extra or deleted or not owner.holds or owner.status.scheduling.stopping is not None:
+            if is_extra or deleted or not owner.holds or owner.key in stopping:
                 yield requests_of(pod)
-            if is_extra and not deleted:
+            if (is_extra or owner.key in stopping) and not deleted:
                 unmade[owner.key] -= 1
         for job in jobs:
             for _ in range(unmade[job.key]):

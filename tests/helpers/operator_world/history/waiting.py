@@ -117,7 +117,7 @@ class Waiting:
         possible = allowed if room else set()
         fitting = [kind for kind in possible if self._room.fits(job, kind, owed) >= job.base]
         lent = [kind for kind in possible if self._room.fits(job, kind, owed, without_lent=True) >= job.base]
-        if not (fitting or lent) or self._is_after_another(job, others, allowed, fitting or lent, plan, given):
+        if not (fitting or lent) or self._is_after_another(job, others, fitting or lent, plan, given):
             return
         if not fitting:
             self._returns.expect(f"{job.key} waits for GPUs that others are lent", checked, "waits for what is lent")
@@ -129,19 +129,17 @@ class Waiting:
         waited = self.fitting.seconds(job.key) if gets else math.inf
         demand(waited <= self._patience, 3, f"{job.key} waits ({reason}) though it fits on {fitting}")
 
-    def _is_after_another(
-        self, job: Seen, others: list[Seen], allowed: set[str], fitting: list[str], plan: Plan, given: bool
-    ) -> bool:
+    def _is_after_another(self, job: Seen, others: list[Seen], fitting: list[str], plan: Plan, given: bool) -> bool:
         """Return whether a start would delay one that was told by when it starts, or is to get what is reclaimed.
 
-        Or one that waits for a quota that both need, or keeps it until it starts. Who borrows, or is behind one of its
-        queue that does, comes last.
+        Or one that waits for a quota that both need, or keeps it until it starts. Who borrows, if only because the GPUs
+        of its own quota are not free, or is behind one of its queue that does, comes last.
         """
         order = {share.job: place for place, share in enumerate(plan.shares)}
         queue = job.spec.get("queue", "default")
         ahead = [other for other in others if order.get(other.key, 0) < order.get(job.key, 0)]
         same = [other for other in ahead if other.spec.get("queue", "default") == queue and other.reason in _BUSY]
-        borrows = self._borrows(job, allowed) or any(self._borrows(other, self._room.types()) for other in same)
+        borrows = self._borrows(job, set(fitting)) or any(self._borrows(other, self._room.types()) for other in same)
         for other in others:
             refusal = plan.refusals.get(other.key)
             if refusal is None or refusal.reason not in _BUSY:

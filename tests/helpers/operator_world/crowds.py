@@ -16,7 +16,7 @@ _TAINT = Taint("team", "a")
 
 
 def crowd(seed: int, *, nodes: int = 30, jobs: int = 40) -> Snapshot:
-    """Return a snapshot of about so many nodes and jobs; equal seeds, equal snapshots."""
+    """Return a snapshot of about this number of nodes and jobs; equal seeds, equal snapshots."""
     chance = Random(seed)
     machines = [_node(number, chance) for number in range(chance.randint(nodes // 3, nodes))]
     free = {node.name: node.allocatable for node in machines}

@@ -27,7 +27,7 @@ _DEFAULTS = Settings()
     default=",".join(map(str, NODES)),
     show_default=True,
     metavar="N[,N...]",
-    help="Learn on clusters with so many nodes, as much on each.",
+    help="Learn on clusters with these numbers of nodes, equally much on each.",
 )
 @click.option(
     "--teacher",

@@ -14,7 +14,7 @@ from espalier_operator.lifecycle import obstacle
 from espalier_operator.plan.tick import Tick
 
 _MOST_LOOKS: Final = 2000
-"""At most so many nodes are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
+"""The most nodes that are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
 them. Other such pods are left to it."""
 
 

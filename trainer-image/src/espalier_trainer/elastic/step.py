@@ -71,26 +71,24 @@ CriterionOf = Callable[[slice], Criterion | None]
 
 def share_of(
     policy: ElasticBatch, group: Group, order: EpochOrder, source: Source, cursor: int, batches: int = 1
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return this member's (inputs, labels) of a step that takes `batches` batches, and the examples of all members.
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return this member's (indices, inputs, labels) of a step that takes `batches` batches, and the examples of all
+    members.
 
-    A member without a share gets no labels and some inputs that do not count: few models run on an empty batch.
+    A member without a share gets no indices and labels, and some inputs that do not count: few models run on an empty
+    batch.
     """
     own = shares(policy, group.world, cursor, order.rows, batches)
     mine = own[group.rank]
+    rows = slice(mine.first, mine.last)
+    indices = order.chosen(mine.batch, rows, batches)
     if mine.rows:
-        inputs, labels = order.batch(source, mine.batch, slice(mine.first, mine.last), batches)
+        inputs, labels = order.batch(source, mine.batch, rows, batches)
     else:
         # The member's own batch may be beyond the end of the epoch.
         inputs, labels = order.batch(source, cursor, slice(LEAST_ROWS))
         labels = labels[:0]
-    return inputs, labels, sum(each.rows for each in own)
-
-
-def indices_of(policy: ElasticBatch, group: Group, order: EpochOrder, cursor: int, batches: int = 1) -> Tensor:
-    """Return the examples of this member's share."""
-    mine = shares(policy, group.world, cursor, order.rows, batches)[group.rank]
-    return order.chosen(mine.batch, slice(mine.first, mine.last), batches)
+    return indices, inputs, labels, sum(each.rows for each in own)
 
 
 def joint_step(

@@ -13,7 +13,7 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.step import CriterionOf, Joint, indices_of, is_taken, joint_step, parts_of, share_of
+from espalier_trainer.elastic.step import CriterionOf, Joint, is_taken, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.method import PLAIN, Method
 from espalier_trainer.network import Network
@@ -54,8 +54,7 @@ def take(
         watched = Passes(network.module, order.epoch + cursor) if measured else None
         return accumulate(network, inputs, labels, method, partial(_criterion, hooks, indices, inputs), passes, watched)
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
-    inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
-    indices = indices_of(policy, group, order, cursor, batches)
+    indices, inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
     return joint_step(
         network,
         group,

@@ -79,6 +79,8 @@ EMPTY_HERE = {
 CONSULTATIONS = 2
 NOT_DRAWN = {*EMPTY_HERE, "Espalier: job: Waiting", "Espalier: job: Workers that train together"}
 """Panels of the drawn dashboards without data: that job has its GPUs, and its leader trains alone."""
+UNCERTAIN = {"Espalier: job: Gradient noise scale", "Espalier: job: Expected gain"}
+"""And those that may have none: noise may hide its gradient, and it may end before the agent says what it expects."""
 MANY = sweeps.size("jobs whose series go with them", 1000)
 BOUNDED = {
     "espalier_api_requests_total": {
@@ -440,6 +442,10 @@ def test_dashboards_are_drawn_with_what_prometheus_knows(
 ) -> None:
     """Of the job with the real trainer: each panel has lines or figures, or says that there are none."""
     chosen = {name: BOARDS[name] for name in sweeps.sample("dashboards that are drawn", list(BOARDS))}
+    # A picture ends at a whole step: what has only just begun is not in it yet.
+    finished = f'espalier_jobs_finished_total{{namespace="{run.world.namespace}", result="Complete"}}'
+    for newest in (f"{finished} offset {2 * SCRAPES}s == 2", f"espalier_agent_records_total offset {2 * SCRAPES}s > 0"):
+        _until_scraped(run, newest)
     past = math.ceil(time.time() - run.since)
     place = ["--namespace", run.world.namespace, "--job", "learns", "--last", f"{past}s"]
     place += ["--scrape-interval", f"{SCRAPES}s"]
@@ -455,7 +461,7 @@ def test_dashboards_are_drawn_with_what_prometheus_knows(
         for name, made in chosen.items():
             board = reader.read(made)
             empty = {f"{board.title}: {panel.panel.title}" for panel in board.panels if not panel.lines}
-            assert empty == {where for where in NOT_DRAWN if where.startswith(f"{board.title}:")}
+            assert empty - UNCERTAIN == {where for where in NOT_DRAWN if where.startswith(f"{board.title}:")}
             picture = imread(tmp_path / f"{name}.png")[:, :, :3]
             assert picture.shape[1] == WIDTH
             for panel in board.panels:

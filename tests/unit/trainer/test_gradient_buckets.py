@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from espalier_trainer.elastic import buckets
 from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.buckets import cut, trained
+from espalier_trainer.elastic.buckets import cut
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import Joint, joint_step
 from espalier_trainer.network import Network
@@ -57,14 +57,6 @@ class Awkward(nn.Module):
         hidden = self.norm(self.tied(self.twice(hidden)) + self.frozen(hidden))
         outputs: Tensor = self.last(hidden * self.scale)
         return outputs
-
-
-def test_what_is_trained_is_found_once_and_in_the_usual_order() -> None:
-    awkward = Awkward()
-    model = nn.Sequential(awkward.last, awkward, nn.ModuleDict({"again": awkward.first}))
-    model.register_module("none", None)
-    expected = [each for each in model.parameters() if each.requires_grad]
-    assert [id(each) for each in trained(model)] == [id(each) for each in expected]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from espalier_scheduling.purposes import Purpose
     default=",".join(map(str, NODES)),
     show_default=True,
     metavar="N[,N...]",
-    help="On clusters with this number of nodes.",
+    help="On clusters with these numbers of nodes.",
 )
 @click.option("--episodes", type=click.IntRange(1, 1000), default=10, show_default=True, help="Traces of 60 jobs.")
 @click.option(

@@ -41,26 +41,6 @@ def cut(sizes: Sequence[int], first: int, others: int) -> list[list[int]]:
     return buckets
 
 
-def trained(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are trained, each once, in the order of `Module.parameters`.
-
-    In a third of its time, as it makes up no names: this is asked in each step.
-    """
-    found: dict[int, nn.Parameter] = {}
-    seen: set[int] = set()
-    pending = [module]
-    while pending:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        for parameter in each._parameters.values():
-            if parameter is not None and parameter.requires_grad:
-                found.setdefault(id(parameter), parameter)
-        pending += [child for child in reversed(each._modules.values()) if child is not None]
-    return list(found.values())
-
-
 class Buckets:
     """The memory through which the gradients of some parameters are exchanged, step after step."""
 
@@ -122,7 +102,7 @@ class Exchange:
 
         `figures` numbers go with them. `measured`: their squared norm is computed.
         """
-        parameters = trained(module)
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         buckets = group.buckets
         if buckets is None or not buckets.fits(parameters, figures + 1):
             group.buckets = None  # there may be no room for both
@@ -193,8 +173,7 @@ class Exchange:
         if carried[-1]:
             self._sum_late()
         for parameter, view in zip(buckets.parameters, buckets.views, strict=True):
-            same = parameter.dtype == view.dtype and parameter.stride() == view.stride()
-            parameter.grad = view if same else laid_as(view.to(parameter.dtype), parameter)
+            parameter.grad = laid_as(view.to(parameter.dtype), parameter)
         return carried[:-1]
 
     def squared_norm_of_sum(self) -> Tensor:

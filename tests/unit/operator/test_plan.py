@@ -583,6 +583,15 @@ def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leave
         assert planned.actions == (() if leaves_in > 0 else (asked,))
 
 
+@pytest.mark.parametrize(("leaves_in", "waits"), [(30, True), (-59, True), (-61, False)])
+def test_a_worker_of_a_job_that_has_stopped_and_hangs_is_not_waited_for(leaves_in, waits):
+    holder, stopped = trains("holder", extra=1, high=2), replace(job("stopped"), finished=True)
+    hanging = replace(foreign(1, "n"), job="stopped", role=Role.BASE, state=TERMINATING, leaves_at=NOW + leaves_in)
+    planned = decide([node("n", 3)], [holder, stopped, job("next")], [*workers_of(holder, "n"), hanging])
+    asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
+    assert planned.actions == (() if waits else (asked,))
+
+
 def test_what_is_acknowledged_is_released_and_what_is_overdue_is_taken():
     reclaim = Reclaim(extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB)
     giving = trains("giving", extra=1, generation=3, acknowledged_generation=2, reclaim=reclaim)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan, Requeue, Stop
 from espalier_operator.capacity import Capacity
-from espalier_operator.facts import JobFacts, Snapshot, Worker
+from espalier_operator.facts import JobFacts, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ends_by, stop_seconds
 from espalier_operator.moves import Moves
 from espalier_operator.namespaces import NamespaceLedger
@@ -142,7 +142,8 @@ class Tick:
         stays = {job.key for job in self.running if job.stopping is None}
         over = ({job.key for job in snapshot.jobs} - stays) & self.census.holders
         if over:
-            leaving |= {worker.name for worker in snapshot.workers if worker.job in over}
+            ending = (worker for worker in snapshot.workers if worker.job in over)
+            leaving |= {worker.name for worker in ending if worker.state is not WorkerState.TERMINATING}
         for key, extra in kept.items():
             leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
         return leaving

@@ -570,7 +570,10 @@ JSON = st.recursive(
     max_leaves=8,
 )
 AFFINITY = ("nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
-FIELDS = ("volumes", "tolerations", "nodeSelector", "securityContext", "initContainers", "serviceAccount", "priority")
+FIELDS = (
+    *("volumes", "tolerations", "nodeSelector", "securityContext", "initContainers", "serviceAccount", "priority"),
+    "imagePullSecrets",
+)
 OWN = ("env", "volumeMounts", "securityContext", "imagePullPolicy", "image", "command")
 
 
@@ -584,6 +587,7 @@ def odd_templates(draw: st.DrawFn):
     shapes = {**dict.fromkeys(FIELDS, JSON), "affinity": affinity}
     own = {**dict.fromkeys(OWN, JSON), **dict.fromkeys(OWN[:2], st.lists(entry, max_size=2) | JSON)}
     container = {field: draw(own[field]) for field in draw(st.sets(st.sampled_from(OWN), max_size=1))}
+    container = {"image": draw(st.sampled_from(("mine", None))), **container}
     spec = {field: draw(shapes[field]) for field in draw(st.sets(st.sampled_from(sorted(shapes)), max_size=1))}
     metadata = draw(st.none() | st.fixed_dictionaries({}, optional={"labels": JSON, "annotations": JSON}))
     return {"metadata": metadata, **template(container, **spec)}
@@ -592,9 +596,10 @@ def odd_templates(draw: st.DrawFn):
 @given(odd_templates(), st.sampled_from((None, "", "a")))
 def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_type):
     """The API server takes any template with a job; what cannot be built must be said, not raised."""
-    parsed = parse_job(raw_job("one", {"template": given_template}), SETTINGS)
+    settings = KubeSettings(trainer_image="ours:1", image_pull_secrets=("ours",))
+    parsed = parse_job(raw_job("one", {"template": given_template}), settings)
     if isinstance(parsed, KubeJob):
-        pod = worker_pod(parsed, STATUS, Role.BASE, 0, 0, SETTINGS, gpu_type)
+        pod = worker_pod(parsed, STATUS, Role.BASE, 0, 0, settings, gpu_type)
         json.dumps(pod)
         objects.owned_objects(parsed)
         assert CONTRACT_MOUNT in pod["spec"]["containers"][0]["volumeMounts"]
@@ -613,6 +618,14 @@ def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_
         (
             {"spec": {"affinity": {"nodeAffinity": [3]}}},
             "spec.template.spec.affinity.nodeAffinity: is a list; must be a mapping",
+        ),
+        (
+            {"spec": {"imagePullSecrets": {}}},
+            "spec.template.spec.imagePullSecrets: is a mapping; must be a list",
+        ),
+        (
+            {"spec": {"imagePullSecrets": ["mine"]}},
+            "spec.template.spec.imagePullSecrets[0]: is text; must be a mapping",
         ),
         (
             {"metadata": {"labels": {"a": True}}},

@@ -25,6 +25,8 @@ _SHAPES: Final[Mapping[str, type]] = {
     f"spec.{_TERMS}.*": dict,
     f"spec.{_TERMS}.*.matchExpressions": list,
     f"spec.{_TERMS}.*.matchFields": list,
+    "spec.imagePullSecrets": list,
+    "spec.imagePullSecrets.*": dict,
     "spec.serviceAccount": str,
     "spec.containers.*.env.*.name": str,
 }

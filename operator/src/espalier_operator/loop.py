@@ -19,10 +19,9 @@ from espalier_operator.actions import Action, Plan
 from espalier_operator.asking import Asking
 from espalier_operator.clock import Clock
 from espalier_operator.facts import Snapshot
-from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policy_memory import PolicyMemory
-from espalier_operator.resuming import plan_resumed
+from espalier_operator.resuming import plan_safely
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +154,6 @@ class Loop:
             self._failed("observe")
             return RETRY_SECONDS
         snapshot, planned = self._plan(snapshot)
-        self._memory.keep(planned.policy_memory)
         self._say_ignored(planned.ignored)
         self._say_fallback(planned.fallback)
         thought = self._monotonic() - began
@@ -190,16 +188,18 @@ class Loop:
     def _plan(self, snapshot: Snapshot) -> tuple[Snapshot, Plan]:
         """Return what is planned, and the snapshot with what the policy remembers."""
         seen = replace(snapshot, policy_memory=self._memory.memory)
-        if self._memory.is_resumed:
-            resumed = plan_resumed(seen, self._policy, seen.taken_at)
-            if resumed.unusable is not None:
-                logger.warning(
-                    "policy %s starts with an empty memory: it cannot use what it remembered",
-                    self._policy.name,
-                    exc_info=resumed.unusable,
-                )
-            return resumed.snapshot, resumed.plan
-        return seen, plan(seen, self._policy, seen.taken_at)
+        made = plan_safely(seen, self._policy, seen.taken_at, resumed=self._memory.is_resumed)
+        if made.unusable is not None:
+            logger.warning(
+                "policy %s starts with an empty memory: it cannot use what it remembered",
+                self._policy.name,
+                exc_info=made.unusable,
+            )
+        if made.raised is None:
+            self._memory.keep(made.plan.policy_memory)
+        elif made.plan.fallback != self._fallback:
+            logger.error("policy %s cannot decide", self._policy.name, exc_info=made.raised)
+        return made.snapshot, made.plan
 
     def _say_ignored(self, ignored: Sequence[str]) -> None:
         """Log what of the policy's decision cannot be, when that changes."""

@@ -49,7 +49,7 @@ from espalier_operator.policies.view import (
     Share,
 )
 from espalier_operator.resuming import (
-    plan_resumed,
+    plan_safely,
 )
 
 __all__ = [
@@ -84,6 +84,6 @@ __all__ = [
     "configured",
     "configured_here",
     "plan",
-    "plan_resumed",
+    "plan_safely",
     "takes_seed",
 ]

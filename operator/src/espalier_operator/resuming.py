@@ -1,4 +1,4 @@
-"""A plan by what a policy remembers of an earlier scheduler, maybe of another version. Pure."""
+"""A plan by a policy that may raise: by what it remembers of an earlier scheduler, or by a fault of its own. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from espalier_operator.actions import Plan
 from espalier_operator.facts import Snapshot
 from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
+from espalier_operator.policies.learned import FALLBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Resumed:
     plan: Plan
     unusable: Exception | None = None
     """Why the policy starts with an empty memory."""
+    raised: Exception | None = None
+    """What the policy raised; then `FALLBACK` has decided in its place, and it keeps its memory."""
 
 
 def plan_resumed(snapshot: Snapshot, policy: Policy, now: float) -> Resumed:
@@ -32,3 +35,16 @@ def plan_resumed(snapshot: Snapshot, policy: Policy, now: float) -> Resumed:
         unusable = error
     emptied = replace(snapshot, policy_memory={})
     return Resumed(emptied, plan(emptied, policy, now), unusable)
+
+
+def plan_safely(snapshot: Snapshot, policy: Policy, now: float, *, resumed: bool = True) -> Resumed:
+    """Plan, by `FALLBACK` where the policy raises; `resumed` as for `plan_resumed`.
+
+    A policy may be of anybody's package, and what it decides from comes from anybody's jobs.
+    """
+    try:
+        return plan_resumed(snapshot, policy, now) if resumed else Resumed(snapshot, plan(snapshot, policy, now))
+    except Exception as error:
+        made = plan(snapshot, FALLBACK, now)  # a fault of the planner itself is raised again
+        why = f"it raised {type(error).__name__}: {error}"
+        return Resumed(snapshot, replace(made, fallback=why, policy_memory=snapshot.policy_memory), raised=error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +14,8 @@ from espalier_operator.clock import ScaledClock
 from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import BackendError, Loop
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.view import Elasticity
+from espalier_operator.policy_memory import PolicyMemory
 from operator_world.cluster import Cluster
 
 
@@ -104,6 +107,44 @@ def test_an_action_that_failed_is_planned_again(backend):
 
     asyncio.run(story())
     assert len(backend.applied) == 1
+
+
+class Broken:
+    """Raises as long as it is told to."""
+
+    name, queue_order, elasticity = "broken", "by chance", Elasticity.FIXED
+    fails = True
+
+    def decide(self, view):
+        if self.fails:
+            raise KeyError("no such job")
+        return FairPolicy().decide(view)
+
+
+def test_a_policy_that_raises_is_replaced_until_it_decides_again(backend, caplog):
+    """Its exception is logged once; what it remembers is kept for it."""
+    policy = Broken()
+    memory = PolicyMemory(policy.name)
+    memory.keep({"kept": 1})
+
+    async def story():
+        loop = Loop(backend, policy, ScaledClock(), debounce_seconds=0.01, memory=memory)
+        await loop.tick()
+        await loop.tick()
+        assert memory.memory == {"kept": 1}
+        policy.fails = False
+        await loop.tick()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(story())
+    assert backend.applied == [Admit(job="ns/one", gpu_type="a")]
+    assert [plan.fallback for plan in backend.plans] == ["it raised KeyError: 'no such job'"] * 2 + [""]
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy broken cannot decide",
+        "policy broken: fair decides in its place: it raised KeyError: 'no such job'",
+        "policy broken decides again",
+    ]
+    assert caplog.records[0].exc_info is not None
 
 
 def test_a_burst_of_changes_is_one_tick(backend):

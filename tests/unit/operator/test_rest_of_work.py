@@ -43,7 +43,7 @@ def test_the_rest_is_what_the_same_pace_leaves(done: float, service: float) -> N
     assert math.isclose(rest + service, service / done)
 
 
-@pytest.mark.parametrize(("done", "service"), [(None, 1000.0), (0.0, 1000.0), (0.5, 0.0)])
+@pytest.mark.parametrize(("done", "service"), [(None, 1000.0), (0.0, 1000.0), (0.5, 0.0), (1e-320, 9.0), (1e-300, 9.0)])
 def test_who_has_not_begun_or_does_not_say_has_no_known_rest(done: float | None, service: float) -> None:
     assert program("a", done, service=service).rest is None
 

@@ -19,7 +19,7 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan_resumed
+from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan_safely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
         return Case(job=job, now=now, report=report, leader=leader, blind=view.blind)
     controller = found[0]["spec"].get("controllerName", DEFAULT_CONTROLLER)
     seen = seen_by_operator(view.lists, now, replace(settings, controller_name=controller))
-    made = plan_resumed(seen.snapshot, configured(seen.snapshot.rules.policy), now)
+    made = plan_safely(seen.snapshot, configured(seen.snapshot.rules.policy), now)
     return Case(
         job=job,
         now=now,

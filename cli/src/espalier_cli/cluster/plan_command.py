@@ -29,7 +29,7 @@ from espalier_operator.planning import (
     Snapshot,
     SnapshotError,
     configured,
-    plan_resumed,
+    plan_safely,
 )
 
 _MOST_WORKERS = 10_000
@@ -164,10 +164,9 @@ def plan(source: Path, seconds: float, policy: str | None, form: str) -> None:
         chosen = configured(policy or seen.rules.policy)
     except ValueError as error:
         raise InputError(f"{name}: rules.policy: {error}", "--policy decides by another one") from error
-    try:
-        resumed = plan_resumed(seen, chosen, now)
-    except PolicyFileError as error:
-        raise InputError(f"--policy {policy}: {error}") from error
+    resumed = plan_safely(seen, chosen, now)
+    if isinstance(resumed.raised, PolicyFileError):
+        raise InputError(f"--policy {policy}: {resumed.raised}") from resumed.raised
     made = resumed.plan
     deciding = policy or seen.rules.policy
     if (unusable := resumed.unusable) is not None:

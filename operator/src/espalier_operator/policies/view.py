@@ -9,6 +9,8 @@ from fractions import Fraction
 from typing import Any, Final, Protocol
 
 ONE: Final = Fraction(1)
+LEAST_DONE: Final = 1e-6
+"""The part of its work from which on a job's pace counts: what is left of less is any number, even infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,8 @@ class Candidate:
 
     @property
     def rest(self) -> float | None:
-        """GPU-seconds that it still takes at its pace so far, by `done`; None: `done` is not reported."""
-        if self.done is None or self.done <= 0 or self.service <= 0:
+        """GPU-seconds that it still takes at its pace so far, by `done`; None: not reported, or too little is done."""
+        if self.done is None or self.done < LEAST_DONE or self.service <= 0:
             return None
         return self.service * max(0.0, 1 - self.done) / self.done
 

@@ -88,7 +88,7 @@ def _unpacked(body: bytes) -> bytes:
 
 def _check(seen: Snapshot) -> None:
     """Reject two of one name, and counts that no job and no node can have (`SnapshotError`): these determine the time
-    and memory of planning, and what is far too large cannot be divided.
+    and memory of planning, and by nothing, or what is far too large, cannot be divided.
     """
     for place, names in (
         ("jobs.key", [job.key for job in seen.jobs]),
@@ -101,8 +101,8 @@ def _check(seen: Snapshot) -> None:
         place, terms = f"jobs.{index}", job.terms
         counts = {"min_replicas": terms.min_replicas, "max_replicas": terms.max_replicas}
         _within(_MOST_WORKERS, place, {"extra": job.extra})
-        _within(_MOST_WORKERS, f"{place}.terms", counts)
-        _within(_MOST_GPUS, f"{place}.terms", {"gpus_per_worker": terms.gpus_per_worker})
+        _within(_MOST_WORKERS, f"{place}.terms", counts, least=1)
+        _within(_MOST_GPUS, f"{place}.terms", {"gpus_per_worker": terms.gpus_per_worker}, least=1)
         _within(_MOST, f"{place}.terms.constraints.requests", dict(terms.constraints.requests))
     for index, node in enumerate(seen.nodes):
         _within(_MOST_GPUS, f"nodes.{index}", {"allocatable": node.allocatable})
@@ -113,10 +113,10 @@ def _check(seen: Snapshot) -> None:
         _within(_MOST, f"workers.{index}.constraints.requests", dict(worker.constraints.requests))
 
 
-def _within(most: int, place: str, counts: Mapping[str, int]) -> None:
+def _within(most: int, place: str, counts: Mapping[str, int], *, least: int = 0) -> None:
     for name, value in counts.items():
-        if not 0 <= value <= most:
-            raise SnapshotError(f"{place}.{name}: is {value:,}; must be from 0 to {most:,}")
+        if not least <= value <= most:
+            raise SnapshotError(f"{place}.{name}: is {value:,}; must be from {least} to {most:,}")
 
 
 @click.command(epilog=EXIT_CODES)

@@ -10,6 +10,9 @@ from operators import World
 
 from espalier_api.report import MAX_REPORT_BYTES
 
+MOST_ANNOTATED = 256 * 1024
+"""Bytes that the API server takes as annotations of one object."""
+
 
 def message(world: World, job: str, kind: str) -> str:
     """Return the message of a condition."""
@@ -80,6 +83,19 @@ def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World
     assert status["scheduling"].get("admittedAt") is None
     assert "exceeded quota: none" in status["scheduling"]["lastFailure"]
     world.server.request("DELETE", f"{path}/none")
+
+
+def test_extra_workers_that_are_refused_again_and_again_are_reported_once(world: World) -> None:
+    """However many there are: their messages differ by nothing but their names."""
+    world.kubelet.add_node("node", 3)
+    operator = world.operate()
+    quota = {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}, "scopes": ["NotTerminating"]}}
+    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
+    world.server.request("POST", path, quota)
+    world.server.request("PATCH", f"{path}/one/status", {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}})
+    world.jobs.make("job", maxReplicas=3)
+    world.until("both were refused again", lambda: operator.client.requests["create", "pods", 403] >= 5)
+    assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
 
 def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_room(world: World) -> None:
@@ -242,6 +258,24 @@ def test_reports_that_are_too_large_are_shown_and_delay_nobody(world: World) -> 
     world.trainers.silent.discard("loud")
     world.until_condition("loud", "Running", "True", "Running")
     world.until("none is left", lambda: not any(store.reports.unread().values()))
+
+
+def test_a_leader_that_cannot_be_told_gives_back_what_it_was_lent(world: World) -> None:
+    """The API server takes no more annotations of its pod; its workers are ended, and others start, all the same."""
+    world.kubelet.add_node("node", 2)
+    world.operate()
+    world.trainers.stubborn.add("first")
+    quick = {"noticeSeconds": 1, "cooldownSeconds": 0, "minRuntimeSeconds": 0}
+    world.jobs.make("first", maxReplicas=2, preemption=quick)
+    world.until_lent("first")
+    leader = f"/api/v1/namespaces/{world.namespace}/pods/first-base-0-0"
+    known = world.server.request("GET", leader)["metadata"]["annotations"]
+    left = MOST_ANNOTATED - sum(len(name) + len(text) for name, text in known.items()) - len("filled")
+    world.server.request("PATCH", leader, {"metadata": {"annotations": {"filled": "x" * left}}})
+    world.jobs.make("second")
+    world.until_condition("second", "Running", "True", "Running")
+    assert world.running("first") == ["first-base-0-0"]
+    assert world.server.request("GET", leader)["metadata"]["annotations"] == {**known, "filled": "x" * left}
 
 
 def test_a_namespace_that_goes_is_no_trouble(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -76,10 +76,10 @@ class Writer:
             news = events(before, status)
         if job.job is not None and not job.doing.holds(now):
             due_steps = steps(job.job, state, pods, placement, status, now, self._settings)
-            if await self._attempt(job, job.doing, self._change(job, due_steps)):
-                creations = [step for step in due_steps if isinstance(step, CreatePod)]
-                if (creations or job.lacks_report) and not job.making.holds(now):
-                    await self._attempt(job, job.making, self._make(job, creations))
+            await self._attempt(job, job.doing, self._change(job, due_steps))
+            creations = [step for step in due_steps if isinstance(step, CreatePod)]
+            if (creations or job.lacks_report) and not job.making.holds(now):
+                await self._attempt(job, job.making, self._make(job, creations))
         await self._post(job, news)  # after the steps: no worker waits for what is for people
         await self._complain(job)
         # As of when it was looked at, not of now: what came due while this was written is to be seen to as well.
@@ -135,16 +135,18 @@ class Writer:
         if job.report.problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
             await self._warn_once(job, Reason.NO_REPORT, TOO_LARGE)
 
-    async def _warn_once(self, job: ManagedJob, reason: Reason, message: str) -> None:
+    async def _warn_once(self, job: ManagedJob, reason: Reason, message: str, same: str | None = None) -> None:
+        """Post a warning, unless it is the last one of this reason again: by `same`, or by the message."""
         text = message[:LONGEST_MESSAGE]
-        if text != job.complaints.get(reason):
-            job.complaints[reason] = text
+        mark = text if same is None else same
+        if mark != job.complaints.get(reason):
+            job.complaints[reason] = mark
             await self._post(job, [Event(reason=str(reason), message=text, warning=True)])
 
     # ---- objects
 
-    async def _attempt(self, job: ManagedJob, backoff: Backoff, attempt: Awaitable[None]) -> bool:
-        """Try to do something about a job's objects; return whether that succeeded. If not, it is tried again later."""
+    async def _attempt(self, job: ManagedJob, backoff: Backoff, attempt: Awaitable[None]) -> None:
+        """Try to do something about a job's objects. If that fails, it is tried again later."""
         try:
             await attempt
         except BackendError as error:
@@ -152,25 +154,24 @@ class Writer:
             self._metrics.failed("objects")
             wait = backoff.until - self._clock.now()
             logger.log(_level(error), "%s: %s; trying again in %.0f s", job.key, error, wait)
-            return False
-        backoff.succeeded()
-        return True
+        else:
+            backoff.succeeded()
 
     async def _change(self, job: ManagedJob, due: Iterable[Step]) -> None:
-        """Tell the leader, end pods, remove the job."""
+        """Tell the leader, end pods, remove the job. What the API server refuses keeps the rest from nothing."""
         deletions: list[DeletePod] = []
+        others: list[Awaitable[None]] = []
         for step in due:
             match step:
                 case DeletePod():
                     deletions.append(step)
                 case Annotate():
-                    await self._annotate(step)
+                    others.append(self._annotate(step))
                 case DeleteJob():
-                    namespace, name, _ = _name(job)
-                    await self._client.delete(resources.JOBS, namespace, name, step.uid)
+                    others.append(self._remove(job, step))
                 case CreatePod():
                     pass  # after these; it may be refused for long
-        await self._end(deletions)
+        await _all(*others, self._end(deletions))
 
     async def _make(self, job: ManagedJob, creations: Sequence[CreatePod]) -> None:
         await self._equip(job)
@@ -180,6 +181,10 @@ class Writer:
     async def _end(self, due: Sequence[DeletePod]) -> None:
         for start in range(0, len(due), PODS_AT_ONCE):
             await _all(*(self._delete(step) for step in due[start : start + PODS_AT_ONCE]))
+
+    async def _remove(self, job: ManagedJob, step: DeleteJob) -> None:
+        namespace, name, _ = _name(job)
+        await self._client.delete(resources.JOBS, namespace, name, step.uid)
 
     async def _annotate(self, step: Annotate) -> None:
         body = {"metadata": {"annotations": step.annotations}}
@@ -223,9 +228,9 @@ class Writer:
             elif base:
                 job.reject(trouble)
             else:
-                await self._warn_once(
-                    job, trouble.reason, f"extra worker {manifest['metadata']['name']}: {trouble.message}"
-                )
+                name = manifest["metadata"]["name"]
+                same = trouble.message.replace(name, "")  # of all extra workers
+                await self._warn_once(job, trouble.reason, f"extra worker {name}: {trouble.message}", same)
             raise
         if base:
             job.reject(None)

@@ -12,7 +12,7 @@ from espalier_operator.actions import Admit, NoticeReclaim, Stop
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import raw_node
@@ -85,6 +85,20 @@ def test_nothing_new_is_placed_there() -> None:
         ({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule", "value": "1"}]}}, 4),
         ({"spec": {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "PreferNoSchedule"}]}}, 4),
         ({"spec": {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}}, 0),
+        (
+            {
+                "spec": {
+                    "taints": [
+                        {"key": "going", "value": "yes", "effect": effect} for effect in ("NoSchedule", "NoExecute")
+                    ]
+                }
+            },
+            4,
+        ),
+        (
+            {"spec": {"taints": [{"key": "going", "value": value, "effect": "NoSchedule"} for value in ("yes", "no")]}},
+            4,
+        ),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "ONGOING"}}}, 4),
         ({"metadata": {"labels": {"cloud.google.com/active-node-maintenance": "PENDING"}}}, 0),
         ({"conditions": [{"type": "PreemptScheduled", "status": "True"}]}, 4),
@@ -96,7 +110,7 @@ def test_taints_labels_and_conditions_say_that_a_node_is_about_to_go(change: dic
     raw["spec"] = {**raw.get("spec", {}), **change.get("spec", {})}
     raw["metadata"] = {**raw["metadata"], **change.get("metadata", {})}
     raw["status"]["conditions"] = [*raw["status"]["conditions"], *change.get("conditions", [])]
-    assert parse_node(raw, KubeSettings()).departing == departing
+    assert parse_node(raw, KubeSettings(departing_nodes=(*DEPARTING, "going=yes"))).departing == departing
     assert parse_node(raw, KubeSettings(departing_nodes=("none",))).departing == 0
 
 

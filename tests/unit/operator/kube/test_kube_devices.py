@@ -244,6 +244,22 @@ def test_devices_of_a_pod_that_is_gone_are_waited_for_only_for_a_while() -> None
         known.put("Claim", raw_claim("kept"))
 
 
+def test_a_claim_that_is_listed_before_its_pod_is_waited_for_only_from_when_the_pod_went() -> None:
+    """At the start of the operator, claims are known before pods."""
+    known = cluster()
+    own = raw_worker(kube_job(), resourceClaimStatuses=[{"name": "gpu", "resourceClaimName": "made"}])
+    own["spec"] = {**claiming(), "nodeName": "node"}
+    known.put("Claim", raw_claim("made", pod=own, status=allocation("node", ["gpu-0"])))
+    known.put("Pod", own)
+    assert not known.store.foreign_workers
+    known.now += 1000.0
+    known.put("Pod", own, "DELETED")
+    [(gone, version)] = known.store.doubtful.values()
+    known.store.settle(gone, version, None)
+    [leaving] = known.store.foreign_workers.values()
+    assert leaving.leaves_at == known.now
+
+
 def test_a_pod_that_only_names_a_job_as_its_owner_holds_its_claim_once() -> None:
     known = cluster()
     owner = raw_worker(kube_job())["metadata"]["ownerReferences"]

@@ -51,10 +51,10 @@ def _is_departing(raw: Mapping[str, Any], settings: KubeSettings) -> bool:
     if not signs:
         return False
     labels = mapping(raw, "metadata", "labels")
-    found = {text(taint, "key"): text(taint, "value") for taint in entries(raw, "spec", "taints")}
+    pairs = [(text(taint, "key"), text(taint, "value")) for taint in entries(raw, "spec", "taints")]
     if mapping(raw, "spec").get("unschedulable") is True:
-        found.setdefault(CORDONED, "")
-    pairs = [*found.items(), *labels.items()]
+        pairs.append((CORDONED, ""))
+    pairs += labels.items()
     conditions = entries(raw, "status", "conditions")
     return any(key in signs or f"{key}={value}" in signs for key, value in pairs) or any(
         text(entry, "type") in signs and text(entry, "status") == "True" for entry in conditions

@@ -49,6 +49,7 @@ class ClaimedDevices:
             pod = None if claim.pod is None else self._pods.get(claim.pod)
             lives = pod is not None and not pod.ended
             if pod is not None and lives and key in pod.device_claims:
+                self._left_by_pod.pop(key, None)
                 continue
             left = claim.deleting or (claim.pod is not None and not lives and self._loads.get(claim.pod) is None)
             since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)

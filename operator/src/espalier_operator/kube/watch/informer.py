@@ -154,11 +154,12 @@ class Informer:
             if refusal.status.code not in (403, 404):
                 raise
             plural = resource.plural
+            known = self._store.count(resource)  # an API server that has just started may not know a kind yet
             if self._refused.get(resource) != refusal.status:
                 self._refused[resource] = refusal.status
-                logger.warning(
-                    "%s cannot be read and do not count; install crds/ and the chart's roles: %s", plural, refusal
-                )
+                what = f"count as they were read last ({known})" if known else "do not count"
+                text = "%s cannot be read and %s; install crds/ and the chart's roles: %s"
+                logger.warning(text, plural, what, refusal)
             self._store.replace(resource, (), 0)
         else:
             if self._refused.pop(resource, None) is not None:
@@ -185,10 +186,10 @@ class Informer:
 
     async def _list_regularly(self) -> None:
         while True:
-            self._relist.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.resync_seconds):
                     await self._relist.wait()
+            self._relist.clear()  # before the list, which need not have what is asked for meanwhile
             await self._list_patiently()
 
     # ---- kopf

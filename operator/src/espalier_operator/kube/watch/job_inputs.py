@@ -5,8 +5,10 @@ Jobs are read again when one of these changes that holds for them. No I/O.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from espalier_kube.resources import Raw
 from espalier_operator.kube.objects.device_claims import Asked, templates_of
@@ -17,6 +19,27 @@ from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.job_objects import JobObject, job_object
+
+T = TypeVar("T")
+
+
+class _Namespaced(Generic[T]):
+    """What an indexer knows, by namespace."""
+
+    def __init__(self) -> None:
+        self._found = defaultdict[str, dict[str, T]](dict)
+
+    def note(self, key: str, value: T | None) -> None:
+        """Take note of the value of an object; None: it is gone."""
+        namespace = key.partition("/")[0]
+        if value is not None:
+            self._found[namespace][key] = value
+        elif self._found[namespace].pop(key, None) is not None and not self._found[namespace]:
+            del self._found[namespace]
+
+    def of(self, namespace: str) -> list[T]:
+        """Return the values of a namespace."""
+        return list(self._found.get(namespace, {}).values())
 
 
 class JobInputs:
@@ -29,8 +52,8 @@ class JobInputs:
         job_changed: Callable[[str, JobObject | None, JobObject | None], None],
     ) -> None:
         """Nothing is known yet. `template` looks up a ResourceClaimTemplate by key; `job_changed` is the indexer's."""
-        self._settings, self._template = settings, template
-        self.jobs: Indexer[JobObject] = Indexer(self._parse_job, job_changed)
+        self._settings, self._template, self._told = settings, template, job_changed
+        self.jobs: Indexer[JobObject] = Indexer(self._parse_job, self._job_changed)
         self.priorities: Indexer[int] = Indexer(lambda raw, _: int(raw["value"]), self._priority_changed)
         self.limit_ranges: Indexer[Defaults] = Indexer(lambda raw, _: parse_limit_range(raw), self._defaults_changed)
         """Those that have defaults for containers."""
@@ -38,15 +61,17 @@ class JobInputs:
         """The volumes that claims are bound to."""
         self.volumes: Indexer[Terms] = Indexer(lambda raw, _: affinity_of(raw), self._volume_changed)
         """The node affinity of those that have one."""
+        self._jobs_in, self._defaults = _Namespaced[JobObject](), _Namespaced[Defaults]()
+        self._claims_of = defaultdict[str, set[str]](set)
+        """By volume, the claims that are bound to it, by key."""
 
     def template_changed(self, template: str) -> None:
         """Read the jobs again whose pods claim devices by a ResourceClaimTemplate, by key."""
         namespace, _, name = template.partition("/")
-        for job in list(self.jobs.values()):
-            if job.ref.namespace == namespace:
-                named = templates_of(mapping(job.raw, "spec", "template", "spec"))
-                if any(each == name for _, _, each in named):
-                    self._reread(job)
+        for job in self._jobs_in.of(namespace):
+            named = templates_of(mapping(job.raw, "spec", "template", "spec"))
+            if any(each == name for _, _, each in named):
+                self._reread(job)
 
     def _parse_job(self, raw: Raw, before: JobObject | None) -> JobObject | None:
         return job_object(raw, before, self._settings, self._parsed)
@@ -66,15 +91,17 @@ class JobInputs:
 
     def _defaults_in(self, namespace: str) -> Defaults:
         """Return what containers of a namespace request by default."""
-        return largest(
-            defaults for key, defaults in self.limit_ranges.mapping().items() if key.partition("/")[0] == namespace
-        )
+        return largest(self._defaults.of(namespace))
+
+    def _job_changed(self, key: str, before: JobObject | None, after: JobObject | None) -> None:
+        self._jobs_in.note(key, after)
+        self._told(key, before, after)
 
     def _defaults_changed(self, key: str, before: Defaults | None, after: Defaults | None) -> None:
+        self._defaults.note(key, after)
         if before != after:
-            for job in list(self.jobs.values()):
-                if job.ref.namespace == key.partition("/")[0]:
-                    self._reread(job)
+            for job in self._jobs_in.of(key.partition("/")[0]):
+                self._reread(job)
 
     def _priority_changed(self, key: str, before: int | None, after: int | None) -> None:
         if before != after:
@@ -83,19 +110,25 @@ class JobInputs:
                     self._reread(job)
 
     def _claim_changed(self, key: str, before: str | None, after: str | None) -> None:
-        if before != after and (before in self.volumes.mapping() or after in self.volumes.mapping()):
+        if before == after:
+            return
+        if before is not None:
+            self._claims_of[before].discard(key)
+            if not self._claims_of[before]:
+                del self._claims_of[before]
+        if after is not None:
+            self._claims_of[after].add(key)
+        if before in self.volumes.mapping() or after in self.volumes.mapping():
             self._reread_jobs_with({key})
 
     def _volume_changed(self, key: str, before: Terms | None, after: Terms | None) -> None:
         if before != after:
-            self._reread_jobs_with({claim for claim, volume in self.claims.mapping().items() if volume == key})
+            self._reread_jobs_with(self._claims_of.get(key, ()))
 
     def _reread_jobs_with(self, claims: Collection[str]) -> None:
         """Read the jobs again whose pods mount one of `claims`, by key."""
-        namespaces = {claim.partition("/")[0] for claim in claims}
-        for job in list(self.jobs.values()):
-            namespace = job.ref.namespace
-            if namespace in namespaces:
+        for namespace in {claim.partition("/")[0] for claim in claims}:
+            for job in self._jobs_in.of(namespace):
                 mounted = claims_of(mapping(job.raw, "spec", "template", "spec"))
                 if any(f"{namespace}/{claim}" in claims for claim in mounted):
                     self._reread(job)

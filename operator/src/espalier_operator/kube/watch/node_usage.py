@@ -41,6 +41,8 @@ class NodeUsage:
                 used = self._used[each.node]
                 for name, amount in each.requests:
                     used[name] += sign * amount
+                if not any(used.values()):
+                    del self._used[each.node]  # names of nodes are new again and again
                 self.see(each.node)
 
     def see(self, name: str) -> None:

@@ -128,6 +128,10 @@ class Store:
         if resource is resources.PODS:
             self.loads.replace(items, version, taken)
 
+    def count(self, resource: Resource) -> int:
+        """Return how many objects of a kind are known."""
+        return len(self._indexers[resource].mapping())
+
     def all_listed(self) -> None:
         """Take note that all kinds have just been listed."""
         self.listed_at = self._time()

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import stat
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from espalier_operator.local.files import EventTail
 from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import program_variables
+from espalier_operator.local.process import Process
 
 
 def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:
@@ -154,7 +156,11 @@ def test_named_devices_are_handed_out_and_run_out():
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"), [(None, ("0", "1", "2")), ("", ()), ("2,0", ("2", "0")), ("GPU-7", ("GPU-7",))]
+    ("visible", "found"),
+    [
+        *[(None, ("0", "1", "2")), ("", ()), ("2,0", ("2", "0")), ("GPU-7", ("GPU-7",))],
+        *[("-1", ()), ("NoDevFiles", ()), ("1,3,0", ("1",)), ("1,-1,0", ("1",))],
+    ],
 )
 def test_cuda_devices_are_found_without_torch(tmp_path, monkeypatch, visible, found):
     smi = tmp_path / "nvidia-smi"
@@ -166,6 +172,20 @@ def test_cuda_devices_are_found_without_torch(tmp_path, monkeypatch, visible, fo
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert cuda_devices() == found
+
+
+def test_a_child_that_nobody_could_find_again_is_ended_at_once(tmp_path, monkeypatch):
+    """The disk may be full, so that no pid file can be written."""
+    made, start = [], subprocess.Popen
+
+    def started(*given, **options):
+        made.append(start(*given, **options))
+        return made[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(FileNotFoundError):
+        Process(["/bin/sleep", "600"], {}, tmp_path / "log", tmp_path / "missing" / "pid")
+    assert [child.returncode for child in made] == [-signal.SIGKILL]
 
 
 def test_no_driver_means_no_devices(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -116,6 +117,9 @@ class Gpus:
             self._held[Holder(job, Role.EXTRA, new)] = devices
 
 
+_DEVICE_UUIDS: Final = ("GPU-", "MIG-")
+
+
 def cuda_devices() -> tuple[str, ...]:
     """Return the ids of the CUDA devices that this process may use; empty if there are none.
 
@@ -138,7 +142,9 @@ def cuda_devices() -> tuple[str, ...]:
     present = tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
     if visible is None:
         return present
-    return tuple(name.strip() for name in visible.split(",") if name.strip()) if present else ()
+    # CUDA ignores what follows a name that is none: -1, or an index beyond the last device.
+    names = (name.strip() for name in visible.split(","))
+    return tuple(itertools.takewhile(lambda name: name in present or name.startswith(_DEVICE_UUIDS), names))
 
 
 class Timeline:

@@ -43,9 +43,13 @@ class Process:
             )
         self._pid_file = pid_file
         self._kill_at: float | None = None
-        write_text_atomically(
-            pid_file, json.dumps({"pid": self._child.pid, "started": _start_time(self._child.pid)}) + "\n"
-        )
+        mark = json.dumps({"pid": self._child.pid, "started": _start_time(self._child.pid)})
+        try:
+            write_text_atomically(pid_file, mark + "\n")
+        except OSError:
+            self.kill()  # nobody would know of it
+            self._child.wait()
+            raise
 
     @property
     def pid(self) -> int:

@@ -321,6 +321,20 @@ def test_an_operator_that_fell_silent_is_told() -> None:
     assert "The operator last wrote 5 min ago. Is it running?" in told
 
 
+def test_an_operator_that_writes_seldom_or_waits_for_a_node_is_not_blamed() -> None:
+    """With many jobs figures are written seldom, and what a silent node does is not counted."""
+    raw, leader, said = training()
+    raw = acted(raw, counted_until=NOW - 100)
+    names = [f"other-{number}" for number in range(600)]
+    others = [{**raw, "metadata": {**raw["metadata"], "name": name, "uid": name}} for name in names]
+    assert "Is it running?" not in stands(
+        case(jobs=[raw, *others], pods=[leader], nodes=[node("n", 4, "x")], reports=[said])
+    )
+    [running] = [entry for entry in raw["status"]["conditions"] if entry["type"] == "Running"]
+    running |= {"status": "False", "reason": "NodeLost"}
+    assert "Is it running?" not in stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
+
+
 def test_a_job_that_cannot_be_run_is_told_every_problem() -> None:
     what = case(jobs=[job("a", template=gpus(0), timeBudgetSeconds=-1)])
     raw = acted(job("a"), refusal=Reason.INVALID_SPEC)

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from espalier_api.reasons import Reason
+from espalier_api.status import ConditionType
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.limits import namespace_limits, queue_limits
 from espalier_cli.cluster.scarcity import needs, scarcity
 from espalier_cli.cluster.wording import count, duration
+from espalier_operator.kube.settings import FIGURES_A_SECOND
 
 SILENT_SECONDS = 60.0
-"""A running job's status is written every few seconds: past this its operator is not at work."""
+"""A running job's status is written every few seconds, with many jobs less often: long past this its operator is not at
+work."""
 OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=espalier-operator"
 
 
@@ -35,11 +38,19 @@ def _operator(case: Case) -> list[str]:
         return [f"It was made {age} ago, and no operator has written its status. Is one running? {OPERATOR_PODS}"]
     if job.status.observed_generation < job.generation:
         return ["The operator has not acted yet on the last change of its specification."]
-    if job.outcome is None and kept.admitted_at is not None and kept.counted_until is not None:
+    lost = any(each.type is ConditionType.RUNNING and each.reason is Reason.NODE_LOST for each in job.status.conditions)
+    counts = job.outcome is None and kept.admitted_at is not None and not lost  # not while its node is silent
+    if counts and kept.counted_until is not None:
         silent = case.now - kept.counted_until.timestamp()
-        if silent > SILENT_SECONDS:
+        if silent > SILENT_SECONDS + 2 * _figure_seconds(case):
             return [f"The operator last wrote {duration(silent)} ago. Is it running? {OPERATOR_PODS}"]
     return []
+
+
+def _figure_seconds(case: Case) -> float:
+    """Return how often figures are written, by the number of running jobs."""
+    jobs = () if case.snapshot is None else case.snapshot.jobs
+    return sum(job.admitted_at is not None and not job.finished for job in jobs) / FIGURES_A_SECOND
 
 
 def _scarcity(case: Case) -> list[str]:

@@ -42,6 +42,11 @@ def test_options_and_variables_are_settings() -> None:
     assert result.output.strip() == repr(wanted)
 
 
+def test_what_has_a_default_may_be_none() -> None:
+    result = CliRunner().invoke(show, ["--tolerated-taints=none", "--departing-nodes=none"])
+    assert result.output.strip() == repr(KubeSettings(tolerated_taints=(), departing_nodes=()))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -52,6 +57,9 @@ def test_options_and_variables_are_settings() -> None:
         (["--gpu-resource="], "'--gpu-resource': is empty; leave the option out for its default"),
         (["--controller-name=second"], "'second' has no domain; write DOMAIN/NAME"),
         (["--gpu-resource=gpu"], "'gpu' has no domain; write DOMAIN/NAME, as in nvidia.com/gpu"),
+        (["--other-gpu-resources=amd.com/gpu", "--other-gpu-resources=gpu"], "'gpu' is not DOMAIN/NAME, as in amd.com"),
+        (["--other-gpu-resources=a.b/c/d"], "'a.b/c/d' is not DOMAIN/NAME"),
+        (["--other-gpu-resources=deviceclass.resource.kubernetes.io/"], "kubernetes.io/' is not DOMAIN/NAME"),
         (["--watch-namespaces="], "one of its values is empty"),
         (["--agent-url=agent:80"], "'agent:80' is no URL; write http://HOST:PORT"),
         (["--image-pull-policy=Sometimes"], "give Always, IfNotPresent or Never"),

@@ -16,8 +16,8 @@ from espalier_operator.facts import Placement, Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.objects.jobs import KubeJob
-from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import FIGURES_A_SECOND, Due, FigurePace, News
+from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
+from espalier_operator.kube.state.due import Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (

@@ -13,6 +13,9 @@ from espalier_api.base import field_docs
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.policies.settings import configured
 
+NONE = "none"
+MAY_BE_NONE = ("tolerated_taints", "departing_nodes")
+"""Options that have a default, and of which `none` alone means none."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MAY_BE_ZERO = (
@@ -45,7 +48,13 @@ def settings_options(command: F) -> F:
 
 def settings_of(given: Mapping[str, Any]) -> KubeSettings:
     """Return the settings among the values of a command's options."""
-    return KubeSettings(**{field.name: given[field.name] for field in fields(KubeSettings)})
+    found = {field.name: given[field.name] for field in fields(KubeSettings)}
+    return KubeSettings(**found | {name: () for name in MAY_BE_NONE if found[name] == (NONE,)})
+
+
+def _is_name(resource: str) -> bool:
+    domain, _, name = resource.partition("/")
+    return bool(domain and name) and "/" not in name
 
 
 def _check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -61,10 +70,8 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
         return None
     elif isinstance(value, list | tuple) and "" in value:
         raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
-    elif name == "other_gpu_resources" and any(each.count("/") != 1 for each in value):
-        raise click.BadParameter(
-            f"{value[0]!r} has no domain; write DOMAIN/NAME, as in amd.com/gpu", context, parameter
-        )
+    elif name == "other_gpu_resources" and (wrong := [each for each in value if not _is_name(each)]):
+        raise click.BadParameter(f"{wrong[0]!r} is not DOMAIN/NAME, as in amd.com/gpu", context, parameter)
     elif name == "gpu_resource" and str(value).startswith(DEVICE_CLASS):
         raise click.BadParameter(f"{value!r} is a DeviceClass; give it to --other-gpu-resources", context, parameter)
     elif (

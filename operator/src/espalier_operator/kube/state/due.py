@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import Flag, IntEnum, auto
-from typing import Final
 
 from espalier_api.status import JobStatus
 from espalier_operator.kube.objects.jobs import KubeJob
-
-FIGURES_A_SECOND: Final = 25.0
-"""Writes of figures of all jobs together. The API server has the rest of its time for what is urgent: with 1,000 jobs
-and figures every 8 s, each of its answers took .03 to .3 s."""
+from espalier_operator.kube.settings import FIGURES_A_SECOND
 
 
 class FigurePace:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from espalier_api.reasons import Reason
-from espalier_api.report import Metric, Report, TrainerPhase
+from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobPhase
 from espalier_operator.facts import Ended, JobFacts, Reclaim, Terms
 from espalier_operator.job.conditions import Observed, status_of
@@ -105,6 +105,24 @@ def test_a_leader_that_fails_before_it_has_a_model_does_not_take_back_what_other
     failed = Report(job="ns/one", incarnation="y", phase=TrainerPhase.FAILED, updated_time=T0)
     status = status_of(ADMITTED, JobState(), Observed(report=failed), before, T0)
     assert (status.training.epoch, status.training.step, status.adaptation_count) == (2, 40, 2)
+
+
+def test_numbers_that_no_api_server_takes_are_cut():
+    """A trainer of any image reports them; one of them would keep the whole status from being written."""
+    sizes = ("depth_before", "depth_after", "parameters_before", "parameters_after", "width_before", "width_after")
+    numbers = ("generation", "evaluations", *sizes)
+    large = Adaptation.model_validate(
+        {"decision_id": "d", "time": T0, "used_seconds": 1.0, "trigger": "t", "action": "Nothing", "seconds": 0.1}
+        | {"source": AdaptationSource.AGENT, "result": AdaptationResult.GROWN}
+        | dict.fromkeys(numbers, 10**30)
+    )
+    report = Report(job="ns/one", incarnation="x", adaptations=(large,), updated_time=T0)
+    [told] = status_of(TRAINING, JobState(), Observed(report=report), None, T0).adaptations
+    assert {getattr(told, name) for name in numbers} == {2**53}
+    unset = large.model_copy(update={"width_before": None, "evaluations": None})
+    report = report.model_copy(update={"adaptations": (unset,)})
+    [told] = status_of(TRAINING, JobState(), Observed(report=report), None, T0).adaptations
+    assert (told.width_before, told.evaluations) == (None, None)
 
 
 def test_a_failure_and_a_suspension():

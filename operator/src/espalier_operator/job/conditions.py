@@ -263,10 +263,12 @@ def _training_of(job: JobFacts, state: JobState, observed: Observed, before: Job
 
 def _bounded(entry: Adaptation) -> Adaptation:
     """Return an adaptation cut to what an API server accepts, whichever image reported it."""
-    numbers = ("generation", "depth_before", "depth_after", "parameters_before", "parameters_after")
+    sizes = ("depth_before", "depth_after", "parameters_before", "parameters_after", "width_before", "width_after")
+    numbers = ("generation", "evaluations", *sizes)
     texts = ("decision_id", "trigger", "action", "policy", "message")
+    given = {name: getattr(entry, name) for name in numbers}
     bounds: dict[str, object] = {
-        **{name: max(-MAX_NUMBER, min(getattr(entry, name), MAX_NUMBER)) for name in numbers},
+        **{name: max(-MAX_NUMBER, min(each, MAX_NUMBER)) for name, each in given.items() if each is not None},
         **{name: getattr(entry, name)[:MAX_TEXT] for name in texts},
     }
     chances = ((action, chance) for action, chance in entry.probabilities.items() if len(action) <= MAX_NAME)

@@ -13,6 +13,7 @@ from espalier_api.growth import NOTHING, operation_names
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult
 from espalier_api.status import ConditionType, JobStatus
+from espalier_operator.kube.objects.events import reclaim_ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +87,10 @@ def _lending(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measure
     if after.scheduling.granted_at != was.scheduling.granted_at:
         lent = max(1, after.scheduling.extra - was.scheduling.extra)
         yield Measurement("espalier_gpus_lent_total", place, lent * owner.gpus_per_worker)
-    reclaim = was.scheduling.reclaim
-    if reclaim is None or after.scheduling.reclaim is not None or after.completion_time is not None:
+    reclaim, ended = was.scheduling.reclaim, reclaim_ended(was, after)
+    if reclaim is None or ended is None:
         return
-    if after.allocation.reason == Reason.GPU_LOST:
-        outcome = "lost"
-    else:
-        forced = after.preemptions - was.preemptions > after.restarts - was.restarts
-        outcome = "forced" if forced else "acknowledged"
+    outcome = _OUTCOMES[ended]
     yield Measurement("espalier_reclaims_total", (*place, reclaim.reason, outcome))
     pending = {entry.last_transition_time for entry in was.conditions if entry.type is ConditionType.RECLAIM_PENDING}
     if pending and after.scheduling.changed_at is not None:
@@ -117,6 +114,11 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
             yield Measurement("espalier_adaptation_accuracy_change_ratio", (), change)
 
 
+_OUTCOMES = {
+    Reason.RECLAIM_ACKNOWLEDGED: "acknowledged",
+    Reason.RECLAIM_FORCED: "forced",
+    Reason.GPU_LOST: "lost",
+}
 _ADVICE_PROBLEMS = (Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE)
 
 

@@ -94,17 +94,25 @@ def _of_allocation(was: JobStatus, after: JobStatus) -> list[Event]:
     return [_event(reason, text)]
 
 
-def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
-    """Return how a reclaim came to its end: by acknowledgement, or by force, which is counted as a preemption."""
-    pending, over = _pends(was), after.completion_time is not None
-    if not pending or _pends(after) or over or after.scheduling.admitted_at is None:
-        return []
+def reclaim_ended(was: JobStatus, after: JobStatus) -> Reason | None:
+    """Return how a reclaim came to its end; None: there was none, or it is pending still, or the job has ended.
+
+    It was acknowledged, or carried out by force, which is counted as a preemption; or a GPU was lost meanwhile.
+    """
+    pending = was.scheduling.reclaim is not None and after.scheduling.reclaim is None
+    if not pending or after.completion_time is not None:
+        return None
+    if after.allocation.reason == Reason.GPU_LOST:
+        return Reason.GPU_LOST
     forced = after.preemptions - was.preemptions > after.restarts - was.restarts
-    return [_event(Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED, "")]
+    return Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED
 
 
-def _pends(status: JobStatus) -> bool:
-    return status.scheduling.reclaim is not None
+def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
+    ended = reclaim_ended(was, after)
+    if ended in (None, Reason.GPU_LOST) or after.scheduling.admitted_at is None:
+        return []  # the event of the allocation says the same
+    return [_event(ended, "")]
 
 
 def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:

@@ -12,6 +12,7 @@ import asyncio
 import gzip
 import json
 import logging
+from collections import deque
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,9 @@ class AuditLog:
         self._plans: asyncio.Queue[tuple[Snapshot, Plan]] = asyncio.Queue(_WAITING)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / DECISIONS).open("a").close()
+        # A folder may hold a hundred thousand, so they are looked up once.
+        self._snapshots = deque((file, file.stat().st_size) for file in sorted(folder.glob(f"*{_ENDING}")))
+        self._bytes = sum(size for _, size in self._snapshots)
 
     def add(self, snapshot: Snapshot, plan: Plan) -> None:
         """Have a plan written if it decided something."""
@@ -66,7 +70,10 @@ class AuditLog:
 
     def _write(self, snapshot: Snapshot, plan: Plan) -> None:
         file = self._folder / f"{_name(snapshot)}{_ENDING}"
-        file.write_bytes(gzip.compress(snapshot.to_json().encode(), compresslevel=1, mtime=0))
+        packed = gzip.compress(snapshot.to_json().encode(), compresslevel=1, mtime=0)
+        file.write_bytes(packed)
+        self._snapshots.append((file, len(packed)))
+        self._bytes += len(packed)
         actions = [{"action": type(action).__name__, **asdict(action)} for action in plan.actions]
         told = {"at": snapshot.taken_at, "snapshot": file.name, "fallback": plan.fallback or None, "actions": actions}
         line = json.dumps(told)
@@ -78,13 +85,12 @@ class AuditLog:
         self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        sizes = {file: file.stat().st_size for file in sorted(self._folder.glob(f"*{_ENDING}"))}
-        total, most = sum(sizes.values()), self._limit * (1 - 2 / _LINES_PART)
-        for file, size in list(sizes.items())[:-1]:
-            if total <= most:
-                return
+        most = self._limit * (1 - 2 / _LINES_PART)
+        while self._bytes > most and len(self._snapshots) > 1:
+            file, size = self._snapshots[0]
             file.unlink(missing_ok=True)
-            total -= size
+            self._snapshots.popleft()
+            self._bytes -= size
 
 
 def _name(snapshot: Snapshot) -> str:

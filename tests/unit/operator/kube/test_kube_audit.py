@@ -97,6 +97,30 @@ def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
     assert (tmp_path / EARLIER).exists()
 
 
+def test_what_somebody_else_removed_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log, chunks = AuditLog(tmp_path, 40_000), [range(start, start + 30) for start in range(0, 300, 30)]
+
+    def remove() -> None:
+        for file in tmp_path.glob("*.json.gz"):
+            file.unlink()
+
+    async def story() -> None:
+        writing = asyncio.create_task(log.run())
+        for chunk in chunks:
+            for seen in (seen_at(float(second), jobs=20) for second in chunk):
+                log.add(seen, plan(seen, FALLBACK, seen.taken_at))
+            await log.written()
+            if chunk is chunks[0]:
+                remove()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+
+    asyncio.run(story())
+    assert not caplog.records
+    assert lines(tmp_path)[-1]["at"] == 299.0
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 40_000
+
+
 def test_what_cannot_be_written_is_reported_and_the_next_is_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,12 +53,24 @@ def test_only_workers_of_the_namespaces_looked_after_reach_the_agent(helm: Helm)
     }
 
 
-def test_what_leaves_operator_and_agent_goes_to_the_api_server_and_the_name_server(helm: Helm) -> None:
-    rendered = helm.render(sets={"networkPolicy.egress": '{"enabled": true, "apiServerPorts": [6443]}'})
-    for part in ("agent", "operator"):
+def test_what_leaves_operator_and_agent_goes_to_what_they_read_and_the_name_server(helm: Helm) -> None:
+    egress = {"networkPolicy.egress": '{"enabled": true, "apiServerPorts": [6443]}'}
+    api_server = {"ports": [{"port": 6443}, {"port": 53}, {"port": 53, "protocol": "UDP"}]}
+    workers = {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]}
+    metrics = {"to": [{"namespaceSelector": {}, "podSelector": workers}]}
+    rendered = helm.render(sets=egress)
+    for part, whereto in (("agent", [api_server]), ("operator", [api_server, metrics])):
         spec = one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"]
         assert spec["policyTypes"] == ["Ingress", "Egress"]
-        assert spec["egress"] == [{"ports": [{"port": 6443}, {"port": 53}, {"port": 53, "protocol": "UDP"}]}]
+        assert spec["egress"] == whereto
+    for endpoint, port in {
+        "http://collector:4318/v1": 4318,
+        "https://[::1]/v1": 443,
+        "http://[fd00::7]:80": 80,
+    }.items():
+        rendered = helm.render(sets=egress | {"operator.traces.endpoint": f'"{endpoint}"'})
+        spec = one(rendered, "NetworkPolicy", "espalier-operator")["spec"]
+        assert spec["egress"] == [api_server, metrics, {"ports": [{"port": port}]}]
     sets = {"networkPolicy.egress": '{"enabled": true}', "agent.authentication": '"None"'}
     agent = one(helm.render(sets=sets), "NetworkPolicy", "espalier-agent")["spec"]
     assert (agent["policyTypes"], agent["egress"]) == (["Ingress", "Egress"], []), "it asks nobody anything"

@@ -123,7 +123,8 @@ class AdaptationSpec(Strict):
     optimise: Optimise = Optimise.OFF
     """The ready trainer only; not with `training.syncBatchNorm` or `gradientCheckpointing`."""
     optimise_min_gain: float = Field(default=0.03, ge=0, le=10)
-    """By which share steps must be faster for a rewritten computation (or `training.memoryFormat: Auto`) to be kept."""
+    """Minimum gain in speed (seconds of a step before / after, minus 1) for keeping a rewritten computation (or
+    `training.memoryFormat: Auto`)."""
     optimise_share: float = Field(default=0.01, gt=0, le=0.5)
-    """Share of the time left that looking for it may cost, all attempts together. Where that is too little to
-    measure, nothing is tried."""
+    """Maximum share of the remaining time that the search for faster computations may cost, all attempts together. If
+    that is too little for a measurement, nothing is tried."""

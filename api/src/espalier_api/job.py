@@ -151,7 +151,7 @@ class JobSpec(Strict):
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     """Seconds of training: the time in which the job holds its base GPUs and its leader runs, adaptation included."""
     gpu_seconds_budget: float | None = Field(default=None, gt=0, le=1e15)
-    """Maximum of GPU-seconds, base and extra together."""
+    """Maximum of GPU-seconds, base and extra together. Default: no limit."""
     min_replicas: int = Field(default=1, ge=1, le=10_000)
     """Number of base workers, which are guaranteed while the job runs."""
     max_replicas: int = Field(default=1, ge=1, le=10_000, validate_default=True)
@@ -162,15 +162,17 @@ class JobSpec(Strict):
     queue: Name = "default"
     """The queue of the job, whose quotas limit when it is admitted. A cluster without any `Queue` has no limits."""
     priority_class_name: str | None = Field(default=None, pattern=_SUBDOMAIN, max_length=253)
-    """PriorityClass of the base workers' pods."""
+    """PriorityClass of the base workers' pods. If absent: that of the template, or else the cluster's default.
+    `espalier run` ignores it."""
     priority: int = Field(default=0, ge=-2_147_483_648, le=1_000_000_000)
     """Jobs with a higher priority go first and get a larger share of extra GPUs. On Kubernetes, the value of
     priorityClassName takes precedence."""
     suspend: bool = False
     """True: save a checkpoint and give all GPUs back, or do not start. False again: resume from the checkpoint."""
     pre_running_deadline_seconds: float | None = Field(default=None, gt=0, le=YEAR_SECONDS)
-    """Maximum seconds from admission to the start of training; then the job fails. One that has trained waits in the
-    queue again after as long without a leader."""
+    """Maximum seconds from admission to the start of training; then the job fails. A job that has trained before waits
+    in the queue again if it has had no leader for this long. If absent: 900 on a cluster (chart:
+    `operator.seconds.preRunningDeadline`), and no limit with `espalier run`."""
     backoff_limit: int = Field(default=3, ge=0, le=1000)
     """Number of worker failures after which the job fails. Preemptions do not count."""
     max_preemptions: int | None = Field(default=None, ge=0, le=1_000_000)
@@ -185,7 +187,7 @@ class JobSpec(Strict):
     """A pod template. Default: the ready trainer image with one GPU."""
     program: ProgramSpec | None = None
     """Set it, at least to `{}`, for a command that does not use Espalier's library. It needs a template, and
-    maxReplicas equal to minReplicas; `training` and `adaptation` do not apply."""
+    maxReplicas equal to minReplicas. `training` must be absent, and of `adaptation` only `mode` may be set."""
 
     @field_validator("max_replicas")
     @classmethod

@@ -20,7 +20,8 @@ from espalier_api.job import KIND, JobSpec
 _HEAD: Final = """\
 # The job, field by field
 
-<!-- Written by `make docs` from api/src/espalier_api/job.py and pod_template.py; change it there. -->
+<!-- Written by `make docs` from the docstrings of job.py, adaptation.py, training.py, program.py and pod_template.py in
+api/src/espalier_api, and from crd/rules.py; change it there. -->
 
 This page lists all fields of `spec` of an `AdaptiveTrainingJob` (`espalier.dev/v1alpha1`). They are the same for
 `espalier run` and for a cluster. Only `timeBudgetSeconds` is required. Fields are written as paths below `spec`; other
@@ -30,9 +31,10 @@ fields are rejected. Fields without a default are optional; their description ex
 $ .venv/bin/espalier validate examples/digits.yaml
 ```
 
-reports every problem in a file, with the line, the field, the value and the allowed values. `kubectl apply` reports the
-same, because the custom resource contains the same types and rules. Below each table are the combinations that are
-rejected although each field is valid by itself, with the messages of the API server.
+reports every problem in a file, with the line, the field, the value and the allowed values. `kubectl apply` reports
+most of them, because the custom resource contains the same types and rules. The operator reports the others, such as
+`training` together with `program`, in the condition `Admitted: False, InvalidSpec`. Below each table are the
+combinations that are rejected although each field is valid by itself, with the messages of the API server.
 """
 _ALTERNATIVES: Final = re.compile(r"\^\(([A-Za-z0-9_:\[\]+*|-]+)\)\$")
 """A pattern that only lists alternatives."""

@@ -146,7 +146,7 @@ class MemoryFormat(StrEnum):
     """How kernels of convolutions lie in memory. Results are the same but for rounding."""
 
     CONTIGUOUS = "Contiguous"
-    """As torch lays them by default (channels first)."""
+    """Torch's default order (channels first)."""
     AUTO = "Auto"
     """After the first epoch, channels-last is tried in pairs of steps and kept if it is faster, within the limits
     `adaptation.optimiseMinGain` and `optimiseShare`. Growth and checkpoints keep it."""

@@ -129,5 +129,5 @@ SENTENCES: dict[Reason, str] = {
     Reason.GPU_BUDGET_EXHAUSTED: "its GPU budget is used up, which is a normal end",
     Reason.BUDGET_ENFORCED: "it exceeded its time budget and was ended; its checkpoints are kept",
     Reason.COMPLETED: "its trainer finished by itself",
-    Reason.INTERRUPTED: "the run was stopped from outside; the same command resumes it",
+    Reason.INTERRUPTED: "the run was stopped from outside; the same command with the same --output resumes it",
 }

@@ -95,7 +95,7 @@ def run(
     """Train the jobs of FILES on this machine, with GPUs that come and go.
 
     Several jobs share the GPUs as the scheduling policy decides. Ctrl-C, or a closed terminal, ends
-    the run with a checkpoint; the same command resumes it.
+    the run with a checkpoint; the same command with the same --output resumes it.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
     directory = output or default_directory(jobs, datetime.now().astimezone())

@@ -203,7 +203,9 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         (_LOGS,),
     ),
     Reason.COMPLETED: Remedy("No action is needed."),
-    Reason.INTERRUPTED: Remedy("Run the same command again; the job resumes from its checkpoint."),
+    Reason.INTERRUPTED: Remedy(
+        "Run the same command again, with the same --output; the job resumes from its checkpoint."
+    ),
 }
 """The remedy for every reason."""
 

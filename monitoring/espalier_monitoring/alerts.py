@@ -92,9 +92,9 @@ ALERTS: Final = (
         expression="avg_over_time(espalier_scheduling_policy_fallback[10m]) > 0.5 and espalier_operator_leader == 1",
         lasts="5m",
         severity=Severity.WARNING,
-        summary="The policy learned does not decide",
+        summary="The scheduling policy does not decide",
         description="In {{ $value | humanizePercentage }} of the last ten minutes, fair decided, because the policy "
-        "learned had no answer of its policy file.",
+        "raised an exception, or learned had no answer of its policy file. The operator's log says which.",
     ),
     Alert(
         name="EspalierJobWaits",

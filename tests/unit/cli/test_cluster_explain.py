@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -363,6 +364,20 @@ def test_the_policy_remembers_what_its_operator_noted_in_the_lease() -> None:
     objects = lists(jobs=[acted(job("a"), refusal=Reason.NO_FREE_GPU), job("b")], nodes=[node("n", 0)])
     settings = replace(SETTINGS, policy="las")
     for leases, place in (([lease], 2), ([lease, other], 2), ([], 1), ([lease, lease], 1)):
+        view = View({**objects, LEASES: Listing(items=leases, version=1)})
+        what = case_of("default", "a", view, NOW, settings)
+        assert what is not None
+        assert f"as number {place} of 2" in sections(what)["Scheduling policy"][0]
+
+
+def test_a_job_waits_in_the_order_of_its_operator() -> None:
+    """By what namespaces used lately, which the operator notes in its Lease, and by how long jobs have waited."""
+    note = json.dumps({"at": NOW, "gpus": {"namespace default": 5.0}})
+    lease = {"metadata": {"name": "espalier-operator", "annotations": {"espalier.dev/recent-use": note}}}
+    waiting = [acted(job("a"), refusal=Reason.NO_FREE_GPU), job("b", namespace="team", age=500.0, priority=0)]
+    objects = lists(jobs=waiting, nodes=[node("n", 0)])
+    aging = replace(SETTINGS, aging_seconds=550.0)  # the first has waited for longer than that
+    for leases, settings, place in (([lease], SETTINGS, 2), ([], SETTINGS, 1), ([lease], aging, 1)):
         view = View({**objects, LEASES: Listing(items=leases, version=1)})
         what = case_of("default", "a", view, NOW, settings)
         assert what is not None

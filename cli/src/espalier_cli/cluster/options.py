@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,19 @@ from typing import Any
 import click
 
 from espalier_cli.cluster.client import connect
-from espalier_operator.kube.inspection import AS_RECORDED, KubeSettings
+from espalier_operator.kube.inspection import AS_RECORDED
+from espalier_operator.kube.process.options import settings_of
+from espalier_operator.kube.process.options import settings_options as operator_options
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 the cluster did not answer or refused, 2 an input cannot be used."""
 
 Command = Callable[..., Any]
-_DEFAULTS = {field.name: field.default for field in fields(KubeSettings)}
+_DECISIVE = (
+    *("controller_name", "gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints"),
+    *("departing_nodes", "fair_share_half_life_seconds", "aging_seconds"),
+)
+"""The operator's settings by which a plan is made; as its command line gives them."""
 
 
 def cluster_options(command: Command) -> Command:
@@ -38,62 +43,18 @@ def cluster_options(command: Command) -> Command:
 
 
 def settings_options(command: Command) -> Command:
-    """Add the operator's settings that affect which GPUs count, with its defaults, and give them as `settings`.
+    """Add the operator's settings that affect its decisions, as its own options, and give them as `settings`.
 
     They contain the scheduling policy of a command that has `--policy`, if one is named; otherwise the operator's.
     """
 
-    @click.option(
-        "--controller-name",
-        metavar="NAME",
-        default=_DEFAULTS["controller_name"],
-        show_default=True,
-        help="controllerName of the operator. Set this and the next five options as for the operator.",
-    )
-    @click.option(
-        "--gpu-resource",
-        metavar="NAME",
-        default=_DEFAULTS["gpu_resource"],
-        show_default=True,
-        help="Resource that counts as a GPU.",
-    )
-    @click.option(
-        "--other-gpu-resource",
-        "other_gpu_resources",
-        multiple=True,
-        metavar="NAME",
-        default=_DEFAULTS["other_gpu_resources"],
-        help="Further resource that counts as a GPU. Repeatable.",
-    )
-    @click.option(
-        "--gpu-type-label",
-        metavar="LABEL",
-        default=_DEFAULTS["gpu_type_label"],
-        show_default=True,
-        help="Node label that distinguishes types of GPUs.",
-    )
-    @click.option(
-        "--rack-label",
-        metavar="LABEL",
-        default=_DEFAULTS["rack_label"],
-        help="Node label that names a node's rack.  [default: racks are not known]",
-    )
-    @click.option(
-        "--tolerated-taint",
-        "tolerated_taints",
-        multiple=True,
-        metavar="KEY",
-        default=_DEFAULTS["tolerated_taints"],
-        show_default=True,
-        help="Key of a taint that all workers tolerate. Repeatable.",
-    )
     @wraps(command)
     def counting(**given: Any) -> None:
-        chosen = {name: given.pop(name) for name in _DEFAULTS.keys() & given.keys()}
+        chosen = {name: given.pop(name) for name in (*_DECISIVE, "policy") if name in given}
         chosen["policy"] = chosen.get("policy") or AS_RECORDED
-        command(settings=KubeSettings(**chosen), **given)
+        command(settings=settings_of(chosen), **given)
 
-    return counting
+    return operator_options(counting, _DECISIVE)
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

@@ -19,13 +19,14 @@ from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, LEASES, PODS, Resource
 from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Rules, Snapshot, Worker
 from espalier_operator.job.view import Trouble
-from espalier_operator.kube.objects.names import POLICY_MEMORY
+from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.policies.settings import configured
 from espalier_operator.policy_memory import remembered
+from espalier_operator.recent_use import RecentUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,8 @@ def seen_by_operator(
 
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
     PriorityClasses and queues may be missing: then the priorities that jobs name themselves hold, and no quotas;
-    so may the operators' Leases: then the policy remembers nothing.
+    so may the Leases of operators: then the policy remembers nothing, and nobody has used GPUs. Where two operators
+    have noted what queues used, neither counts.
     The policy `AS_RECORDED` is the one that the operator wrote into the status of its jobs, if it is known here.
     """
     if settings.policy == AS_RECORDED:
@@ -73,8 +75,10 @@ def seen_by_operator(
         job.look(now)
         jobs.append(job)
     snapshot = assemble(jobs, store, now, rules or settings.rules)
-    memory = {} if leases is None else _remembered(leases, snapshot.rules.policy)
-    return Seen(snapshot=replace(snapshot, policy_memory=memory), left_out=left_out)
+    uses = _notes(leases, RECENT_USE)
+    use = RecentUse(snapshot.rules.fair_share_half_life_seconds, uses[0] if len(uses) == 1 else None)
+    memory = _remembered(_notes(leases, POLICY_MEMORY), snapshot.rules.policy)
+    return Seen(snapshot=use.seen(replace(snapshot, policy_memory=memory)), left_out=left_out)
 
 
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:
@@ -120,10 +124,15 @@ def _recorded_policy(jobs: Listing, controller: str) -> str:
     return DEFAULT_POLICY
 
 
-def _remembered(leases: Listing, policy: str) -> Mapping[str, Any]:
-    """Return what the policy remembers by the Lease of its operator; nothing where two may be meant."""
-    notes = ((raw["metadata"].get("annotations") or {}).get(POLICY_MEMORY) for raw in leases.items)
-    found = [memory for note in notes if note and (memory := remembered(policy, note))]
+def _notes(leases: Listing | None, name: str) -> list[str]:
+    """Return what operators have noted in an annotation of their Leases."""
+    annotations = (raw["metadata"].get("annotations") or {} for raw in (() if leases is None else leases.items))
+    return [each[name] for each in annotations if each.get(name)]
+
+
+def _remembered(notes: Iterable[str], policy: str) -> Mapping[str, Any]:
+    """Return what the policy remembers; nothing where two may be meant."""
+    found = [memory for note in notes if (memory := remembered(policy, note))]
     return found[0] if len(found) == 1 else {}
 
 

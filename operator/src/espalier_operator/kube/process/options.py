@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, get_type_hints
 
@@ -13,6 +13,7 @@ from espalier_api.base import field_docs
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.policies.settings import configured
 
+ALL = tuple(field.name for field in fields(KubeSettings))
 NONE = "none"
 MAY_BE_NONE = ("tolerated_taints", "departing_nodes")
 """Options that have a default, and of which `none` alone means none."""
@@ -27,11 +28,11 @@ _MAY_BE_ZERO = (
 )
 
 
-def settings_options(command: F) -> F:
-    """Give `command` one option for each field of `KubeSettings`, with the field's sentence as its help."""
+def settings_options(command: F, names: Collection[str] = ALL) -> F:
+    """Give `command` one option for each field of `KubeSettings` in `names`, with the field's sentence as its help."""
     sentences = {name: " ".join(text.replace("`", "").split()) for name, text in field_docs(KubeSettings).items()}
     types = get_type_hints(KubeSettings)
-    for field in reversed(fields(KubeSettings)):
+    for field in reversed([field for field in fields(KubeSettings) if field.name in names]):
         many = types[field.name] == tuple[str, ...]
         command = click.option(
             f"--{field.name.replace('_', '-')}",
@@ -48,8 +49,8 @@ def settings_options(command: F) -> F:
 
 def settings_of(given: Mapping[str, Any]) -> KubeSettings:
     """Return the settings among the values of a command's options."""
-    found = {field.name: given[field.name] for field in fields(KubeSettings)}
-    return KubeSettings(**found | {name: () for name in MAY_BE_NONE if found[name] == (NONE,)})
+    found = {name: given[name] for name in ALL if name in given}
+    return KubeSettings(**found | {name: () for name in MAY_BE_NONE if found.get(name) == (NONE,)})
 
 
 def _is_name(resource: str) -> bool:

@@ -218,7 +218,7 @@ FAMILIES: Final = (
          "Parts of the policy's last decision that cannot be applied, such as unknown nodes; the log names them.",
          (), ()),
         (_G, "espalier_scheduling_policy_fallback",
-         "1 while fair decides in the place of a policy that raised, or of learned without an answer, else 0; the log says why.",
+         "1 while fair decides in place of a policy that raised, or of learned without an answer, else 0; see the log.",
          (), ()),
         (_C, "espalier_scheduling_policy_questions_total",
          "Times that the file of the policy learned was asked for a decision.", ("answer",), ()),

@@ -16,6 +16,10 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+MAX_NUMBER: Final = 2**53
+"""The largest whole number that every reader of JSON understands."""
+DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""A name of Kubernetes; with at most 63 characters."""
 YEAR_SECONDS: Final = 31_536_000
 """Longest time budget, and longest time that a message about a job can name."""
 MAX_PATH: Final = 4096

@@ -18,7 +18,7 @@ from espalier_api.adaptation import (
     Optimise,
     Trials,
 )
-from espalier_api.base import MAX_PATH, YEAR_SECONDS, Strict
+from espalier_api.base import DNS_LABEL, MAX_PATH, YEAR_SECONDS, Strict
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_api.program import ProgramSpec
 from espalier_api.status import JobStatus
@@ -83,8 +83,7 @@ PLURAL = "adaptivetrainingjobs"
 MAX_NAME_LENGTH = 52
 """The name of a job plus the suffixes of its pods must fit into a label (63)."""
 
-_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
-_NAME: Final = re.compile(_LABEL.replace("$", r"\Z"))
+_NAME: Final = re.compile(DNS_LABEL.replace("$", r"\Z"))
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _DOMAIN_PREFIXED: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
@@ -106,7 +105,7 @@ def _service_name(value: str) -> str:
 Name = Annotated[
     str,
     AfterValidator(_dns_label),
-    Field(json_schema_extra={"maxLength": MAX_NAME_LENGTH, "pattern": _LABEL}),
+    Field(json_schema_extra={"maxLength": MAX_NAME_LENGTH, "pattern": DNS_LABEL}),
 ]
 JobName = Annotated[str, AfterValidator(_service_name)]
 

@@ -11,37 +11,35 @@ from typing import Final
 
 from pydantic import Field
 
-from espalier_api.base import YEAR_SECONDS, Record
+from espalier_api.base import MAX_NUMBER, YEAR_SECONDS, Record
 
 MAX_CONFIGURATIONS: Final = 16
 """How many of the newest entries `measurements.speeds` keeps."""
 MAX_LOSS_POINTS: Final = 64
 """How many points `measurements.losses` has at most; where there are more, two become one."""
-_MOST: Final = 2**53
-"""The largest whole number that every reader of JSON understands."""
 
 
 class Configuration(Record):
     """What the duration of a step depends on."""
 
-    nodes: int = Field(ge=1, le=_MOST)
+    nodes: int = Field(ge=1, le=MAX_NUMBER)
     """Nodes that the workers are on."""
-    workers: int = Field(ge=1, le=_MOST)
+    workers: int = Field(ge=1, le=MAX_NUMBER)
     """Workers that train together."""
-    batch_size: int = Field(ge=1, le=_MOST)
+    batch_size: int = Field(ge=1, le=MAX_NUMBER)
     """Examples of one worker in a step."""
-    parameters: int = Field(ge=0, le=_MOST)
+    parameters: int = Field(ge=0, le=MAX_NUMBER)
     """Trainable parameters of the model: one that has grown is slower."""
     gpu_type: str = Field(default="", max_length=63)
     """The type of GPU of the leader, the value of its node's label; empty where nobody says."""
-    passes: int = Field(default=1, ge=1, le=_MOST)
+    passes: int = Field(default=1, ge=1, le=MAX_NUMBER)
     """Parts of its examples that a worker computes one after the other, where its memory is too small for all."""
 
 
 class Speed(Configuration):
     """The duration of a step in one configuration: medians of its latest steps, without those after a change."""
 
-    steps: int = Field(ge=1, le=_MOST)
+    steps: int = Field(ge=1, le=MAX_NUMBER)
     """Steps that were measured."""
     step_seconds: float = Field(gt=0, le=YEAR_SECONDS)
     """Duration of a step, from its beginning to the end of the optimizer's step."""
@@ -56,7 +54,7 @@ class GradientNoise(Record):
     """Squared norm of the true gradient, estimated; 0 where the noise hides it."""
     variance: float = Field(ge=0)
     """Trace of the covariance of the gradient of one example, estimated."""
-    samples: int = Field(ge=1, le=_MOST)
+    samples: int = Field(ge=1, le=MAX_NUMBER)
     """Estimates of which these are the moving averages."""
 
     @property
@@ -69,9 +67,9 @@ class GradientNoise(Record):
 class LossPoint(Record):
     """The mean loss of the steps from `step` to the next point."""
 
-    epoch: int = Field(ge=0, le=_MOST)
+    epoch: int = Field(ge=0, le=MAX_NUMBER)
     """The epoch of the first of them."""
-    step: int = Field(ge=0, le=_MOST)
+    step: int = Field(ge=0, le=MAX_NUMBER)
     """The first of them."""
     loss: float
     """Mean training loss."""

@@ -7,11 +7,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
-from espalier_api.base import Strict
+from espalier_api.base import DNS_LABEL, Strict
 from espalier_api.counts import repeated
 
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
-DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 QUANTITY_PATTERN: Final = r"[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"
 _QUANTITY: Final = re.compile(QUANTITY_PATTERN)
 _NATIVE: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*", re.DOTALL)

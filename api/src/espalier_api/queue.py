@@ -7,14 +7,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, field_validator
 
-from espalier_api.base import Record, Strict
+from espalier_api.base import DNS_LABEL, Record, Strict
 from espalier_api.counts import repeated
 from espalier_api.job import Name
 from espalier_api.status import ConditionStatus
 
 QUEUE_KIND: Final = "Queue"
 QUEUE_PLURAL: Final = "queues"
-_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _MOST: Final = 1_000_000
 
 
@@ -35,7 +34,7 @@ class QueueSpec(Strict):
 
     cohort: Name | None = None
     """Queues of one cohort borrow what others of it do not use. Absent: the queue borrows and lends nothing."""
-    namespaces: tuple[Annotated[str, Field(pattern=_LABEL, max_length=63)], ...] = Field(default=(), max_length=1000)
+    namespaces: tuple[Annotated[str, Field(pattern=DNS_LABEL, max_length=63)], ...] = Field(default=(), max_length=1000)
     """Namespaces whose jobs may use the queue. Absent: all."""
     max_priority: int | None = Field(default=None, ge=-2_147_483_648, le=1_000_000_000)
     """Jobs of a higher priority are not admitted. Absent: no limit."""

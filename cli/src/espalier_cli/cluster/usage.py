@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier_operator.constraints import REPELLING
 from espalier_operator.kube.inspection import KubeSettings
 from espalier_operator.planning import JobFacts, Role, Snapshot, Worker, WorkerState
 
@@ -141,7 +142,7 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
         reasons.append("being deleted")
     if spec.get("unschedulable"):
         reasons.append("cordoned")
-    taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in ("NoSchedule", "NoExecute")]
+    taints = [taint for taint in spec.get("taints") or () if taint.get("effect") in REPELLING]
     for taint in taints:
         known = taint.get("key") in settings.tolerated_taints
         repeated = taint.get("key", "").startswith("node.kubernetes.io/")  # the problem above, as a taint

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from espalier_api.base import MAX_NUMBER
 from espalier_api.counts import number_of
 from espalier_api.measurements import Measurements, differs
 from espalier_api.reasons import SENTENCES, Reason
@@ -42,8 +43,6 @@ MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
 MATERIAL_SHARE: Final = 0.05
 """A measured figure is written again when it has moved by this share of itself: policies decide no finer."""
-MAX_NUMBER: Final = 2**53
-"""The largest whole number that every reader of JSON understands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

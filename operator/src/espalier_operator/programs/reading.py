@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from espalier_api.base import MAX_NUMBER
 from espalier_api.program import KNOWN_VALUES, MAX_VALUES
 from espalier_api.report import Metric
 
 MAX_NUMBER_LENGTH: Final = 64
 """Maximum length of a number in a text, in characters."""
-_MAX_COUNT: Final = 2**53
-"""The largest whole number that every reader of JSON understands."""
 
 
 def number_of(value: Any) -> float | None:
@@ -82,7 +81,7 @@ class Reading:
         return tuple(Metric(name=name, value=value) for name, value in self.values.items() if name not in KNOWN_VALUES)
 
     def _count(self, name: str) -> int:
-        return int(max(0.0, min(self.values.get(name, 0.0), float(_MAX_COUNT))))
+        return int(max(0.0, min(self.values.get(name, 0.0), float(MAX_NUMBER))))
 
 
 NOTHING: Final = Reading()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -139,6 +140,82 @@ def test_gradients_that_come_in_parts_are_whole() -> None:
     for state in together(2, act):
         for name, tensor in alone.state_dict().items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+class Spectral(nn.Module):
+    """Weighs frequencies by complex numbers, which begin at an odd place of their bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(torch.fft.irfft(torch.fft.rfft(inputs) * self.filter, n=6))
+        return outputs
+
+
+class Fine(nn.Module):
+    """Has 64 bits, which a bucket of 32 would round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.randn(4, dtype=torch.complex128))
+        self.last = nn.Linear(6, 3, dtype=torch.float64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(torch.fft.irfft(torch.fft.rfft(inputs.double()) * self.filter, n=6))
+        return outputs
+
+
+class Words(nn.Module):
+    """Has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.words(inputs.abs().mul(4).long().clamp_max(8)).mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("cut_up", [False, True])
+@pytest.mark.parametrize("kind", [Spectral, Fine, Words])
+def test_members_sum_gradients_of_any_type(
+    kind: type[nn.Module], cut_up: bool, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cut_up:
+        monkeypatch.setattr(buckets, "FIRST_BYTES", 4)
+        monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)
+    # The ready trainer's own losses are of 32 bits.
+    summed = partial(nn.functional.cross_entropy, reduction="sum")
+    torch.manual_seed(1)
+    start = kind()
+    alone = copy.deepcopy(start)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(3):
+        inputs, labels = examples(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(alone(inputs), labels).backward()
+        optimizer.step()
+
+    def act(group: Group) -> dict[str, Tensor]:
+        module = copy.deepcopy(start)
+        network = Network(module, torch.optim.SGD(module.parameters(), lr=0.1), None)
+        for step in range(3):
+            inputs, labels = examples(step)
+            mine = slice(group.rank, None, group.world)
+            options: dict[str, Any] = {"passes": passes, "measured": step == 1, "criterion": lambda _: summed}
+            joint_step(network, group, inputs[mine], labels[mine], ROWS, **options)
+        return module.state_dict()
+
+    first, second = together(2, act)
+    for name, tensor in alone.state_dict().items():
+        exact = {"rtol": 1e-12, "atol": 1e-12} if kind is Fine else {"rtol": 1e-4, "atol": 1e-6}
+        torch.testing.assert_close(first[name], tensor, **exact)
+        assert torch.equal(first[name], second[name])
 
 
 @pytest.mark.usefixtures("small")

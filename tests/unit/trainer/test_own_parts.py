@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -310,6 +311,24 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
             join(model, given, batches(4))  # type: ignore[arg-type]
     with pytest.raises(OwnLoopError, match="accumulate is 0"):
         join(model, inner, batches(4), accumulate=0)
+
+
+@pytest.mark.parametrize("role", ["base", "extra"])
+def test_an_optimizer_of_sparse_gradients_alone_is_refused_where_workers_train_together(
+    leader: AdaptiveTrainingJob, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPALIER_WORKER_ROLE", role)
+    file = tmp_path / "job.json"
+    job = json.loads(file.read_text())
+    job["spec"]["training"]["elasticBatch"] = "keepGlobal"
+    file.write_text(json.dumps(job))
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    optimizers = [torch.optim.SparseAdam(model[0].parameters()), torch.optim.Adam(model[1].parameters())]
+    with pytest.raises(OwnLoopError, match="SparseAdam takes sparse gradients only.*leave training.elasticBatch out"):
+        join(model, optimizers, batches(4))
+    del job["spec"]["training"]["elasticBatch"]
+    file.write_text(json.dumps(job))
+    join(model, optimizers, batches(4))
 
 
 @pytest.mark.parametrize("rate", [torch.tensor(0.25), np.float32(0.25), np.float64(0.25)])

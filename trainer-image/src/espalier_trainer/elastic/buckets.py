@@ -41,26 +41,39 @@ def cut(sizes: Sequence[int], first: int, others: int) -> list[list[int]]:
     return buckets
 
 
+def _real(gradient: Tensor) -> Tensor:
+    """Return a gradient as dense real numbers: a complex one as two in a last dimension."""
+    if gradient.layout != torch.strided:
+        gradient = gradient.to_dense()
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
 class Buckets:
-    """The memory through which the gradients of some parameters are exchanged, step after step."""
+    """The memory through which the gradients of some parameters are exchanged, step after step.
+
+    Numbers have 32 bits, or 64 if those of a parameter have.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], figures: int, device: torch.device) -> None:
         """`figures` numbers follow the gradients of the last bucket."""
         self.parameters = tuple(parameters)
         self.figures = figures
         self.views: list[Tensor] = [torch.empty(0)] * len(self.parameters)
-        """Where the gradient of each parameter goes."""
+        """Where the gradient of each parameter goes, as `_real` returns it."""
         self.bucket_of = [0] * len(self.parameters)
         self.flat: list[Tensor] = []
         self.counts: list[int] = []
         """Parameters of each bucket."""
-        places = cut([4 * parameter.numel() for parameter in self.parameters], FIRST_BYTES, BUCKET_BYTES)
+        wide = any(parameter.dtype.to_real() == torch.float64 for parameter in self.parameters)
+        self.dtype = torch.float64 if wide else torch.float32
+        shapes = [_real(parameter.detach()).shape for parameter in self.parameters]
+        places = cut([self.dtype.itemsize * shape.numel() for shape in shapes], FIRST_BYTES, BUCKET_BYTES)
         for number, bucket in enumerate(places):
-            sizes = [self.parameters[place].numel() for place in bucket]
+            sizes = [shapes[place].numel() for place in bucket]
             more = figures if number == len(places) - 1 else 0
-            flat = torch.zeros(sum(sizes) + more, device=device)
+            flat = torch.zeros(sum(sizes) + more, dtype=self.dtype, device=device)
             for place, part in zip(bucket, torch.split(flat, [*sizes, more]), strict=False):
-                self.views[place] = part.view(self.parameters[place].shape)
+                self.views[place] = part.view(shapes[place])
                 self.bucket_of[place] = number
             self.flat.append(flat)
             self.counts.append(len(bucket))
@@ -77,7 +90,7 @@ class Buckets:
         """Take part in an exchange without gradients, only with figures. Raises `GroupBrokenError`."""
         for flat in self.flat:
             flat.zero_()
-        self.flat[-1][-self.figures : -1] = torch.tensor(figures, device=group.device)
+        self.flat[-1][-self.figures : -1] = torch.tensor(figures, dtype=self.dtype, device=group.device)
         sent = [group.sending(flat) for flat in self.flat]
         group.sent()
         for sending in sent:
@@ -173,7 +186,7 @@ class Exchange:
         if carried[-1]:
             self._sum_late()
         for parameter, view in zip(buckets.parameters, buckets.views, strict=True):
-            parameter.grad = laid_as(view.to(parameter.dtype), parameter)
+            parameter.grad = laid_as(_as_parameter(view, parameter), parameter)
         return carried[:-1]
 
     def squared_norm_of_sum(self) -> Tensor:
@@ -191,7 +204,7 @@ class Exchange:
         number = buckets.bucket_of[place]
         if number < len(self._sent):
             if came is not None:
-                late = came.detach().float() * self._weight
+                late = _real(came.detach()).to(buckets.dtype) * self._weight
                 self._late[place] = self._late[place] + late if place in self._late else late
             return
         self._fill(place, came)
@@ -203,14 +216,14 @@ class Exchange:
         view = self._buckets.views[place]
         if self._filled[place]:
             if came is not None:
-                view.add_(came.detach(), alpha=self._weight)
+                view.add_(_real(came.detach()), alpha=self._weight)
             return
         self._filled[place] = True
         self._missing[self._buckets.bucket_of[place]] -= 1
         if came is None:
             view.zero_()
         else:
-            view.copy_(came.detach())
+            view.copy_(_real(came.detach()))
             if self._weight != 1.0:
                 view.mul_(self._weight)
 
@@ -221,11 +234,11 @@ class Exchange:
         for place, (parameter, filled) in enumerate(zip(buckets.parameters, self._filled, strict=True)):
             if filled:
                 continue
-            if parameter.grad is None or parameter.grad.is_sparse:
-                self._fill(place, parameter.grad)
+            if parameter.grad is None:
+                self._fill(place, None)
             else:
                 views.append(buckets.views[place])
-                came.append(parameter.grad)
+                came.append(_real(parameter.grad))
                 self._filled[place] = True
             parameter.grad = None
         if views:
@@ -253,3 +266,12 @@ class Exchange:
             late = torch.zeros_like(view) if late is None else late
             self._group.all_reduce(late)
             view.add_(late)
+
+
+def _as_parameter(view: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient in the type of its parameter. Real numbers of one type stay where they are."""
+    numbers = view.to(parameter.dtype.to_real())
+    if not parameter.is_complex():
+        return numbers
+    # In a bucket they may begin at an odd place, where no complex number can lie.
+    return torch.view_as_complex(numbers.clone())

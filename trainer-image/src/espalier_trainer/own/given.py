@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.net2net.several import Several
+from espalier_trainer.net2net.several import Several, members_of
 from espalier_trainer.optimizers import kept_options
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
@@ -38,6 +38,15 @@ def united(given: Optimizer | Sequence[Optimizer], model: nn.Module) -> Optimize
                 )
             held.add(names[parameter])
     return members[0] if len(members) == 1 else Several(members)
+
+
+def require_dense(optimizer: Optimizer) -> None:
+    """Raise `OwnLoopError` for an optimizer that takes sparse gradients only: sums of several workers are dense."""
+    if any(isinstance(member, SparseAdam) for member in members_of(optimizer)):
+        raise OwnLoopError(
+            "join: SparseAdam takes sparse gradients only, and gradients of several workers are summed as dense ones; "
+            "give torch.optim.Adam and sparse=False to the embedding, or leave training.elasticBatch out of the job"
+        )
 
 
 def _require_kept(optimizer: Optimizer) -> None:

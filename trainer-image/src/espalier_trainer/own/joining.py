@@ -29,6 +29,7 @@ from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
+from espalier_trainer.own.given import require_dense
 from espalier_trainer.own.leading import Leading
 from espalier_trainer.own.loop import Loop
 from espalier_trainer.own.state import OwnState
@@ -86,6 +87,8 @@ def join(
         settings = Settings.from_environment(os.environ)
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
+        if job.spec.training.elastic_batch is not None:
+            require_dense(state.optimizer)
         set_threads(model, state.device)
         keep_freed(state.device)
         made = _lead if settings.leads else _follow

@@ -241,6 +241,27 @@ def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(ki
         assert len(average.shadow.keys() - before) >= 5 * times
 
 
+@pytest.mark.parametrize("insertion", Insertion)
+@pytest.mark.parametrize("part", ["all", "first"])
+def test_a_frozen_copy_gets_blocks_and_stays_frozen(insertion: Insertion, part: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Sequential(Residual()), nn.Linear(4, 2)).eval()
+    model[0].requires_grad_(False)
+    kept = Kept(model)
+    kept.ema.requires_grad_(part != "all")
+    kept.ema.get_submodule("1").requires_grad_(False)
+    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [kept])
+    assert state.may_grow(INPUTS[:2], insertion, ["AddBlock"]) == ""
+    before = kept.ema(INPUTS)
+    action = Action(kind="AddBlock", target="1.0")
+    state.adopt(state.network.grown(action, INPUTS[:2], insertion, 0))
+    assert kept.ema.state_dict().keys() == model.state_dict().keys()
+    if insertion is not Insertion.SCALED:
+        torch.testing.assert_close(kept.ema(INPUTS), before)
+    trained = {name for name, parameter in kept.ema.named_parameters() if parameter.requires_grad}
+    assert not any(name.startswith("1.0.") for name in trained)
+    assert {"0.weight", "2.weight"} & trained == (set() if part == "all" else {"0.weight", "2.weight"})
+
+
 def test_an_average_unfolds_with_the_model() -> None:
     torch.manual_seed(0)
     model, tokens = gpt(20, context=8, width=16), torch.randint(20, (2, 8))

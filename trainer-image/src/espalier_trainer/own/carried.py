@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
@@ -128,12 +129,10 @@ class Carried:
         before = set(self._model.state_dict())
         shadows = [(shadow, _left_out(shadow, self._model)) for other in self.others for shadow in self._shadows(other)]
         for module in copies:
-            frozen = not any(parameter.requires_grad for parameter in module.parameters())
             training = module.training
-            become(module, grown(module))
+            with _trained_as(self._model, module):
+                become(module, grown(module))
             module.train(training)
-            if frozen:
-                module.requires_grad_(False)
 
         def extend(model: nn.Module) -> None:
             held, kinds = model.state_dict(), _kinds(model)
@@ -178,6 +177,24 @@ def become(module: nn.Module, other: nn.Module) -> None:
         contents = dict(vars(other))
         vars(module).clear()
         vars(module).update(contents)
+
+
+@contextmanager
+def _trained_as(model: nn.Module, module: nn.Module) -> Iterator[None]:
+    """Let a copy of `model` be frozen where the model is, since growth goes by what trains; afterwards, as it was.
+
+    What the block adds is frozen if the whole copy was.
+    """
+    own = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trained.get(name, own[name]))
+    frozen = not any(own.values())
+    try:
+        yield
+    finally:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(own.get(name, parameter.requires_grad) and not frozen)
 
 
 def _encoded(other: Stateful, tensors: dict[str, Tensor]) -> Any:

@@ -19,9 +19,10 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+from espalier_api.advice import Action
 from espalier_api.documents import read_document
 from espalier_api.events import EVENT
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, Insertion
 from espalier_api.report import Report
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
@@ -446,6 +447,35 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
     other = OwnState(model, torch.optim.SGD(model[0].parameters(), lr=0.1), [])
     with pytest.raises(CheckpointMismatchError, match="the optimizer's parameters differ"):
         other.load(held.capture())
+
+
+@pytest.mark.parametrize("held", ["left out", "frozen and held", "trained"])
+def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
+    held: str, make_checkpoint: Callable[..., Checkpoint]
+) -> None:
+    example, states = torch.ones(2, 2), []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        model[0].requires_grad_(held != "frozen and held")
+        parameters = model[2:].parameters() if held == "left out" else model.parameters()
+        state = OwnState(model, torch.optim.Adam(parameters), [])
+        assert state.may_grow(example, Insertion.EXACT, ["Deepen"]) == ""
+        states.append(state)
+    first, second = states
+    for point in ("0", "2"):
+        first.adopt(first.network.grown(Action.deepen(point), example, Insertion.EXACT, 0))
+        first.model(example).sum().backward()
+        first.optimizer.step()
+        kept = StateCopy(first)
+        network, growth = first.network, {"schedule": first.state(), "optimizer_groups": ()}
+        growth |= {"architecture": network.architecture, "growth": network.history}
+        kept.note(make_checkpoint().state.model_copy(update=growth))
+        second.load(kept.capture())
+        assert first.digest(first.network) == second.digest(second.network)
+    count = sum(len(group["params"]) for group in second.optimizer.param_groups)
+    assert count == len(list(second.model.parameters())) - (4 if held == "left out" else 0)
+    assert len(list(second.model.parameters())) == 6 + 4
 
 
 def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:

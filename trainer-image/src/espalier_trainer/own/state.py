@@ -211,15 +211,15 @@ class OwnState:
         state = checkpoint.state
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         held = {names[parameter] for group in self.optimizer.param_groups for parameter in group["params"]}
-        left_out = {name for name, parameter in self.model.named_parameters() if parameter.requires_grad} - held
+        known = set(names.values())
         try:
             if state.architecture is not None:
                 self._rebuild(state.architecture, state.growth or history_of(state.architecture))
             self.model.load_state_dict(checkpoint.model)
-            # The parameters that the script gave to its optimizer, trained or frozen, and those that have grown since.
-            trained = {
-                name for name, parameter in self.model.named_parameters() if parameter.requires_grad or name in held
-            } - left_out
+            # The parameters that the script gave to its optimizer, trained or frozen. Of those that have grown since,
+            # which nobody here knows yet, the optimizer took those whose neighbours it holds.
+            saved = {name for group in state.optimizer_groups for name in cast(GroupState, group)["params"]}
+            trained = {name for name, _ in self.model.named_parameters() if name in (held if name in known else saved)}
             self._load_optimizers(checkpoint, trained)
             self._note(state, checkpoint.under(PREFIX))
         except (GrowthError, RuntimeError, ValueError, KeyError) as error:

@@ -264,9 +264,15 @@ def scheduled(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -
     loop.backward(loss)
 
 
+def unfrozen(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    loop.backward(loss)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        (unfrozen, "give all of them to the optimizer before join, and to unfreeze a part, set its requires_grad"),
         (twice, "backward() was called twice for one batch; add the losses and call it once, or give join a list"),
         (
             never,

@@ -66,6 +66,7 @@ class Alone:
     def backward(self, loss: Tensor) -> float:
         """Call `loss.backward()`; returns the loss."""
         self._state.check_schedulers()
+        self._state.check_groups()
         self._seen, self._total = self._seen + 1, self._total + 1
         if self._accumulate == 1:
             torch.autograd.backward(loss)

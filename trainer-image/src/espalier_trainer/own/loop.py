@@ -143,6 +143,7 @@ class Step:
             )
         self._calls += 1
         self._state.check_schedulers()
+        self._state.check_groups()
         rows, own = self.part.pieces[self._place], self.part.rows
         share = rows / own if own else 0.0
         keep_open = self._calls < self._most

@@ -71,6 +71,8 @@ class OwnState:
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
         self._in_front: Steering | None = None
+        self._members = self._counted()
+        """Parameters in each of the optimizer's groups, as they were given to `join` and have grown."""
         self.check_schedulers()
 
     @property
@@ -97,6 +99,18 @@ class OwnState:
                 "a learning-rate scheduler was made for the optimizer, but not given to join: workers that come later "
                 "would begin with its first rate; make it before join(model, optimizer, loader, scheduler)"
             )
+
+    def check_groups(self) -> None:
+        """Raise `OwnLoopError` if the script has put parameters into the optimizer, or taken some out of it."""
+        if self._counted() != self._members:
+            raise OwnLoopError(
+                "the script has changed which parameters its optimizer holds: a run that resumes and workers that join "
+                "later begin with those given to join, and could not load this state; give all of them to the "
+                "optimizer before join, and to unfreeze a part, set its requires_grad in each epoch from that one on"
+            )
+
+    def _counted(self) -> list[int]:
+        return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def check_optimizer(self) -> None:
         """Raise `OwnLoopError` if the optimizer, which has stepped, keeps a state that no checkpoint can hold."""
@@ -205,6 +219,7 @@ class OwnState:
                 own.state.clear()
                 own.state.update(new.state)
         self.network = Network(self.model, self.optimizer, network.architecture, network.history)
+        self._members = self._counted()
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the state of a checkpoint. Raises `CheckpointMismatchError` if it belongs to another model."""
@@ -221,6 +236,7 @@ class OwnState:
             saved = {name for group in state.optimizer_groups for name in cast(GroupState, group)["params"]}
             trained = {name for name, _ in self.model.named_parameters() if name in (held if name in known else saved)}
             self._load_optimizers(checkpoint, trained)
+            self._members = self._counted()
             self._note(state, checkpoint.under(PREFIX))
         except (GrowthError, RuntimeError, ValueError, KeyError) as error:
             lines = str(error).strip().splitlines()

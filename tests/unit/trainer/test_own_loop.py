@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from espalier_api.advice import Action
 from espalier_api.documents import read_document
@@ -351,6 +358,9 @@ def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTra
         (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4), "the data set of the DataLoader is empty"),
         (DataLoader(DATA, batch_size=None), "the DataLoader has no batch_size"),
         (DataLoader(DATA, 4, sampler=WeightedRandomSampler([1.0] * 12, 12)), "a sampler WeightedRandomSampler"),
+        (DataLoader(DATA, 4, sampler=RandomSampler(DATA, num_samples=8)), "a torch.utils.data.Subset for an epoch"),
+        (DataLoader(DATA, 4, sampler=RandomSampler(range(20), num_samples=12)), "a sampler RandomSampler"),
+        (DataLoader(DATA, 4, sampler=SequentialSampler(range(8))), "a sampler SequentialSampler"),
     ],
 )
 def test_a_loader_without_an_order_that_could_be_shared_is_refused(
@@ -358,6 +368,13 @@ def test_a_loader_without_an_order_that_could_be_shared_is_refused(
 ) -> None:
     with pytest.raises(OwnLoopError, match=said):
         join(*made(), loader)
+
+
+@pytest.mark.parametrize(("sampler", "shuffled"), [(RandomSampler(DATA), True), (SequentialSampler(range(12)), False)])
+def test_a_sampler_of_the_whole_data_set_is_taken(sampler: Any, shuffled: bool) -> None:
+    feed = Feed(DataLoader(DATA, 4, sampler=sampler), ElasticBatch.KEEP_GLOBAL, seed=1)
+    (first, *_) = feed.part(0, 0, 0, 1).load()
+    assert torch.equal(first, DATA.tensors[0][:4]) is not shuffled
 
 
 def test_what_could_not_be_given_to_others_is_refused_also_alone() -> None:

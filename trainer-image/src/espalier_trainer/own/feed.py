@@ -200,12 +200,13 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
             "shuffle, as batches are cut among the workers"
         )
     sampler = loader.sampler
-    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(sampler):
-        return True
-    if isinstance(sampler, SequentialSampler):
-        return False
+    # One of another size would give other examples than an epoch here has.
+    if isinstance(sampler, RandomSampler | SequentialSampler):
+        sizes = {len(cast(Any, loader.dataset)), len(sampler), len(sampler.data_source)}
+        if len(sizes) == 1 and not getattr(sampler, "replacement", False):
+            return isinstance(sampler, RandomSampler)
     raise OwnLoopError(
-        f"join: the DataLoader has a sampler {type(sampler).__name__}; give it shuffle=True or shuffle=False instead, "
-        "as the order of the examples must be the same in all workers (a DistributedSampler is not needed: batches are "
-        "cut here)"
+        f"join: the DataLoader has a sampler {type(sampler).__name__}; give it shuffle=True or "
+        "shuffle=False instead, as the order of the examples must be the same in all workers (a DistributedSampler is "
+        "not needed: batches are cut here), and a torch.utils.data.Subset for an epoch of a part of the data set"
     )

@@ -21,6 +21,8 @@ from espalier_api.architecture import GrowthError
 from espalier_api.documents import read_document
 from espalier_api.job import AdaptiveTrainingJob, Insertion
 from espalier_api.report import Report
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.core.state import StateCopy
 from espalier_trainer.gpt import gpt
 from espalier_trainer.net2net import (
     deepen,
@@ -427,6 +429,45 @@ def test_lists_texts_and_dictionaries_in_the_state_of_an_optimizer_are_resumed_f
         assert torch.equal(state.pop("mean"), wanted.pop("mean"))
         del wanted["by_age"]
         assert state == wanted
+
+
+def _mixed(parameter: torch.Tensor) -> dict[str, Any]:
+    """A copy in 32 bits, which the parameter rounds, and moments in bytes."""
+    master = parameter.detach().float() + 1e-5
+    return {"master": master, "bytes": torch.arange(parameter.numel(), dtype=torch.uint8), "step": torch.tensor(257.0)}
+
+
+class Casting(Keeping):
+    """Has its own idea of types."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["bytes"] = state["bytes"].to(torch.int64)
+
+
+@pytest.mark.parametrize("kind", [Keeping, Casting, torch.optim.NAdam])
+def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: Callable[..., Checkpoint]) -> None:
+    states = []
+    for _ in range(2):
+        model = net().to(torch.bfloat16)
+        optimizer = kind(model.parameters(), **({} if kind is torch.optim.NAdam else {"kept": _mixed}))
+        states.append(OwnState(model, optimizer, []))
+    first, second = states
+    for _ in range(2):
+        loss_of(first.model, (INPUTS.to(torch.bfloat16), LABELS)).backward()
+        first.optimizer.step()
+    held = StateCopy(first)
+    held.note(make_checkpoint().state.model_copy(update={"schedule": first.state(), "optimizer_groups": ()}))
+    second.load(held.capture())
+    own = kind is Casting
+    for old, new in zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True):
+        assert old.keys() == new.keys()
+        for key in old.keys() - ({"master", "bytes"} if own else set()):
+            assert old[key].dtype == new[key].dtype, key
+            assert torch.equal(old[key], new[key])
+        assert not own or (new["master"].dtype, new["bytes"].dtype) == (torch.bfloat16, torch.int64)
+    assert own or first.digest(first.network) == second.digest(second.network)
 
 
 @pytest.mark.parametrize(

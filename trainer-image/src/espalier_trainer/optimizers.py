@@ -153,9 +153,30 @@ def load_optimizer_state(
             ],
         }
     )
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+        _restore_types(optimizer, parameters, tensors)
     for name, fields in others.items():  # of which it would convert each element, and of a text each letter
         optimizer.state[parameters[name]].update(fields)
     lay_moments(optimizer)  # those that were saved lie as files have them
+
+
+def _restore_types(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    """Give the state the types in which it was saved: torch casts all but `step` to that of the parameter.
+
+    That would round master weights of 32 bits, and make numbers out of bytes. A class with a `load_state_dict` of its
+    own has cast what it wants to.
+    """
+    of_torch = type(optimizer).__module__.startswith("torch.optim.")
+    for key, tensor in tensors.items():
+        name, field, *parts = key.split(SEPARATOR)
+        parameter = parameters[name]
+        # torch's own moments have the type of the parameter, also where the script has changed that since.
+        if parts or field == "step" or (of_torch and tensor.shape == parameter.shape):
+            continue
+        if optimizer.state[parameter][field].dtype != tensor.dtype:
+            optimizer.state[parameter][field] = tensor.to(device=parameter.device, copy=True)
 
 
 def group_options(group: GroupState) -> GroupState:

@@ -19,10 +19,14 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource
 from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic import group as groups
+from espalier_trainer.elastic.batches import ONE
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
 from espalier_trainer.network import Network
+from espalier_trainer.own.feed import Part
+from espalier_trainer.own.loop import Step
+from espalier_trainer.own.state import OwnState
 from groups import together
 
 
@@ -66,6 +70,38 @@ def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, s
         for name, tensor in alone.state_dict().items():
             if sync or rank == 0 or not name.startswith(("norm.running", "norm.num")):
                 torch.testing.assert_close(state[name], tensor)
+
+
+@pytest.mark.parametrize("pieces", [((2,), (3,)), ((2,), (0,), (4,)), ((2, 3), (3, 0))], ids=str)
+def test_a_loop_of_a_users_own_is_exact_where_batch_norms_see_uneven_parts(pieces: tuple[tuple[int, ...], ...]) -> None:
+    """The gradient of a worker's loss reaches the layers of the others through the batch norm."""
+    torch.manual_seed(0)
+    start = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+    sizes = [rows for batch in zip(*pieces, strict=True) for rows in batch]
+    inputs, labels = torch.randn(sum(sizes), 2), torch.arange(sum(sizes)) % 3
+    cut = iter(torch.arange(sum(sizes)).split(sizes))
+    batches = [[next(cut) for _ in pieces] for _ in pieces[0]]
+    """The examples of each worker in each batch."""
+    alone, expected = copy.deepcopy(start), 0.0
+    for rows in map(torch.cat, batches):
+        loss = nn.functional.cross_entropy(alone(inputs[rows]), labels[rows], reduction="sum") / sum(sizes)
+        loss.backward()
+        expected += loss.item()
+
+    def act(group: Group) -> tuple[float, list[Tensor | None]]:
+        model, loss = copy.deepcopy(start), 0.0
+        state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
+        step = Step(state, Part(pieces[group.rank], sum(sizes), ONE, lambda: None), group, sync_batch_norm=True)
+        for batch in batches:
+            step.enter_batch()
+            rows = batch[group.rank] if len(batch[group.rank]) else torch.arange(2)
+            loss = step.backward(nn.functional.cross_entropy(model(inputs[rows]), labels[rows]))
+        return loss, [parameter.grad for parameter in model.parameters()]
+
+    for loss, gradients in together(len(pieces), act):
+        assert loss == pytest.approx(expected)
+        for found, parameter in zip(gradients, alone.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad, rtol=1e-5, atol=1e-6)
 
 
 class SlowWire:

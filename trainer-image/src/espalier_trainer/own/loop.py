@@ -146,6 +146,8 @@ class Step:
         self._state.check_groups()
         rows, own = self.part.pieces[self._place], self.part.rows
         share = rows / own if own else 0.0
+        # Where batch norms exchange gradients, these must already be those of the mean over all workers' examples.
+        scale = share if self._forgiving is None else rows / self.part.examples
         keep_open = self._calls < self._most
         exchange = self._exchange() if self.last else None
         # Not where batch norms use the group in the backward pass, nor where it is one of several.
@@ -154,7 +156,7 @@ class Step:
             self._bring_back()
             during = exchange.during_backward()
         with ExitStack() if keep_open else self._synced, during:
-            torch.autograd.backward(loss if share == 1.0 else loss * share)
+            torch.autograd.backward(loss if scale == 1.0 else loss * scale)
         value = loss.detach().float() / self._scale
         if self._forgiving is not None and self._forgiving.broken is not None:
             raise self._forgiving.broken
@@ -245,7 +247,8 @@ class Step:
         """Return what sums the gradients of all workers; None where this one is alone."""
         if self._group is None:
             return None
-        weight, measured = self.part.rows / self.part.examples, self._measured and self._calls == 1
+        weight = self.part.rows / self.part.examples if self._forgiving is None else float(self.part.rows > 0)
+        measured = self._measured and self._calls == 1
         return GradientSum(self._state.model, self._group, weight=weight, measured=measured)
 
     def _joined(self, value: Tensor, exchange: GradientSum | None) -> Joint:

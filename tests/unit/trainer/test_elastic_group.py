@@ -19,6 +19,7 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource
 from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic import group as groups
+from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.batches import ONE
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
@@ -102,6 +103,36 @@ def test_a_loop_of_a_users_own_is_exact_where_batch_norms_see_uneven_parts(piece
         assert loss == pytest.approx(expected)
         for found, parameter in zip(gradients, alone.parameters(), strict=True):
             torch.testing.assert_close(found, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+class Alone:
+    """Sums over its only member."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_synchronized_batch_norms_count_in_32_bits(kind: torch.dtype) -> None:
+    """66,825 numbers of a channel are none of 16 bits: more than float16 has, and a few hundred off in bfloat16."""
+    torch.manual_seed(0)
+    layer, own = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+    wide = (torch.randn(25, 2, 27, 99) + 3).to(kind)
+    inputs, plain = wide.clone().requires_grad_(), wide.double().requires_grad_()
+    with synchronized(layer, Alone()):
+        outputs = layer(inputs)
+    expected = own.double()(plain)
+    assert outputs.dtype == kind
+    exact = {"rtol": 1e-2, "atol": 1e-2} if kind.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(outputs.double(), expected, **exact)
+    for name, tensor in own.state_dict().items():
+        torch.testing.assert_close(layer.state_dict()[name].double(), tensor.double(), rtol=1e-5, atol=1e-5)
+    weights = torch.randn_like(plain)
+    (outputs.double() * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert inputs.grad is not None
+    assert plain.grad is not None
+    torch.testing.assert_close(inputs.grad.double(), plain.grad, **exact)
 
 
 class SlowWire:

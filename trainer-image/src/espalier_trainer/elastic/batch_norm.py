@@ -42,7 +42,12 @@ def synchronized(module: nn.Module, group: Summing, *, counts: bool = True) -> I
 
 
 def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -> Tensor:
-    """Y = (x - E[x]) / sqrt(Var[x] + ε) · γ + β, E and Var over [N, ...] of all members (Ioffe and Szegedy 2015)."""
+    """Y = (x - E[x]) / sqrt(Var[x] + ε) · γ + β, E and Var over [N, ...] of all members (Ioffe and Szegedy 2015).
+
+    All is computed in at least 32 bits, as 16 cannot count the numbers of a channel; the outputs have the type of the
+    inputs.
+    """
+    kind, inputs = inputs.dtype, inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
     own = inputs.new_full((1,), inputs.numel() / max(1, inputs.shape[1]))
@@ -55,7 +60,7 @@ def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -
     if layer.affine:
         outputs = outputs * layer.weight.view(shape) + layer.bias.view(shape)
     _track(layer, mean.detach(), variance.detach() * (count / (count - 1).clamp_min(1)))
-    return outputs
+    return outputs.to(kind)
 
 
 def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:

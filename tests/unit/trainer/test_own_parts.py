@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
@@ -103,6 +105,35 @@ def test_alone_the_last_step_of_an_epoch_takes_what_is_left() -> None:
             optimizer.step()
     assert steps == 6
     assert torch.allclose(weights(plain), weights(model), atol=1e-6)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 20), st.integers(1, 6), st.integers(2, 4), st.booleans(), st.sampled_from(["loader", "list", "lazy"])
+)
+def test_alone_a_step_follows_the_mean_over_its_examples(
+    examples: int, size: int, accumulate: int, drop_last: bool, kind: str
+) -> None:
+    """Where the sizes of batches are not known beforehand, it follows the mean over batches."""
+    model = nn.Linear(1, 1, bias=False)
+    numbers = torch.randn(examples, 1, generator=torch.Generator().manual_seed(examples))
+    given_loader: Any = DataLoader(TensorDataset(numbers), batch_size=size, drop_last=drop_last)
+    if kind != "loader":
+        given_loader = list(given_loader) if kind == "list" else (batch for batch in list(given_loader))
+    loop, loader = join(model, torch.optim.SGD(model.parameters(), lr=0.1), given_loader, accumulate=accumulate)
+    taken: list[torch.Tensor] = []
+    for _ in loop.epochs(1):
+        for (batch,) in loader:
+            taken.append(batch)
+            loop.backward(model(batch).mean())
+            if loop.should_step:
+                means = taken if kind == "loader" else [one.mean(0, keepdim=True) for one in taken]
+                expected = torch.cat(means).mean()
+                assert model.weight.grad is not None
+                torch.testing.assert_close(model.weight.grad.squeeze(), expected, rtol=1e-4, atol=1e-6)
+                model.weight.grad = None
+                taken = []
+    assert not taken or kind == "lazy"
 
 
 def test_alone_a_step_that_the_script_has_left_does_not_enter_the_next_one() -> None:
@@ -316,7 +347,7 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    for given, said in (
+    for wrong, said in (
         (
             Lookahead(inner),
             r"Lookahead wraps another optimizer and has its own state.*the optimizer in its `.base`",
@@ -331,7 +362,7 @@ def test_optimizers_that_cannot_be_carried_are_refused_in_a_sentence() -> None:
         ),
     ):
         with pytest.raises(OwnLoopError, match=said):
-            join(model, given, batches(4))  # type: ignore[arg-type]
+            join(model, wrong, batches(4))  # type: ignore[arg-type]
     with pytest.raises(OwnLoopError, match="accumulate is 0"):
         join(model, inner, batches(4), accumulate=0)
 

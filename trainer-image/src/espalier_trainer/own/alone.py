@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,10 +71,7 @@ class Alone:
         if self._accumulate == 1:
             torch.autograd.backward(loss)
             return float(loss.detach())
-        batches = self._batches()
-        first = (self._seen - 1) // self._accumulate * self._accumulate
-        size = self._accumulate if batches is None else max(1, min(self._accumulate, batches - first))
-        torch.autograd.backward(loss / size)
+        torch.autograd.backward(loss * self._share())
         for parameter in self._state.model.parameters():
             if parameter.grad is not None:
                 before = self._sums.pop(parameter, None)
@@ -94,6 +91,26 @@ class Alone:
     def log_to(self, target: Any) -> None:
         """Write what is reported to `target`."""
         self._writers.append(writer_of(target))
+
+    def _share(self) -> float:
+        """Return the share of the current batch in the examples of its step; in its batches, where it has no size."""
+        batches, size = self._batches(), getattr(self._loader, "batch_size", None)
+        first = (self._seen - 1) // self._accumulate * self._accumulate
+        count = self._accumulate if batches is None else max(1, min(self._accumulate, batches - first))
+        missing = 0
+        if batches is not None and size is not None and first + count == batches:
+            missing = max(0, batches * size - self._examples(batches * size))
+        if missing == 0 or size is None:
+            return 1 / count
+        own = size - missing if self._seen == batches else size
+        return float(own / (count * size - missing))
+
+    def _examples(self, default: int) -> int:
+        """Return how many examples an epoch draws, `default` where the loader does not know."""
+        try:
+            return len(cast(Any, self._loader.sampler))
+        except (AttributeError, TypeError):
+            return default
 
     def _batches(self) -> int | None:
         try:

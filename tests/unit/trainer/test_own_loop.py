@@ -31,7 +31,7 @@ from espalier_api.documents import read_document
 from espalier_api.events import EVENT
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, Insertion
 from espalier_api.report import Report
-from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint import BatchState, Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.elastic.member import Turn
@@ -214,6 +214,28 @@ def test_the_agent_is_told_how_a_job_ended_that_it_advised(
     events = [EVENT.validate_json(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     refused = [event for event in events if event.type == "Warned" and event.reason == "OutcomeNotReported"]
     assert bool(refused) == (figures.get("test_accuracy", 0) > 1)
+
+
+@pytest.mark.parametrize("goodput", [False, True])
+def test_the_agent_is_told_how_many_examples_a_step_takes(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, goodput: bool
+) -> None:
+    """The loader decides on it, not the job; with goodput, it changes."""
+    job = json.loads((tmp_path / "job.json").read_text())
+    job["spec"]["training"] = {"batchSize": 128}
+    if goodput:
+        job["spec"]["training"] |= {"batch": "Goodput", "maxBatchSize": 128}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    agent = advised(lambda body: (200, advice_body(None)))
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop: Any
+    loop, batches = join(model, optimizer, DataLoader(DATA, batch_size=2), accumulate=2, grow=True)
+    if goodput:
+        loop._run.batching.load(BatchState(batches=3))
+    trained(loop, batches, model, optimizer, 2)
+    assert agent.requests
+    assert {body["batchSize"] for _, body in agent.requests} == {12 if goodput else 4}
 
 
 def test_the_seed_of_the_job_chooses_what_growth_copies(advised: Callable[..., Any]) -> None:

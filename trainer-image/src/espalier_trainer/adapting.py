@@ -106,6 +106,8 @@ class Adapter:
     advisor: Advisor
     scheduler: Scheduler
     example_input: ExampleInput
+    batch_size: Callable[[], int]
+    """Returns the number of examples in a step: a loop of a user's own decides on it, or goodput, and it may change."""
     restart_only: bool = False
     """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
     clock: Callable[[], float] = time.monotonic
@@ -133,7 +135,7 @@ class Adapter:
                 metrics=progress.metric_tuple(),
             ),
             places=known_places(network.module, self.example_input),
-            batch_size=self.job.spec.training.batch_size,
+            batch_size=self.batch_size(),
         )
 
     def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:

@@ -84,7 +84,17 @@ class Run(LiveRun):
         adapter = (
             None
             if advisor is None or example is None
-            else Adapter(job, advisor, services.scheduler, example, study.restart_only, services.clock, seed, loss)
+            else Adapter(
+                job,
+                advisor,
+                services.scheduler,
+                example,
+                lambda: self.batching.batch_size or identity.batch_size,
+                study.restart_only,
+                services.clock,
+                seed,
+                loss,
+            )
         )
         self._growth = Growth(self, adapter, study, cannot_grow=cannot_grow, cannot_try=cannot_try, base_loss=base_loss)
         self._gaps = StepGaps(services.clock, services.step_took)

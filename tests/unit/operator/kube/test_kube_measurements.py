@@ -24,6 +24,7 @@ from espalier_api.status import (
     TimeBudgetStatus,
 )
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds, measurements
+from espalier_operator.kube.objects.events import events
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 OWNER = Owner(namespace="team", queue="research", base_gpus=2, gpus_per_worker=2, created_at=START.timestamp())
@@ -93,6 +94,16 @@ def test_lent_gpus_are_counted_as_gpus() -> None:
     lent = JobStatus(scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=3, granted_at=at(6)))
     before = JobStatus(scheduling=SchedulingStatus(admitted_at=at(1), attempts=(0,), extra=1))
     assert told(before, lent) == {("espalier_gpus_lent_total", *PLACE): 4}
+
+
+def test_who_gives_back_what_is_about_to_go_has_lost_nothing() -> None:
+    """A notice because of a node that departs has the reason of a GPU that is lost."""
+    notice = StandingReclaim(extra=0, deadline=at(40), reason=Reason.GPU_LOST)
+    allocation = Allocation(generation=4, reason=Reason.GPU_LOST)
+    before = JobStatus(allocation=allocation, scheduling=SchedulingStatus(admitted_at=at(1), extra=1, reclaim=notice))
+    given = JobStatus(allocation=allocation, scheduling=SchedulingStatus(admitted_at=at(1), changed_at=at(14)))
+    assert told(before, given) == {("espalier_reclaims_total", *PLACE, "GPULost", "acknowledged"): 1}
+    assert [event.reason for event in events(before, given)] == ["ReclaimAcknowledged"]
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,49 @@ def test_a_forward_that_looks_at_its_modules_is_neither_offered_nor_grown(case: 
     assert torch.equal(deepen(model, "other.0", example)(example), model(example))
 
 
+class Functionally(nn.Module):
+    """A container, whose output a function activates."""
+
+    def __init__(self, change: Callable[..., Tensor | None], *, separate: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.body.register_forward_hook(change)
+        self.act = nn.Tanh() if separate else torch.tanh
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        result: Tensor = self.act(self.body(x))
+        return result
+
+
+@pytest.mark.parametrize(
+    "change", [lambda _m, _a, out: out + 1, lambda _m, _a, out: out + -2 * out], ids=["shift", "sign"]
+)
+def test_a_place_before_a_hook_that_changes_the_output_is_refused(change: Callable[..., Tensor]) -> None:
+    """New layers would come before the hook, and the activation after it."""
+    example = torch.randn(3, 4)
+    model = Functionally(change)
+    model.body.insert(1, nn.ReLU())  # a place that the hook does not concern
+    grown = deepen(model, "body.0", example)
+    assert torch.equal(grown(example), model(example))
+    model = Functionally(change)
+    assert growth_points(model, example) == []
+    with pytest.raises(GrowthError, match=r"a forward hook changes that output .*give the activation a separate"):
+        deepen(model, "body.0", example)
+
+
+@pytest.mark.parametrize(
+    ("change", "separate"), [(lambda _m, _a, _o: None, False), (lambda _m, _a, out: out + 1, True)]
+)
+def test_a_hook_that_only_looks_or_comes_before_the_new_layers_refuses_nothing(
+    change: Callable[..., Tensor | None], separate: bool
+) -> None:
+    torch.manual_seed(0)
+    model, example = Functionally(change, separate=separate), torch.randn(3, 4)
+    assert [point.id for point in growth_points(model, example)] == ["body.0"]
+    torch.testing.assert_close(deepen(model, "body.0", example)(example), model(example))
+
+
 def test_a_model_that_cannot_be_copied_offers_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model.lock = Lock()  # type: ignore[assignment]

@@ -83,6 +83,15 @@ def check_insertions(
             f"growth is inserted after {hosts}, and the model's forward {problem}; give the activation a separate "
             "module, and do not let the forward depend on which modules there are or on their exact class"
         )
+    # The new blocks read what the host's forward returns; before, the activation read what its hooks made of that.
+    for place in places:
+        for one, other in ((before.training, after.training), (before.evaluation, after.evaluation)):
+            if one.results.get(place.host) != other.results.get(place.host):
+                raise RefusedError(
+                    f"growth is inserted where the forward of {place.host!r} returns, and a forward hook changes that "
+                    "output afterwards, before the activation; compute it in a forward, or give the activation a "
+                    "separate module"
+                )
 
 
 def _runs_as_before(places: Sequence[InsertionPoint], before: Graph, after: Graph) -> bool:

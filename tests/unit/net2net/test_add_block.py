@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from block_cases import CASES, GPT, Case, MixerBlock, PostNorm, encoder, outputs, resnet, tokens, vectors
 from growth_cases import relative_error
-from torch import nn
+from residual_nets import ROWS, Net, Unit, in_turn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from espalier_api.architecture import GrowthError
 from espalier_api.growth.block import block_added
@@ -29,6 +34,7 @@ from espalier_trainer.net2net import (
 )
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.network import Network
+from espalier_trainer.recomputing import recomputed
 
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 OPERATIONS = ["AddBlock"]
@@ -321,6 +327,53 @@ def test_a_block_with_an_attribute_of_the_gates_name_does_not_unfold() -> None:
     model.blocks[0].unfolding = 3
     with pytest.raises(GrowthError, match="'unfolding', which `insertion: Unfold` needs; rename it"):
         add_block(model, "blocks.0", torch.randint(50, (2, 64)), Insertion.UNFOLD)
+
+
+def _checkpointed(blocks: Any, x: Tensor, *, reentrant: bool) -> Tensor:
+    for block in blocks:
+        x = checkpoint(block, x, use_reentrant=reentrant)
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")  # in a trace
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_that_are_computed_again_one_by_one_do_not_unfold(reentrant: bool, count: int) -> None:
+    """The second copy would read something else in the backward pass than in the forward pass."""
+    ways = {"way": partial(_checkpointed, reentrant=reentrant)}
+    model = Net(nn.ModuleList(Unit() for _ in range(count)), lambda blocks, x: ways["way"](blocks, x))
+    with pytest.raises(GrowthError, match=r"gradient checkpointing around the calls .*use another `insertion`"):
+        add_block(model, "blocks.0", ROWS, Insertion.UNFOLD)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    add_block(model, "blocks.0", ROWS, Insertion.SCALED)
+    ways["way"] = in_turn
+    grown = add_block(model, "blocks.0", ROWS, Insertion.UNFOLD)
+    ways["way"] = partial(_checkpointed, reentrant=reentrant)  # only after the growth
+    with pytest.raises(GrowthError, match="gradient checkpointing around the calls of its blocks"):
+        grown(ROWS).square().sum().backward()
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(ROWS).square().sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("around", ["whole run", "forward"])
+def test_a_run_unfolds_under_checkpoints_that_keep_its_order(around: str) -> None:
+    torch.manual_seed(0)
+    ways = {"way": in_turn}
+    if around == "whole run":
+        ways["way"] = lambda blocks, x: checkpoint(in_turn, blocks, x, use_reentrant=False)
+    model = Net(nn.ModuleList([Unit(), Unit()]), lambda blocks, x: ways["way"](blocks, x))
+    grown = add_block(model, "blocks.0", ROWS, Insertion.UNFOLD)
+    BlockAdded(run="blocks.0", insertion=Insertion.UNFOLD).advance(grown, 0.0)
+    BlockAdded(run="blocks.0", insertion=Insertion.UNFOLD).advance(grown, 0.05)
+    with recomputed(grown) if around == "forward" else nullcontext():
+        found = _gradients(grown)
+    ways["way"] = in_turn
+    for name, wanted in _gradients(grown).items():
+        torch.testing.assert_close(found[name], wanted)
 
 
 def test_two_unfoldings_are_moved_by_one_walk_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

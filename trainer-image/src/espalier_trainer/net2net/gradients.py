@@ -73,22 +73,31 @@ def _without_gradient(
         zeros.setdefault(path, []).append(torch.zeros((), dtype=result.dtype, device=result.device, requires_grad=True))
         return result + zeros[path][-1]
 
+    model = copied(model) if device is None else model
+    with ExitStack() as within:
+        within.enter_context(plainly())
+        for path, module in model.named_modules():
+            within.callback(module.register_forward_hook(partial(watch, path)).remove)
+        both_passes(model, example_input, training=training, device=device)
+    return frozenset(path for path, ones in zeros.items() if all(one.grad is None for one in ones))
+
+
+def both_passes(model: nn.Module, example_input: ExampleInput, *, training: bool, device: str | None) -> None:
+    """Run `model` forward and backward on an example, with gradients for everything that takes part in an output.
+
+    On meta tensors (device "meta") the model is not changed, on its own device (None) it gets gradients and its buffers
+    move. Raises whatever its forward raises, and torch's backward pass.
+    """
     args, kwargs = as_arguments(example_input)
     if device is not None:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
-    else:
-        model = copied(model)
     tensors = {} if device is None else {f"model.{path}": one for path, one in lent(model, device).items()}
     with ExitStack() as within:
         within.enter_context(undisturbed(model))
         within.enter_context(mode(model, training=training))
-        within.enter_context(plainly())
         within.enter_context(warnings.catch_warnings(action="ignore"))  # of a forward that warns of missing gradients
-        for path, module in model.named_modules():
-            within.callback(module.register_forward_hook(partial(watch, path)).remove)
         within.enter_context(torch.enable_grad())
         functional_call(_Both(model), tensors, (args, kwargs), tie_weights=False)
-    return frozenset(path for path, ones in zeros.items() if all(one.grad is None for one in ones))
 
 
 class _Both(nn.Module):

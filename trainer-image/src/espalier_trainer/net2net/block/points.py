@@ -13,7 +13,7 @@ from espalier_trainer.net2net.block.insertion import SCALE, Place, add_blocks
 from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
 from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
-from espalier_trainer.net2net.block.unfolding import fold, unfold
+from espalier_trainer.net2net.block.unfolding import check_recomputing, fold, unfold
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.gradients import severed, why_severed
 from espalier_trainer.net2net.modules import ExampleInput, copied
@@ -108,7 +108,8 @@ def add_block(
     becomes that in training, and computes the same at first, up to rounding, in eval mode and without dropout in train
     mode, too. A growth of a run ends its unfolding by an earlier one.
 
-    Raises `GrowthError` with the reason if the id is not a run of blocks, or if the block is not exact.
+    Raises `GrowthError` with the reason if the id is not a run of blocks, if the block is not exact, or for
+    `Insertion.UNFOLD` if gradient checkpointing computes blocks of the run again one by one.
     """
     whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
     both = traces(model, example_input)
@@ -123,6 +124,8 @@ def add_block(
         if unfolding:
             unfold(grown, place, new)
         check_layers(grown, both, example_input, [place], whole=whole)
+        if unfolding:
+            check_recomputing(grown, example_input)
         problems = {} if whole else not_identities(copied(grown), dict.fromkeys(new, place.entry), example_input)
         if not problems:
             return grown

@@ -11,10 +11,15 @@ t is 1, and the two are the run that `insertion: Scaled` makes at once. All bloc
 
 The gate is a buffer, so it travels with the weights. `advance` moves it by the used share of the budget, in all workers
 alike. A trace sees the model as it will be (`blocks.plainly`).
+
+Hooks of the blocks mix what the copies read. So a block that is computed again by itself in the backward pass (gradient
+checkpointing around its call) would read something else than before: that is refused. Around the forward of a block
+(`training.gradientCheckpointing`), or around the whole run, it is right.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -26,7 +31,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from espalier_api.architecture import GrowthError
 from espalier_trainer.net2net.block.insertion import Place, multiply
 from espalier_trainer.net2net.blocks import is_plain
-from espalier_trainer.net2net.modules import device_of
+from espalier_trainer.net2net.gradients import both_passes
+from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
+
+logger = logging.getLogger(__name__)
 
 SHARE: Final = 0.15
 """Of the budget in which a run unfolds; at most half of what is left of it."""
@@ -68,6 +76,19 @@ class Unfolding(nn.Module):
         self.over = after >= 1
         return float((2 - after) / (2 - before))
 
+    def check_order(self) -> None:
+        """Raise `GrowthError` in a backward pass: what comes before in the run has not been computed again.
+
+        Outside of it, it was left out (stochastic depth).
+        """
+        if torch._C._current_graph_task_id() != -1:
+            raise GrowthError(
+                f"the run of blocks {next(iter(self.closing))!r} unfolds, and gradient checkpointing around the calls "
+                "of its blocks computes each again by itself, without what the run was given; use another "
+                "`insertion` than Unfold, or a checkpoint around the forward of each block alone, as "
+                "training.gradientCheckpointing makes it"
+            )
+
 
 def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
     """Let the run of `model` unfold, in place, which was continued by `copies`, one of each of its blocks.
@@ -83,6 +104,19 @@ def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
     for blocks, second in ((place.run.blocks, False), (copies, True)):
         model.get_submodule(blocks[0]).register_forward_pre_hook(_Enter(gate, place.entry, second), with_kwargs=True)
         model.get_submodule(blocks[-1]).register_forward_hook(_Leave(gate, second))
+
+
+def check_recomputing(model: nn.Module, example_input: ExampleInput) -> None:
+    """Raise `GrowthError` where a step of `model`, a run of which unfolds, computes a block of it again by itself."""
+    for device in ("meta", None):
+        try:
+            both_passes(copied(model) if device is None else model, example_input, training=True, device=device)
+            return
+        except GrowthError:
+            raise
+        # Whatever the user's forward, or torch's backward pass, raises on tensors without data or in train mode.
+        except Exception:
+            logger.debug("a step of %s cannot be tried", type(model).__name__, exc_info=True)
 
 
 def fold(model: nn.Module, blocks: Collection[str]) -> None:
@@ -140,6 +174,8 @@ class _Enter:
             gate.given = states
         elif gate.given is not None:
             read = gate.given + gate.gate[0] * (states - gate.given)
+        else:
+            gate.check_order()
         gate.stream, gate.read = states, read
         leaves[place] = read
         return tree_unflatten(leaves, shape)
@@ -153,7 +189,10 @@ class _Leave:
 
     def __call__(self, _block: nn.Module, _args: Any, result: Any) -> Any:
         gate = self.gate
-        if is_plain() or gate.over or gate.stream is None:
+        if is_plain() or gate.over:
+            return None
+        if gate.stream is None:
+            gate.check_order()
             return None
         leaves, shape = tree_flatten(result)
         place = next(number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor))

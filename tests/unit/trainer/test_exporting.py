@@ -22,6 +22,7 @@ import espalier_trainer
 from espalier_api.advice import Action
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Scripted
+from espalier_trainer.averaging import averaged
 from espalier_trainer.errors import ExportError
 from espalier_trainer.examples import known
 from espalier_trainer.exporting.writing import export
@@ -279,6 +280,62 @@ def test_the_average_of_a_loop_of_the_users_grows_with_the_model_and_is_loaded(
     assert "The weights are the average" in readme(folder)
     with pytest.raises(ExportError, match="espalier export"):
         espalier_trainer.load(export(tmp_path, tmp_path / "own").folder, first, average=True)
+
+
+TIED = """
+from torch import nn
+
+def net():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10))
+    model[4].weight = model[2].weight
+    return model
+"""
+
+
+def test_the_average_of_a_tied_weight_is_loaded_under_each_of_its_names(
+    trained: Callable[..., Any], tmp_path: Path, digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tied_net.py").write_text(TIED)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        done = trained(training={"model": {"entrypoint": "tied_net:net"}, "weightAveraging": 0.99})
+        network, inputs = done.trainer.network, digits.example_input()
+        raw = network.module.eval()(inputs)
+        with averaged(network.optimizer):
+            wanted = network.module(inputs)
+        assert not torch.allclose(raw, wanted)
+        assert torch.equal(espalier_trainer.load(tmp_path / "run")(inputs), wanted)
+        assert torch.equal(espalier_trainer.load(export_of(tmp_path))(inputs), wanted)
+    finally:
+        sys.modules.pop("tied_net", None)
+
+
+def tied() -> nn.Module:
+    """Return a starting model in which two layers share a weight, and a third begins with its values."""
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[4].weight = model[2].weight
+    model[5].load_state_dict(model[2].state_dict())
+    return model
+
+
+def test_a_dictionary_of_averages_counts_for_each_name_of_a_tied_weight(
+    advised: Callable[..., Any], tmp_path: Path
+) -> None:
+    advised(lambda body: (200, b""))
+    model, first = tied(), tied()
+    average = Shadow(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    data = TensorDataset(torch.rand(12, 2), torch.arange(12) % 2)
+    loop, batches = join(model, optimizer, DataLoader(data, batch_size=4), average)
+    for _ in loop.epochs(2):
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            loop.backward(nn.functional.cross_entropy(model(inputs), labels))
+            optimizer.step()
+            average.update(model)
+    loaded = espalier_trainer.load(tmp_path, first, average=True)
+    for name, parameter in loaded.named_parameters(remove_duplicate=False):
+        assert torch.equal(parameter, average.shadow["2.weight" if name == "4.weight" else name]), name
 
 
 def start() -> nn.Module:

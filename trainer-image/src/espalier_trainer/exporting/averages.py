@@ -1,4 +1,4 @@
-"""The average of the weights that a script with its own loop has given to `join`, as a checkpoint holds it."""
+"""The averages of the weights that a checkpoint holds: of `training.weightAveraging`, or of what `join` was given."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from espalier_trainer.averaging import averages_in
@@ -14,6 +15,11 @@ from espalier_trainer.encoding import PREFIX, decoded
 from espalier_trainer.errors import ExportError
 from espalier_trainer.network import OPTIMIZER_PREFIX
 from espalier_trainer.optimizers import GroupState
+
+
+def evaluated(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the model's tensors as they are evaluated: with the averages of `training.weightAveraging`, if any."""
+    return _in_place(checkpoint, averages_in(checkpoint.under(OPTIMIZER_PREFIX)))
 
 
 def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
@@ -27,9 +33,7 @@ def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     found = [averages_in(checkpoint.under(OPTIMIZER_PREFIX))]
     others = checkpoint.state.schedule.get("others")
     if isinstance(others, list):
-        trained = {
-            str(name) for group in checkpoint.state.optimizer_groups for name in cast(GroupState, group)["params"]
-        }
+        trained = _trained(checkpoint)
         states = decoded(others, checkpoint.under(PREFIX))
         found = [average for state in states for average in _averages(state, model, trained)]
     found = [average for average in found if average]
@@ -39,7 +43,31 @@ def average_of(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
             f"{path}: holds {what} of the weights; give one to join (torch.optim.swa_utils.AveragedModel), or leave "
             "average out for the model's own weights"
         )
-    return model | found[0]
+    return _in_place(checkpoint, found[0])
+
+
+def _trained(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of the trained parameters, of a tied one the first."""
+    return {str(name) for group in checkpoint.state.optimizer_groups for name in cast(GroupState, group)["params"]}
+
+
+def _in_place(checkpoint: Checkpoint, averages: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the model's tensors with the averages in place of some, under each name of a tied one.
+
+    A file does not tell which tensors share memory. A tied one is trained and averaged under its first name alone;
+    under the others it has the same bits.
+    """
+    model, trained = checkpoint.model, _trained(checkpoint)
+    found = model | dict(averages)
+    for name in model.keys() - averages.keys() - trained:
+        first = next((one for one in averages if one in trained and _same(model[one], model[name])), None)
+        if first is not None:
+            found[name] = averages[first].clone()
+    return found
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _averages(value: Any, model: Mapping[str, Tensor], trained: set[str]) -> Iterator[dict[str, Tensor]]:

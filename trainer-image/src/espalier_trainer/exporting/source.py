@@ -14,17 +14,15 @@ from espalier_api.job import AdaptiveTrainingJob, ModelSpec
 from espalier_api.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
 from espalier_api.result import RunResult, read_result
 from espalier_api.validation import JobFileError, load_job
-from espalier_trainer.averaging import averages_in
 from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, DamagedCheckpointError
 from espalier_trainer.checkpoint_store import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
 from espalier_trainer.examples import ExampleShape
-from espalier_trainer.exporting.averages import average_of
+from espalier_trainer.exporting.averages import average_of, evaluated
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.net2net.deepening.step import history_of
-from espalier_trainer.network import OPTIMIZER_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +112,7 @@ def read_run(folder: Path, *, average: bool = False) -> Trained:
             continue
         except CheckpointMismatchError as error:
             raise ExportError(str(error)) from error
-        weights = checkpoint.model | averages_in(checkpoint.under(OPTIMIZER_PREFIX))
-        if average:
-            weights = average_of(checkpoint, path)
+        weights = average_of(checkpoint, path) if average else evaluated(checkpoint)
         return Trained(path, checkpoint.state, weights, _job(run, checkpoint.state), _result(run))
     if problems:
         raise ExportError(f"no checkpoint can be read: {'; '.join(problems)}; let the job write another one")

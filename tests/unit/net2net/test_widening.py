@@ -244,6 +244,10 @@ def _by_new_number(m: nn.Module, x: Tensor) -> Tensor:
     return m.head(x * torch.full((1,), 1 / x.shape[1]))
 
 
+def _by_a_weight(reduced: Callable[[Tensor], Tensor], m: nn.Module, x: Tensor) -> Tensor:
+    return m.head(m.stem(x)) * reduced(m.stem.weight)
+
+
 def _chunked(m: nn.Module, x: Tensor) -> Tensor:
     one, two = m.stem(x).chunk(2, 1)
     return m.head(one * two)
@@ -314,6 +318,14 @@ REFUSED: dict[str, tuple[nn.Module, str, str]] = {
     "multiplies by a new number": (
         Written(_by_new_number, stem=conv(3, 6), head=conv(6, 2)), "stem", "computes something else"
     ),
+    "norm of a weight": (
+        Written(partial(_by_a_weight, torch.linalg.vector_norm), stem=conv(3, 6), head=conv(6, 2)),
+        "stem",
+        "computes something else",
+    ),
+    "mean of a weight": (
+        Written(partial(_by_a_weight, torch.mean), stem=conv(3, 6), head=conv(6, 2)), "stem", "computes something else"
+    ),
     "number in the forward": (
         Written(_hard_coded, stem=conv(3, 6), head=nn.Linear(384, 2)), "stem", "forward fails with more channels"
     ),
@@ -364,8 +376,14 @@ def test_what_calls_the_same_functions_needs_no_trial_on_values(name: str) -> No
     assert all(_alike(model, group) for group in MODELS[name][1])
 
 
-@pytest.mark.parametrize("name", ["divides by the number", "number in the forward", "multiplies by a new number"])
-def test_what_reads_the_number_of_channels_is_tried_on_values(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("divides by the number", "number in the forward", "multiplies by a new number"),
+        *("norm of a weight", "mean of a weight"),
+    ],
+)
+def test_what_reads_the_number_or_the_copies_of_channels_is_tried_on_values(name: str) -> None:
     model, group, _ = REFUSED[name]
     assert not _alike(model, group)
 

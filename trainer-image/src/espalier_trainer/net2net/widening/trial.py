@@ -34,7 +34,7 @@ from espalier_trainer.net2net.modules import (
 )
 from espalier_trainer.net2net.probe import WithoutDropout, random_like
 from espalier_trainer.net2net.remembered import once
-from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.tracing import Traces, traces
 from espalier_trainer.net2net.widening.flow import RESHAPES
 from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, apply_in_place, find_groups
@@ -123,8 +123,20 @@ def _alike(graph: Graph, after: Graph, groups: Groups, replications: Mapping[int
     return all(
         (before.operator, before.inputs) == (now.operator, now.inputs)
         and (before.arguments == now.arguments or before.operator in RESHAPES)
-        and (now.shape == groups.widened_shape(before, replications) or before.operator in ("Parameter", "Buffer"))
+        and (now.shape == groups.widened_shape(before, replications) or _only_followed(before, graph, groups))
         for before, now in zip(graph.operations.values(), after.operations.values(), strict=True)
+    )
+
+
+def _only_followed(tensor: Operation, graph: Graph, groups: Groups) -> bool:
+    """Return whether a parameter or buffer, which may be widened, is read where channels are followed, and only there.
+
+    Whatever else reads it (its norm in the forward) takes copies of channels for more of them.
+    """
+    return (
+        tensor.operator in ("Parameter", "Buffer")
+        and tensor.name not in graph.outputs
+        and all(reader in groups.layouts for reader in graph.consumers[tensor.name])
     )
 
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from espalier_api.advice import Action, ExpectedGain
 from espalier_api.allocation import Allocation
 from espalier_api.growth_corpus import MARKS
-from espalier_api.job import Trials
+from espalier_api.job import Insertion, Trials
 from espalier_api.report import AdaptationSource, Arm, Slice
 from espalier_api.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.adapting import Asked
 from espalier_trainer.advisor import Decision
-from espalier_trainer.core.state import TrialRates
+from espalier_trainer.core.state import StateCopy, TrialRates
+from espalier_trainer.own.state import OwnState
 from espalier_trainer.schedules import Moment
 from espalier_trainer.trials import rules
+from espalier_trainer.trials.arm import Taken, Trying
 from espalier_trainer.trials.leading import Trial, begun
-from espalier_trainer.trials.orders import Result
+from espalier_trainer.trials.orders import Order, Result
 
 POINTS = [Action(kind="Deepen", target=name) for name in "abcdef"]
 NOTHING = Action.nothing()
@@ -383,3 +388,53 @@ def test_without_a_worker_or_time_nothing_is_tried():
     assert begun(Trials.CONFIRM, asked(), (), None, 1, 100.0, RATES, 0) is None
     assert begun(Trials.CONFIRM, asked(), ("one",), None, 2, 0.0, RATES, 0) is None
     assert begun(Trials.RACE, asked(NOTHING), ("one", "two"), None, 3, 100.0, RATES, 0) is None
+
+
+class Counting:
+    """A loop of four batches an epoch, in which each step takes a second and has its number as its loss."""
+
+    def __init__(self) -> None:
+        self.now, self.left = 0.0, []
+
+    def batches(self, epoch: int) -> int:
+        return 4
+
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Any:
+        self.now += 1
+        yield from ()
+        return Taken(self.now)
+
+    def end_epoch(self, epoch: int) -> Any:
+        yield from ()
+
+    def loss(self, stop: Any) -> float:
+        return 1.0
+
+    def leave(self, epoch: int, *, keep: bool) -> Any:
+        self.left.append((epoch, keep))
+        yield from ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "epoch", "cursor", "total"),
+    [(1, 3, 3, 10.0 + 1), (2, 3, 4, 10.0 + 1 + 2), (4, 4, 2, 3.0 + 4), (6, 4, 4, 3.0 + 4 + 5 + 6), (7, 5, 1, 7.0)],
+)
+def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
+    make_checkpoint: Any, seconds: float, epoch: int, cursor: int, total: float
+) -> None:
+    """Who goes on with its copy divides their sum by all batches of the epoch."""
+    model = nn.Linear(2, 2)
+    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
+    held, loop = StateCopy(state), Counting()
+    began = {"epoch": 3, "cursor": 2, "epoch_loss_sum": 10.0, "schedule": state.state(), "optimizer_groups": ()}
+    held.note(make_checkpoint().state.model_copy(update=began))
+    trying = Trying(loop, state, held, torch.ones(1, 2), Insertion.EXACT, lambda: False, lambda: loop.now)
+    order = Order(
+        trial="t", actions=(NOTHING,), rates=(0.1,), ends=1, seconds=seconds, shares=(0.5, 1.0), seed=0, keep=True
+    )
+    line = SimpleNamespace(dismissed=lambda: False, tell=lambda text: None)
+    with pytest.raises(StopIteration):
+        next(trying(order.model_dump_json(), line))  # type: ignore[arg-type]
+    found = held.capture().state
+    assert (found.epoch, found.cursor, found.epoch_loss_sum) == (epoch, cursor, total)
+    assert loop.left == [(epoch, True)]

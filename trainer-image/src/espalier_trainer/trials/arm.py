@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import torch
@@ -73,6 +73,19 @@ class _Fall:
         return self.rate * (self.ends + (1 - self.ends) * left)
 
 
+@dataclass
+class _Stands:
+    """Where an arm stands in its epoch, as `CheckpointState` has it."""
+
+    epoch: int
+    cursor: int
+    epoch_loss_sum: float
+
+    def next_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch, self.cursor, self.epoch_loss_sum = self.epoch + 1, 0, 0.0
+
+
 class Trying:
     """Tries what the leader orders, on the state that this worker holds."""
 
@@ -121,7 +134,7 @@ class Trying:
         self._held.take(before)
         torch.manual_seed(order.seed)  # the arms differ by nothing but the action
         message, taken, state = "", 0, before.state
-        epoch, cursor = state.epoch, state.cursor
+        stands = _Stands(state.epoch, state.cursor, state.epoch_loss_sum)
 
         def stop() -> bool:
             return self._leaves() or line.dismissed()
@@ -135,8 +148,7 @@ class Trying:
             rates = _Fall(rate, order.ends, began, began + order.seconds)
             for share in order.shares:
                 until = began + order.seconds * share / order.shares[-1]
-                epoch, cursor, steps = yield from self._trained(epoch, cursor, rates, order, until, stop)
-                taken += steps
+                taken += yield from self._trained(stands, rates, order, until, stop)
                 message = self._measured(share, slices, stop)
                 if message:
                     break
@@ -144,14 +156,12 @@ class Trying:
                     arm = Arm(action=str(action), steps=taken, slices=tuple(slices))
                     line.tell(Result(trial=order.trial, arms=(arm,)).model_dump_json())
             network = self._state.network
-            stands: dict[str, object] = {
-                "epoch": epoch,
-                "cursor": cursor,
+            now = asdict(stands) | {
                 "step": state.step + taken,
-                "epoch_loss_sum": 0.0,
+                "architecture": network.architecture,
+                "growth": network.history,
             }
-            stands |= {"architecture": network.architecture, "growth": network.history}
-            self._held.lead_to(network, state.model_copy(update=stands))
+            self._held.lead_to(network, state.model_copy(update=now))
         except GrowthError as error:
             message = str(error)
         except torch.OutOfMemoryError as error:
@@ -166,8 +176,8 @@ class Trying:
             slices=tuple(slices),
             message=message,
         )
-        if cursor and not self._leaves():
-            yield from self._loop.leave(epoch, keep=order.keep and finished)  # not in the time of the next arm
+        if stands.cursor and not self._leaves():
+            yield from self._loop.leave(stands.epoch, keep=order.keep and finished)  # not in the time of the next arm
         return arm
 
     def _measured(self, share: float, slices: list[Slice], stop: Callable[[], bool]) -> str:
@@ -181,21 +191,22 @@ class Trying:
         return ""
 
     def _trained(
-        self, epoch: int, cursor: int, rate: _Fall, order: Order, until: float, stop: Callable[[], bool]
-    ) -> Generator[Turn, None, tuple[int, int, int]]:
-        """Train until `until`.
-
-        Returns the epoch, the batches of it that are done, and the steps taken.
-        """
+        self, stands: _Stands, rate: _Fall, order: Order, until: float, stop: Callable[[], bool]
+    ) -> Generator[Turn, None, int]:
+        """Train until `until` from where the arm `stands`; returns the steps taken."""
         taken = 0
         self._state.network.module.train()
         while (now := self._clock()) < until and not stop():
-            if cursor >= self._loop.batches(epoch):
-                yield from self._loop.end_epoch(epoch)
-                epoch, cursor = epoch + 1, 0
-            step = yield from self._loop.step(epoch, cursor, rate.at(now), order.moment(now - rate.began))
-            epoch, cursor = (epoch + 1, 0) if step.ends_epoch else (epoch, cursor + 1)
+            if stands.cursor >= self._loop.batches(stands.epoch):
+                yield from self._loop.end_epoch(stands.epoch)
+                stands.next_epoch()
+            step = yield from self._loop.step(stands.epoch, stands.cursor, rate.at(now), order.moment(now - rate.began))
+            if step.ends_epoch:
+                stands.next_epoch()
+            else:
+                stands.cursor += 1
+                stands.epoch_loss_sum += step.loss or 0.0
             taken += step.loss is not None
             if step.loss is not None and not math.isfinite(step.loss):
                 break  # as the evaluation will say
-        return epoch, cursor, taken
+        return taken

@@ -16,6 +16,9 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult
 from espalier_api.trials import gains_seen
+from espalier_trainer.checkpoint import CheckpointState
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.distillation.trial import ShrinkingState
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 
 pytestmark = pytest.mark.slow
@@ -40,8 +43,9 @@ def tried(
         budget: float = 3600.0,
         agent_url: str = "",
         pace: float = PACE,
+        reclaim: str = "Keep",
     ) -> Workplace:
-        adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1}
+        adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1, "onReclaim": reclaim}
         training = {"elasticBatch": "keepGlobal"}
         job = make_job(timeBudgetSeconds=budget, maxReplicas=1 + extra, adaptation=adaptation, training=training)
         place = workplace(job, prelude=SHORT_TRIALS + prelude, agent_url=agent_url)
@@ -89,7 +93,7 @@ def test_one_extra_worker_tries_both_while_the_base_trains_on(tried):
 
 
 def test_training_goes_on_from_the_copy_that_won_a_race(tried):
-    place = tried("Race", 2, GROWTH_WINS)
+    place = tried("Race", 2, GROWTH_WINS, reclaim="Distill")
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.workers == 2
     adaptation = decided(place)
@@ -100,6 +104,13 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried):
     goes_on_from(won, adaptation, place)
     until(lambda: "3 members" in place.log.split("AdaptationFinished")[-1], place)
     assert place.report().consultations == 1
+
+    def saved() -> CheckpointState | None:
+        kept = CheckpointStore(place.checkpoints).load_latest()
+        return kept.state if kept is not None and kept.state.adaptations else None
+
+    (size,) = ShrinkingState.model_validate(until(saved, place).shrinking).sizes
+    assert size.state.architecture.depth == adaptation.depth_before, "a reclaim could not try the smaller model"
 
 
 def test_one_extra_worker_races_against_the_base_itself(tried):

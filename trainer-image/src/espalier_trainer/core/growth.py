@@ -263,9 +263,11 @@ class Growth:
         def take_over(checkpoint: Checkpoint) -> Network:
             nonlocal taken
             taken = True
-            return run.take_over(checkpoint)
+            # The worker knows what the hooks kept as the trial began, not what has come since, nor of the growth.
+            return run.take_over(replace(checkpoint, state=checkpoint.state.model_copy(update={"shrinking": kept})))
 
         run.hooks.grew(before, lambda: run.capture().state)
+        kept = run.hooks.capture()[0]
         team.bring_back(winner)
         team.update_members(run.allocation.replicas, before, progress.step, run.capture, take_over)
         if not taken:

@@ -171,7 +171,7 @@ def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, 
     for passes in (1, 4):
         network, _ = new_network(copied(model), training.optimizer, digits.example_input(), Insertion.EXACT)
         if passes == 1:
-            loss = steps.optimize(network, inputs, labels)
+            loss = steps.optimize(network, inputs, labels).loss
         else:
             loss = steps.accumulate(network, inputs, labels, PLAIN, lambda rows: None, passes).loss
         found.append((loss, [parameter.grad for parameter in network.module.parameters()]))

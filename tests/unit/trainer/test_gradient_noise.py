@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from espalier_trainer.data import Data
 from espalier_trainer.measuring import gradients
 from espalier_trainer.measuring.gradients import Passes, Successive
+from espalier_trainer.measuring.meter import Meter
 from espalier_trainer.measuring.noise import Noise, Norms, estimates
+from espalier_trainer.method import PLAIN, Method
+from espalier_trainer.network import Network
+from espalier_trainer.ready.steps import accumulate, optimize
 
 SIZE = 400
 
@@ -57,6 +62,34 @@ def test_members_estimate_both_figures_without_bias(members: int) -> None:
         error = statistics.stdev(column) / math.sqrt(len(column))
         assert abs(statistics.mean(column) - truth) < 4 * error
         assert error < 0.05 * truth  # the interval is narrow enough to mean something
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_clipped_gradients_have_the_noise_that_they_had_before(
+    monkeypatch: pytest.MonkeyPatch, digits: Data, passes: int
+) -> None:
+    """`maxGradientNorm` scales those that the optimizer takes, in place."""
+    monkeypatch.setattr("espalier_trainer.measuring.sampling.Sampling.due", lambda sampling, after=0: True)
+    found = []
+    for most in (None, 1e-3, 1e6):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        network = Network(module, torch.optim.SGD(module.parameters(), lr=0.0), None, ())
+        method, meter = Method(PLAIN.objective, most), Meter(network)
+        for step in range(4):
+            assert meter.begin()
+            batch = digits.train.batch(torch.arange(64) + 64 * step, None)
+            if passes == 1:
+                meter.look(optimize(network, *batch, method), network)
+            else:
+                meter.look(accumulate(network, *batch, method, lambda rows: None, passes), network)
+        gradient = meter.measured().gradient
+        assert gradient is not None
+        assert gradient.samples == 2
+        assert gradient.squared_norm > 1e-3
+        found.append((gradient.squared_norm, gradient.variance))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[2] == found[0]
 
 
 @pytest.mark.parametrize("seed", range(5))

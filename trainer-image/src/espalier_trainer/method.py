@@ -20,6 +20,9 @@ from espalier_trainer.network import Network
 from espalier_trainer.objective import Objective, objective_of
 from espalier_trainer.recomputing import blocks_of, recomputed
 
+_CLIP_EPSILON: Final = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -49,13 +52,19 @@ class Method:
         """Return the sum of the examples' losses."""
         return self.objective.losses(outputs, targets)
 
-    def update(self, network: Network) -> None:
-        """Take the step along the gradients, which are those of all workers."""
+    def update(self, network: Network) -> Tensor | float:
+        """Take the step along the gradients, which are those of all workers.
+
+        Returns what they were multiplied by before it, in place: 1 or less.
+        """
+        scale: Tensor | float = 1.0
         if self.max_gradient_norm is not None:
-            nn.utils.clip_grad_norm_(network.module.parameters(), self.max_gradient_norm)
+            norm = nn.utils.clip_grad_norm_(network.module.parameters(), self.max_gradient_norm)
+            scale = (self.max_gradient_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
         network.optimizer.step()
         if self.decay:
             average(network.optimizer, self.decay)
+        return scale
 
     def evaluation(
         self, network: Network, split: Source, batch_size: int, until: Callable[[], bool]

@@ -63,6 +63,8 @@ class Joint:
     """Whether another step like this follows, at the next batches, without a command."""
     rate: float | None = None
     """The leader's learning rate; None: it gave none."""
+    scale: Tensor | float = 1.0
+    """What the gradients that are left were multiplied by (`Method.update`)."""
 
 
 CriterionOf = Callable[[slice], Criterion | None]
@@ -158,8 +160,7 @@ def joint_step(
         return joint
     if joint.rate is not None:
         set_learning_rate(network.optimizer, joint.rate)
-    method.update(network)
-    return joint
+    return replace(joint, scale=method.update(network))
 
 
 def is_taken(network: Network, loss: Tensor | float) -> bool:

@@ -45,8 +45,8 @@ class Successive:
         """Drop what is kept."""
         self._kept = None
 
-    def look(self, module: nn.Module, examples: int) -> Norms | None:
-        """Keep the gradients of `module`, a mean over `examples`, or compare them with the kept ones.
+    def look(self, module: nn.Module, examples: int, scale: Tensor | float = 1.0) -> Norms | None:
+        """Keep the gradients of `module`, `scale` times a mean over `examples`, or compare them with the kept ones.
 
         None for the first of two, and for two that cannot be compared.
         """
@@ -55,7 +55,7 @@ class Successive:
             self._turn += 1
         count = sum(gradient.numel() for gradient in gradients)
         stride = max(1, -(-count // MAX_COORDINATES))
-        taken = _flat(gradients, self._turn % stride, stride)
+        taken = _flat(gradients, self._turn % stride, stride) / scale
         before, self._kept = self._kept, None
         if before is None:
             self._kept, self._examples = taken, examples

@@ -113,7 +113,7 @@ class Meter:
         watch = Stopwatch(device_of(network.module))
         try:
             with watch:
-                norms = self._successive.look(network.module, joint.examples)
+                norms = self._successive.look(network.module, joint.examples, joint.scale)
         except torch.OutOfMemoryError:
             logger.info("the noise of gradients is not measured any more: there is no memory for it")
             self._successive.forget()

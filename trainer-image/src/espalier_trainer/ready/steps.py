@@ -49,8 +49,7 @@ def take(
         indices = order.chosen(cursor, batches=batches)
         passes = min(portion.passes, len(labels) // LEAST_ROWS)
         if passes <= 1:
-            loss = optimize(network, inputs, labels, method, hooks.criterion(indices, inputs))
-            return Joint(loss, (), examples=len(labels))
+            return optimize(network, inputs, labels, method, hooks.criterion(indices, inputs))
         watched = Passes(network.module, order.epoch + cursor) if measured else None
         return accumulate(network, inputs, labels, method, partial(_criterion, hooks, indices, inputs), passes, watched)
     policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
@@ -77,15 +76,14 @@ def optimize(
     labels: Tensor,
     method: Method = PLAIN,
     criterion: Criterion | None = None,
-) -> float:
-    """Take a step along the mean gradient over `labels`; returns the mean loss before it."""
+) -> Joint:
+    """Take a step along the mean gradient over `labels`; returns what came of it."""
     network.optimizer.zero_grad(set_to_none=True)
     loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)
-    if is_taken(network, loss):
-        method.update(network)
+    scale = method.update(network) if is_taken(network, loss) else 1.0
     # Waits for the device: without it steps would queue up past the deadline.
-    return float(loss.item())
+    return Joint(float(loss.item()), (), examples=len(labels), scale=scale)
 
 
 def accumulate(
@@ -110,9 +108,8 @@ def accumulate(
                 watched.look(share)
             cost += watch.seconds
     norms = None if watched is None else watched.norms(len(labels), passes)
-    if is_taken(network, total):
-        method.update(network)
-    return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost)
+    scale = method.update(network) if is_taken(network, total) else 1.0
+    return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost, scale=scale)
 
 
 def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Criterion | None:

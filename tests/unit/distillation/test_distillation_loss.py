@@ -108,6 +108,18 @@ def test_each_example_is_asked_for_once_in_eval_mode() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.mark.parametrize("taught", [True, False])
+def test_losses_of_a_student_in_reduced_precision_are_computed_in_float32(taught: bool) -> None:
+    """As without a teacher: in bfloat16 a sum of a hundred losses has two digits."""
+    inputs, indices = torch.randn(200, 6), torch.arange(200)
+    labels = indices % 3
+    logits = torch.randn(200, 3).bfloat16()
+    judge = Teacher(network() if taught else None, 200, CPU).criterion(indices, inputs)
+    found = judge(logits, labels)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, judge(logits.float(), labels))
+
+
 def test_a_released_teacher_goes_on_teaching_what_it_was_asked() -> None:
     inputs = torch.randn(4, 6)
     teacher = Teacher(network(), 4, CPU)

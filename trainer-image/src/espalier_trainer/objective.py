@@ -65,12 +65,17 @@ def objective_of(task: Task) -> Objective:
     return _OBJECTIVES[task]
 
 
+def in_float32(outputs: Tensor) -> Tensor:
+    """Return outputs as losses are computed of them: also those of a forward in reduced precision, in float32."""
+    return outputs.float()
+
+
 class Classification:
     """Cross entropy of logits [N, C] with labels [N]."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed cross entropy."""
-        return nn.functional.cross_entropy(outputs.float(), targets, reduction="sum")
+        return nn.functional.cross_entropy(in_float32(outputs), targets, reduction="sum")
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
         """Return why the outputs are not logits [N, classes]."""
@@ -108,7 +113,7 @@ class LanguageModel:
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over examples of the mean cross entropy of their T tokens."""
-        flat = outputs.float().reshape(-1, outputs.shape[-1])
+        flat = in_float32(outputs).reshape(-1, outputs.shape[-1])
         return nn.functional.cross_entropy(flat, targets.reshape(-1), reduction="sum") / targets.shape[1]
 
     def misfit(self, outputs: Tensor, rows: int, classes: int) -> str:
@@ -192,7 +197,7 @@ def _score(task: Task, value: float) -> Score:
 
 def _columns(values: Tensor) -> Tensor:
     """Return numbers as [N, K] in float32."""
-    return values.float().reshape(len(values), -1)
+    return in_float32(values).reshape(len(values), -1)
 
 
 _OBJECTIVES: Final[dict[Task, Objective]] = {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.net2net.modules import mode
+from espalier_trainer.objective import in_float32
 
 CACHE_BYTES: Final = 64 * 2**20
 """Memory for the logits of all training examples, as float32: 1.6 million examples of ten classes. For a larger set
@@ -117,7 +118,8 @@ class Teacher:
         """Return the criterion for a student's logits of this batch."""
         taught, known = self.answer(indices, inputs)
 
-        def judge(logits: Tensor, labels: Tensor) -> Tensor:
+        def judge(outputs: Tensor, labels: Tensor) -> Tensor:
+            logits = in_float32(outputs)
             if taught is None:
                 return nn.functional.cross_entropy(logits, labels, reduction="sum")
             return distillation_loss(logits, taught, labels, self._teaching, known)

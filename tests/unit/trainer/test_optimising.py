@@ -107,7 +107,7 @@ def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
     assert found.step_seconds_after < found.step_seconds_before
     assert found.largest_error <= 1e-9
     assert found.evaluations > 0
-    metrics = MeteredReporter(MemoryReporter(), 9.0)
+    metrics = MeteredReporter(MemoryReporter(), lambda: 9.0)
     for event in first.events:
         metrics.record(event)
     gain = (

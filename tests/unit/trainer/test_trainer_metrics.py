@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 import socket
 import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_api import environment
 from espalier_api.advice import Action
+from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_api.documents import write_document
+from espalier_api.events import CheckpointSaved
 from espalier_api.exporting import Metrics
 from espalier_api.job import Fallback
 from espalier_api.metrics import Exporter
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.core.services import connect
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
@@ -43,7 +50,7 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
         make_job(),
         advisor=advisor,
         up_at=0.1,
-        wrap=lambda reporter: MeteredReporter(reporter, 0.4, metrics),
+        wrap=lambda reporter: MeteredReporter(reporter, lambda: 0.4, metrics),
         step_took=took.append,
     )
     samples = samples_of(metrics.text().decode())
@@ -61,10 +68,26 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
 
 def test_before_training_nothing_is_said_of_it() -> None:
     """Zeros would say that no budget is left, and that there is no model."""
-    metrics = MeteredReporter(MemoryReporter(), 60.0).metrics
+    metrics = MeteredReporter(MemoryReporter(), lambda: 60.0).metrics
     samples = samples_of(metrics.text().decode())
     for name in ("budget_left_seconds", "depth", "parameters"):
         assert math.isnan(samples[f"espalier_trainer_{name}",])
+
+
+def test_what_is_left_is_of_the_budget_that_the_job_has_now(make_job, tmp_path: Path) -> None:
+    """A job's `timeBudgetSeconds` may be changed while it trains: the scheduler's documents have the newest."""
+    job, folder = make_job(timeBudgetSeconds=60), tmp_path / "checkpoints"
+    names = {"JOB_FILE": "job.yaml", "ALLOCATION_FILE": "allocation.json", "CHECKPOINT_DIR": folder.name}
+    variables = {getattr(environment, name): str(tmp_path / file) for name, file in names.items()}
+    document = AllocationDocument(
+        job=job.key, allocation=Allocation(generation=2, replicas=1), time_budget=TimeBudget(budget_seconds=100)
+    )
+    write_document(tmp_path / "allocation.json", document)
+    with connect(Settings.from_environment(variables), job, lambda: False, torch.device("cpu"), 0) as services:
+        assert isinstance(services.reporter, MeteredReporter)
+        services.reporter.record(CheckpointSaved(time=datetime.now(UTC), used_seconds=30, path="", step=1, seconds=0))
+        samples = samples_of(services.reporter.metrics.text().decode())
+        assert samples["espalier_trainer_budget_left_seconds",] == 70
 
 
 def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -> None:

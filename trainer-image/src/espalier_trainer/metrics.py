@@ -24,7 +24,8 @@ class MeteredReporter:
     """A `Reporter` that counts what it passes on."""
 
     reporter: Reporter
-    budget_seconds: float
+    budget: Callable[[], float]
+    """Returns the whole budget in seconds, which may change while the job trains."""
     metrics: Metrics = field(default_factory=lambda: Metrics(Exporter.TRAINER))
 
     def __post_init__(self) -> None:
@@ -39,7 +40,7 @@ class MeteredReporter:
     def record(self, event: AnyEvent) -> None:
         """Pass the event on, and count it."""
         self.reporter.record(event)
-        self.metrics.set("espalier_trainer_budget_left_seconds", max(0.0, self.budget_seconds - event.used_seconds))
+        self.metrics.set("espalier_trainer_budget_left_seconds", max(0.0, self.budget() - event.used_seconds))
         match event:
             case TrainerStarted() | TrainerFinished():
                 self._size(event.depth, event.parameters)

@@ -114,12 +114,13 @@ def connect(
         stack.callback(logged.close)
         if settings.log_to:
             logged.add(opened(settings.log_to, checkpoints.folder.parent, job.metadata.name), close=True)
-        reporter = MeteredReporter(logged, job.spec.time_budget_seconds)
+        scheduler = DocumentScheduler(contracts.sources, job, settings.time_scale)
+        reporter = MeteredReporter(logged, scheduler.time_budget)
         if settings.metrics_port is not None:
             stack.enter_context(served(reporter.metrics, settings.metrics_port))
         agent = build_agent(job, settings.agent_url, stop, settings.agent_token_file) if grows else None
         yield Services(
-            scheduler=DocumentScheduler(contracts.sources, job, settings.time_scale),
+            scheduler=scheduler,
             reporter=reporter,
             advisor=with_fallback(agent, job, seed) if grows else None,
             forecaster=None if agent is None else agent.forecast,

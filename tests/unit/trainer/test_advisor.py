@@ -6,7 +6,9 @@ import socket
 import threading
 
 import pytest
+import torch
 
+from espalier_api import environment
 from espalier_api.advice import Action, AdviceRequest, OutcomeReport
 from espalier_api.advice import Progress as AdviceProgress
 from espalier_api.architecture import Architecture, GrowthPoint, Layer
@@ -14,7 +16,8 @@ from espalier_api.job import Fallback
 from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.core.services import build_agent
+from espalier_trainer.core.services import build_agent, connect
+from espalier_trainer.settings import Settings
 
 
 def _architecture() -> Architecture:
@@ -172,6 +175,20 @@ def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_s
         assert advisor is not None
         advisor.report_outcome(outcome)
     assert (ours.authorizations, own.authorizations) == (["Bearer proof"], [None])
+
+
+def test_the_connections_to_the_agent_are_closed_when_the_run_leaves(agent_server, advice_body, make_job, tmp_path):
+    server = agent_server(lambda body: (200, advice_body("p1")))
+    variables = {
+        environment.JOB_FILE: str(tmp_path / "job.yaml"),
+        environment.CHECKPOINT_DIR: str(tmp_path / "checkpoints"),
+        environment.AGENT_URL: server.url,
+    }
+    settings, job = Settings.from_environment(variables), make_job(adaptation={"mode": "Auto"})
+    with connect(settings, job, lambda: False, torch.device("cpu"), 0) as services:
+        assert services.advisor.advise(_request(), 5).action == Action.deepen("p1")
+    with pytest.raises(AdvisorError, match="the client has been closed"):
+        services.forecaster(_request(), 5)
 
 
 @pytest.mark.parametrize(

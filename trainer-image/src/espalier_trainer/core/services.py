@@ -119,6 +119,8 @@ def connect(
         if settings.metrics_port is not None:
             stack.enter_context(served(reporter.metrics, settings.metrics_port))
         agent = build_agent(job, settings.agent_url, stop, settings.agent_token_file) if grows else None
+        if agent is not None:
+            stack.callback(agent.close)
         yield Services(
             scheduler=scheduler,
             reporter=reporter,

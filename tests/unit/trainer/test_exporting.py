@@ -433,6 +433,9 @@ def test_an_example_is_kept_by_shapes_and_by_the_greatest_of_its_integers() -> N
     assert (third["state"][1], third["flag"], third["name"]) == (None, True, "x")
     assert type(third["state"]) is tuple
     assert known((torch.rand(2, 3), object())) is None
+    for alone in (torch.tensor([[7, 2], [0, 1]]), torch.tensor([[7, 2], [0, 1]], dtype=torch.uint16)):
+        assert known(alone).make().tolist() == [[7, 7], [7, 7]]  # type: ignore[union-attr]
+    assert known(torch.tensor(3)) is None
     assert known({"scale": 1.0}) is None
 
 

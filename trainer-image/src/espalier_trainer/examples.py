@@ -100,7 +100,7 @@ def known(example: ExampleInput) -> Example | None:
     Of integers the greatest is kept, which is as good an index, length or mask as they are.
     """
     if isinstance(example, Tensor):
-        return ExampleShape.of(example)
+        return _shape(example) if example.shape else None
     leaves, structure = tree_flatten(example)
     try:
         found = ExampleArguments(structure=treespec_dumps(structure), leaves=tuple(map(_leaf, leaves)))
@@ -110,8 +110,13 @@ def known(example: ExampleInput) -> Example | None:
 
 
 def _leaf(value: Any) -> ExampleShape | Constant:
-    if not isinstance(value, Tensor):
-        return Constant(value=value)
+    return _shape(value) if isinstance(value, Tensor) else Constant(value=value)
+
+
+def _shape(value: Tensor) -> ExampleShape:
     shape = ExampleShape.of(value)
-    counts = value.numel() > 0 and not (value.is_floating_point() or value.is_complex())
-    return shape.model_copy(update={"fill": value.max().item()}) if counts else shape
+    if not value.numel() or value.is_floating_point() or value.is_complex():
+        return shape
+    # Of unsigned ones torch computes no maximum.
+    greatest = value.max() if value.dtype is torch.bool else value.long().max()
+    return shape.model_copy(update={"fill": greatest.item()})

@@ -19,7 +19,7 @@ from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, Damaged
 from espalier_trainer.checkpoint_store import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
-from espalier_trainer.examples import ExampleShape
+from espalier_trainer.examples import known
 from espalier_trainer.exporting.averages import average_of, evaluated
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.net2net.deepening.step import history_of
@@ -63,7 +63,7 @@ class Trained:
                 f"{self.path}: the number of classes of {spec.name or spec.entrypoint} is that of its data set, which "
                 f"cannot be loaded ({error}); fix that, or export the run where the data set is: espalier export"
             ) from error
-        example = config.example or ExampleShape.of(data.example_input())
+        example = config.example or known(data.example_input())
         return config.model_copy(update={"model": spec, "classes": data.classes, "example": example})
 
 

@@ -74,6 +74,8 @@ class Graph:
     """The calls of each module that is no single operation, in order."""
     consumers: Mapping[str, tuple[str, ...]] = field(init=False)
     """For each operation: those that read it, in execution order."""
+    _before: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    """For each operation that is the output of a stack: the one that the stack reads."""
 
     def __post_init__(self) -> None:
         readers: dict[str, list[str]] = {name: [] for name in self.operations}
@@ -81,6 +83,7 @@ class Graph:
             for name in dict.fromkeys(operation.inputs):
                 readers[name].append(operation.name)
         object.__setattr__(self, "consumers", {name: tuple(found) for name, found in readers.items()})
+        object.__setattr__(self, "_before", {stack.output: stack.input for stack in self.stacks.values()})
 
     def unread(self) -> bool:
         """Return whether a layer with parameters is computed that no output depends on."""
@@ -95,14 +98,7 @@ class Graph:
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
-        before = {stack.output: stack.input for stack in self.stacks.values()}
-
-        def original(name: str) -> str:
-            """Return the operation of the starting model that an operation, the output of a stack, began with."""
-            while name in before:
-                name = before[name]
-            return name
-
+        original = self._original
         return Graph(
             operations={
                 name: replace(operation, inputs=tuple(map(original, operation.inputs)))
@@ -125,9 +121,8 @@ class Graph:
 
     def _original(self, name: str) -> str:
         """Return the operation of the starting model that an operation, the output of a stack, began with."""
-        before = {stack.output: stack.input for stack in self.stacks.values()}
-        while name in before:
-            name = before[name]
+        while name in self._before:
+            name = self._before[name]
         return name
 
     def _grown(self, path: str) -> bool:

@@ -66,7 +66,7 @@ class CheckpointStore:
     fence: Fence | None = None
     """The claim of the leader that writes; None: nobody else can write."""
     warnings: list[str] = field(default_factory=list)
-    """What was found wrong; whoever reads the store takes them out."""
+    """What was found wrong in this process; a run reports it as it begins, and they stay."""
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint and remove all but the last two; return its folder. On a full disk one has to do.

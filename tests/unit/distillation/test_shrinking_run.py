@@ -20,6 +20,7 @@ from espalier_trainer.core.run import Run as Core
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.distillation.times import MEASURED_STEPS
+from espalier_trainer.elastic.step import Joint
 from espalier_trainer.ready import steps
 from espalier_trainer.scheduler import Arrival
 
@@ -197,8 +198,8 @@ def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: 
 def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = steps.optimize
 
-    def broken(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> float:
-        return real(network, inputs, labels) if judge is None else math.nan
+    def broken(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> Joint:
+        return real(network, inputs, labels) if judge is None else Joint(math.nan, (), examples=len(labels))
 
     monkeypatch.setattr(steps, "optimize", broken)
     done = reclaimed()
@@ -213,7 +214,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 ) -> None:
     real = steps.optimize
 
-    def cramped(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> float:
+    def cramped(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> Joint:
         if judge is not None:
             raise torch.OutOfMemoryError("no room for two")
         return real(network, inputs, labels)

@@ -76,7 +76,7 @@ def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]
     def runner(job: AdaptiveTrainingJob, *, store: Path | None = None, capacity: int = 10**6, **options: Any) -> Timed:
         clock, asked = Clock(job.spec.time_budget_seconds, lambda _: 0.0), []
 
-        def optimize(network: Any, inputs: Tensor, labels: Tensor, *rest: Any) -> float:
+        def optimize(network: Any, inputs: Tensor, labels: Tensor, *rest: Any) -> Any:
             asked.append(len(labels))
             if len(labels) > capacity:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -119,8 +119,9 @@ def test_growth_keeps_the_function(run, make_job, digits, monkeypatch):
     real = steps.optimize
 
     def recorded(*args):
-        losses.append(real(*args))
-        return losses[-1]
+        joint = real(*args)
+        losses.append(joint.loss)
+        return joint
 
     monkeypatch.setattr(steps, "optimize", recorded)
     run(make_job(timeBudgetSeconds=0.3, adaptation={"maxAdaptations": 1}), advisor=Scripted((BLOCK0,)), up_at=0.1)
@@ -287,10 +288,10 @@ def test_weights_that_are_not_finite_are_never_saved(run, make_job, tmp_path, mo
     real = steps.optimize
 
     def poisoned(network, inputs, labels, *rest):
-        loss = real(network, inputs, labels)
+        joint = real(network, inputs, labels)
         with torch.no_grad():
             next(network.module.parameters()).view(-1)[0] = math.nan
-        return loss
+        return joint
 
     monkeypatch.setattr(steps, "optimize", poisoned)
     done = run(make_job(checkpoint={"intervalSeconds": 0.002}), store=tmp_path)

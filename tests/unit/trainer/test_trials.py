@@ -17,7 +17,7 @@ from espalier_api.reasons import Reason
 from espalier_api.report import AdaptationResult
 from espalier_api.trials import gains_seen
 from espalier_trainer.checkpoint import CheckpointState
-from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.checkpoint_store import CheckpointStore, read_checkpoint
 from espalier_trainer.distillation.trial import ShrinkingState
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 
@@ -106,8 +106,9 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried):
     assert place.report().consultations == 1
 
     def saved() -> CheckpointState | None:
-        kept = CheckpointStore(place.checkpoints).load_latest()
-        return kept.state if kept is not None and kept.state.adaptations else None
+        found = CheckpointStore(place.checkpoints).complete()  # `load_latest` removes what the leader is writing
+        kept = read_checkpoint(found[-1][1]).state if found else None
+        return kept if kept is not None and kept.adaptations else None
 
     (size,) = ShrinkingState.model_validate(until(saved, place).shrinking).sizes
     assert size.state.architecture.depth == adaptation.depth_before, "a reclaim could not try the smaller model"

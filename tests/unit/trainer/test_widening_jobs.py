@@ -75,8 +75,9 @@ def test_widening_keeps_the_function_and_the_loss_goes_on(run, make_job, monkeyp
     real = steps.optimize
 
     def recorded(*args):
-        losses.append(real(*args))
-        return losses[-1]
+        joint = real(*args)
+        losses.append(joint.loss)
+        return joint
 
     monkeypatch.setattr(steps, "optimize", recorded)
     # A schedule that begins again would take another step than the one compared with.

@@ -234,7 +234,8 @@ class PlainDisplay(Display):
     def print(self, row: JobRow, line: str) -> None:
         """Print it with the budget that is left."""
         left = max(0.0, row.budget_seconds - row.used_seconds)
-        self._console.print(f"{row.name}  {left:7.1f} s left  {line}", highlight=False, soft_wrap=True)
+        # A message may have brackets, which are no markup.
+        self._console.print(f"{row.name}  {left:7.1f} s left  {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(Display):

@@ -111,7 +111,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
         curves = [read_run(folder) for folder in folders]
     except DocumentError as error:
         raise InputError(str(error)) from error
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table_of(curves, console.width))
     if len(curves) > 1:
         console.print(verdict(curves), soft_wrap=True)

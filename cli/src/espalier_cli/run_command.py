@@ -129,7 +129,7 @@ def run(
     except (TimelineError, LocalRunError) as error:
         hint = "--simulate counts GPUs without using them" if devices else None
         raise InputError(str(error), hint) from error
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     with Terminal() as terminal:
         try:
             if restart:
@@ -196,7 +196,7 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         )
         for name, result in finished.results.items()
     ]
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(table_for(console.width, columns, rows))
     for name, result in finished.results.items():
         if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":

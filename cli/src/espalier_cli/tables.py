@@ -17,9 +17,9 @@ _WIDE = 100_000
 
 
 def console_of_stdout() -> Console:
-    """Return a console as wide as the terminal, if stdout is one."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDE)
+    """Return a console as wide as the terminal, if stdout is one. Without markup: names and messages have brackets."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=_WIDE)
 
 
 def table_for(

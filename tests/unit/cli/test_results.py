@@ -300,6 +300,16 @@ def test_both_displays_show_the_job_and_its_decision(events: tuple[AnyEvent, ...
 
 
 @pytest.mark.parametrize("terminal", [False, True])
+def test_brackets_in_messages_are_no_markup(terminal: bool) -> None:
+    """Such as the error of a program, of which rich would make tags, or an exception that ended the run."""
+    stream, words = io.StringIO(), "KeyError: '[/INST]' of [a, b]"
+    console = Console(file=stream, force_terminal=terminal, width=140)
+    with (LiveDisplay if terminal else PlainDisplay)([JobRow("a", 10)], console) as display:
+        display.show("a", Warned(time=datetime.now(UTC), used_seconds=2, reason="TrainerFailed", message=words))
+    assert words in stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
 def test_both_displays_show_the_progress_of_a_program(terminal: bool) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=140)

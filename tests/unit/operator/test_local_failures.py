@@ -367,8 +367,15 @@ def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
 
 
 def test_two_runs_in_one_folder_are_refused(local_run, job_of):
+    """Before anything in it is changed: the other one writes there."""
+    local_run([job_of("one", timeBudgetSeconds=0.3)])
+    (local_run.directory / "worker-base-0-1.pid").write_text("")
+    before = {path.name: path.read_bytes() for path in local_run.directory.iterdir() if path.is_file()}
     with run_lock(local_run.directory), pytest.raises(LocalRunError, match="another run uses this folder"):
-        local_run([job_of("one", timeBudgetSeconds=0.3)])
+        local_run([job_of("one", timeBudgetSeconds=0.4)])
+    assert {path.name: path.read_bytes() for path in local_run.directory.iterdir() if path.is_file()} == before
+    local_run([job_of("one", timeBudgetSeconds=0.3)])
+    assert not [*local_run.directory.glob("*.pid")], "what names processes that are gone is gone, too"
 
 
 def test_a_folder_that_cannot_be_made_is_named_with_the_cause(local_run, job_of):

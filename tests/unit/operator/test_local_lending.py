@@ -26,6 +26,11 @@ def changes(story, job):
     ]
 
 
+def test_a_run_whose_jobs_have_ended_waits_for_no_gpu(local_run, job_of):
+    story = local_run([job_of("one", timeBudgetSeconds=0.3)], changes=(GpuChange(at_seconds=10_000, change=1),))
+    assert story.outcomes["one"].reason is Reason.BUDGET_EXHAUSTED
+
+
 def test_a_gpu_that_arrives_is_lent_and_acknowledged(local_run, job_of):
     story = local_run([job_of("one", maxReplicas=2)], changes=(GpuChange(at_seconds=0.5, change=1),))
     assert changes(story, "one") == [

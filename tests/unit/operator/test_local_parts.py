@@ -30,6 +30,7 @@ from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import program_variables
 from espalier_operator.local.process import Process
+from waiting import until
 
 
 def report(phase: TrainerPhase, reason: Reason | None = None, message: str = "") -> Report:
@@ -186,6 +187,20 @@ def test_a_child_that_nobody_could_find_again_is_ended_at_once(tmp_path, monkeyp
     with pytest.raises(FileNotFoundError):
         Process(["/bin/sleep", "600"], {}, tmp_path / "log", tmp_path / "missing" / "pid")
     assert [child.returncode for child in made] == [-signal.SIGKILL]
+
+
+def test_a_child_that_is_ending_may_be_given_less_time(tmp_path):
+    """One with a long grace period is ended by the end of the run, too."""
+    deaf = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    )
+    process = Process([sys.executable, "-c", deaf], {}, tmp_path / "log", tmp_path / "pid")
+    until(lambda: (tmp_path / "log").read_bytes() == b"1\n", lambda: "it does not run")
+    process.terminate(600.0)
+    assert process.poll() is None
+    process.terminate(0.0)
+    process.terminate(600.0)
+    until(lambda: process.poll() == -signal.SIGKILL, lambda: "it still runs")
 
 
 def test_no_driver_means_no_devices(tmp_path, monkeypatch):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 from espalier_api.events import JobChanged, ProgressRead
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.program import MetricsProgress
 from espalier_api.reasons import Reason
 from espalier_api.report import Metric
 from espalier_api.status import JobPhase
 from espalier_operator.local import LocalRunError
-from espalier_operator.local.progress import PIECE_BYTES, LogTail
+from espalier_operator.local.progress import PIECE_BYTES, LogTail, fetch
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +161,26 @@ def test_the_metrics_of_a_program_are_fetched(local_run) -> None:
     assert story.outcomes["one"].reason is Reason.COMPLETED
     last = story.told("one", ProgressRead)[-1]
     assert (last.step, last.done, last.metrics) == (30, 0.5, (Metric(name="loss", value=0.5),))
+
+
+def test_metrics_that_come_drop_by_drop_are_not_waited_for() -> None:
+    """Each part comes in time, the whole page never; the end of a run would wait for it."""
+    answered = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not answered.wait(0.05):
+                    connection.sendall(b"loss 1\n")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        found = fetch(MetricsProgress(port=listener.getsockname()[1], series={"loss": "loss"}))
+        answered.set()
+        dripping.join()
+    assert found == {}
 
 
 def test_a_program_without_a_command_cannot_be_run_here(local_run) -> None:

@@ -112,5 +112,5 @@ def watch_display(row: JobRow, form: str) -> PlainWatch:
     """Return the display for `form` (`text` or `json`) and what stdout is."""
     if form == "json":
         return JsonWatch(row)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     return LiveWatch(row, console) if console.is_terminal else PlainWatch(row)

@@ -149,7 +149,7 @@ def _cases(
 
 
 def _show(verdict: Verdict) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if len(verdict.decisions) <= 10:
         for one in verdict.decisions:
             console.print(_arms(one))

@@ -56,7 +56,7 @@ def evaluate(policies: tuple[str, ...], nodes: str, episodes: int, purpose: str,
     for run in runs:
         half = "" if run["halfWidth"] is None else f"± {run['halfWidth']:.2f}"
         table.add_row(run["policy"], str(run["nodes"]), f"{run['meanSlots']:.2f}", half)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _chooser(name: str) -> Chooser:

@@ -167,7 +167,7 @@ class Timeline:
 
     @property
     def made(self) -> list[GpuChange]:
-        """Number of changes made."""
+        """The changes made, in order."""
         return self._changes[: self.done]
 
     def departing(self) -> tuple[int, float | None]:

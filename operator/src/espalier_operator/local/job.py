@@ -171,6 +171,7 @@ class LocalJob:
 
     def close(self, now: float) -> None:
         """Record that the run ends, if the job has not."""
+        self.progress.close()
         ended = self.state.ended
         if ended is not None and not self.finished:
             kind = Fail if ended.failed else Finish

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
@@ -15,7 +16,7 @@ from espalier_operator.local.layout import command_of
 from espalier_operator.local.leader import Starter
 from espalier_operator.local.ownership import mark, require_own
 from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import begins_again, load_state
+from espalier_operator.local.state import begins_again, load_state, run_lock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,25 @@ def opened(
     except OSError as error:
         raise LocalRunError(f"{error.filename}: cannot create the folder for results: {error.strerror}") from error
     require_own(settings.directory, {settings.directory, *folders.values()})
-    state = load_state(settings.directory, list(jobs))
+    for name, job in by_name.items():
+        if job.spec.program is not None and not command_of(job):
+            raise LocalRunError(
+                f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
+                "give the command that the image would run"
+            )
+    with run_lock(settings.directory):  # another run may be writing what is read and changed here
+        return _taken_up(by_name, folders, settings, on_event, time_of_day, start)
+
+
+def _taken_up(
+    by_name: Mapping[str, AdaptiveTrainingJob],
+    folders: Mapping[str, Path],
+    settings: LocalSettings,
+    on_event: Callable[[str, AnyEvent], None],
+    time_of_day: Callable[[float], datetime],
+    start: Starter,
+) -> Opened:
+    state = load_state(settings.directory, list(by_name.values()))
     again = state is not None and all(
         begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
     )
@@ -63,11 +82,6 @@ def opened(
     before = {} if state is None else {entry.job: entry for entry in state.jobs}
     found: dict[str, LocalJob] = {}
     for name, job in by_name.items():
-        if job.spec.program is not None and not command_of(job):
-            raise LocalRunError(
-                f"{name}: spec.template.spec.containers[0] has no command; images are not run on this machine, so "
-                "give the command that the image would run"
-            )
         folder, terms = folders[name], terms_of(job, settings)
         try:
             local = LocalJob(

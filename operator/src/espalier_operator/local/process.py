@@ -70,10 +70,17 @@ class Process:
         return self._child.returncode
 
     def terminate(self, grace_wall_seconds: float) -> None:
-        """Send SIGTERM to the leader; `poll` sends SIGKILL to its group after the grace period."""
-        if self._kill_at is None and self._child.returncode is None:
-            self._kill_at = time.monotonic() + grace_wall_seconds
+        """Send SIGTERM to the leader; `poll` sends SIGKILL to its group after the grace period.
+
+        A second call may only shorten that.
+        """
+        if self._child.returncode is not None:
+            return
+        kill_at = time.monotonic() + grace_wall_seconds
+        if self._kill_at is None:
+            self._kill_at = kill_at
             os.kill(self.pid, signal.SIGTERM)
+        self._kill_at = min(self._kill_at, kill_at)
 
     def kill(self) -> None:
         """Send SIGKILL to the whole group."""

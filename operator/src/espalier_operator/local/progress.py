@@ -77,6 +77,9 @@ class _Pages:
         self._fetch: Future[dict[str, float]] | None = None
         self._next = 0.0
 
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
     def poll(self) -> dict[str, float]:
         found: dict[str, float] = {}
         if self._fetch is not None and self._fetch.done():
@@ -93,7 +96,12 @@ def fetch(metrics: MetricsProgress, host: str = "127.0.0.1") -> dict[str, float]
     try:
         connection.request("GET", metrics.path)
         answer = connection.getresponse()
-        return values_of_page(answer.read(MAX_PAGE_BYTES), metrics) if answer.status == 200 else {}
+        page, deadline = b"", time.monotonic() + _TIMEOUT  # of all; the connection's is for each part of it
+        while len(page) < MAX_PAGE_BYTES and (part := answer.read1(MAX_PAGE_BYTES - len(page))):
+            page += part
+            if time.monotonic() > deadline:
+                return {}
+        return values_of_page(page, metrics) if answer.status == 200 else {}
     except (OSError, http.client.HTTPException):
         return {}
     finally:
@@ -111,6 +119,11 @@ class LocalProgress:
         self._tail: LogTail | None = None
         self.reading = NOTHING
         self._reported, self._reported_at = NOTHING, -math.inf
+
+    def close(self) -> None:
+        """Fetch nothing any more."""
+        if self._pages is not None:
+            self._pages.close()
 
     def begin(self) -> None:
         """The program is about to be started: what it writes from now on counts."""

@@ -61,6 +61,7 @@ async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> No
     for file, was_there in zip(files, found, strict=True):
         if was_there:
             logger.warning("%s: ended a process that an earlier run had left", file)
+        file.unlink(missing_ok=True)  # those of workers have another name each time
 
 
 class LocalRun:
@@ -198,10 +199,9 @@ class LocalRun:
         self._reasons = {key: refusal.reason for key, refusal in plan.refusals.items()}
         unfinished = [job for job in self._jobs.values() if not job.finished]
         gone = all(job.process is None for job in self._jobs.values())
-        stuck = not self._timeline.has_arrivals_ahead and all(
-            self._reasons.get(job.key) in _NEVER for job in unfinished
-        )
-        if gone and stuck and not plan.actions:
+        never = all(self._reasons.get(job.key) in _NEVER for job in unfinished)
+        stuck = never and not self._timeline.has_arrivals_ahead
+        if gone and (stuck or not unfinished) and not plan.actions:
             self._over.set()
 
     def _save(self) -> None:

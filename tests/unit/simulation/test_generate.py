@@ -73,6 +73,21 @@ def test_jobs_on_types_of_gpu_are_kinds_that_were_measured(gavel: Path) -> None:
         generate_typed("generate:poisson:sizes=3", 0, {"v100": 8}, throughputs)
 
 
+def test_only_measured_sizes_are_drawn_of_those_of_philly(tmp_path: Path) -> None:
+    """With others between the smallest and the largest, there is no kind of job for them."""
+
+    def sizes(*measured: int) -> set[int]:
+        speeds = {f"('a', {size})": {"null": 1.0} for size in measured}
+        (tmp_path / "simulation_throughputs.json").write_text(json.dumps({"v100": speeds}))
+        jobs = generate_typed("generate:poisson:jobs=400", 0, {"v100": 8}, Throughputs(tmp_path))
+        return {job.gpus for job in jobs}
+
+    assert sizes(1, 4) == {1, 4}
+    assert sizes(2, 3, 8, 16) == {2, 8}
+    with pytest.raises(TraceError, match=r"sizes: jobs of 1/2/4/8/16/32 GPUs were not measured.*name some of 3/5"):
+        sizes(3, 5)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -85,14 +85,18 @@ class Poisson:
         if any(size < 1 for size in self.sizes):
             raise ValueError(f"sizes: {'/'.join(map(str, self.sizes))}: each must be 1 GPU or more")
 
-    def draw(self, seed: int, gpus: int, most: int) -> list[Drawn]:
+    def draw(self, seed: int, gpus: int, most: int, measured: Collection[int] | None = None) -> list[Drawn]:
         """Return the jobs of a seed for a cluster with `gpus` GPUs, of which one job may have `most`.
 
-        Raises `TraceError` where no size fits, or the last job comes too late to be simulated.
+        Only `measured` numbers of GPUs are drawn; None: all. Raises `TraceError` where no size fits or was measured, or
+        the last job comes too late to be simulated.
         """
         chance = random.Random(seed)
         weights = dict.fromkeys(self.sizes, 1) if self.sizes else _PHILLY
-        fitting = [size for size in weights if size <= most]
+        fitting = [size for size in weights if size <= most and (measured is None or size in measured)]
+        if measured is not None and not fitting:
+            sizes, known = ("/".join(map(str, each)) for each in (weights, sorted(measured)))
+            raise TraceError(f"sizes: jobs of {sizes} GPUs were not measured, or do not fit; name some of {known}")
         if not fitting or (self.sizes and len(fitting) < len(weights)):
             raise TraceError(f"sizes: {max(weights)} GPUs do not fit; a job may have {most} on this cluster")
         drawn = [
@@ -217,7 +221,7 @@ def generate_typed(text: str, seed: int, gpu_types: dict[str, int], throughputs:
     if wrong:
         raise TraceError(f"{text}: sizes: {wrong[0]} GPUs were not measured, or do not fit; {sorted(kinds)} do")
     jobs = []
-    drawn = generator.draw(seed, sum(gpu_types.values()), max(kinds))
+    drawn = generator.draw(seed, sum(gpu_types.values()), max(kinds), kinds)
     for place, (submitted_at, gpus, duration) in enumerate(drawn):
         kind = chance.choice(kinds[gpus]), gpus
         fastest = max(throughputs.steps_per_second(each, kind) for each in SERVERS)

@@ -131,8 +131,8 @@ def simulate(
         policies = policies_beside(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
         policies = tuple(dict.fromkeys(policies))
         drawn = [trace for trace in traces if trace.startswith(PREFIX)]
-        # Policies draw among types of GPU alone.
-        random = [policy for policy in policies if takes_seed(policy) and form == GAVEL]
+        kind = {"typed": form == GAVEL, "continuous": driver == PLAN}
+        random = [policy for policy in policies if takes_seed(policy, **kind)]
         if seeds is not None and not (drawn or random):
             raise InputError(
                 f"--seeds {seeds}: nothing is drawn at random: no TRACE is generated ({PREFIX}poisson), and no policy "
@@ -142,8 +142,9 @@ def simulate(
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             runs = [_happened(source, trace) for trace in traces if form == AUDIT]
             runs += [
-                _simulated(source, trace, policy, None if seeds is None and trace not in drawn else seed, bar)
-                for trace, policy, seed in product(traces, policies, range(seeds or 1))
+                _simulated(source, trace, policy, seed, policy in random, bar)
+                for trace, policy in product(traces, policies)
+                for seed in _seeds(seeds, trace in drawn, policy in random)
             ]
     except ValueError as error:
         raise InputError(str(error)) from error
@@ -182,8 +183,15 @@ def _draw(runs: Sequence[Run], path: Path) -> None:
         raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error
 
 
-def _simulated(source: Source, trace: str, policy: str, seed: int | None, bar: Progress) -> Run:
-    chosen = policy if seed is None or not takes_seed(policy) else f"{policy}{',' if ':' in policy else ':'}seed={seed}"
+def _seeds(seeds: int | None, trace_is_drawn: bool, policy_draws: bool) -> Sequence[int | None]:
+    """Return the seeds with which a trace is simulated under a policy: where nothing is drawn, once without one."""
+    if trace_is_drawn or (policy_draws and seeds is not None):
+        return range(seeds or 1)
+    return [None]
+
+
+def _simulated(source: Source, trace: str, policy: str, seed: int | None, draws: bool, bar: Progress) -> Run:
+    chosen = f"{policy}{',' if ':' in policy else ':'}seed={seed}" if draws and seed is not None else policy
     simulation = source.prepare(trace, configured_here(chosen), seed or 0)
     name = f"{title_of(trace)} {policy}" + ("" if seed is None else f" seed {seed}")
     task = bar.add_task(name, total=len(simulation.jobs))

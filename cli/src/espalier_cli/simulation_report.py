@@ -117,13 +117,18 @@ def _means(group: Sequence[Run]) -> dict[str, Interval]:
 
 
 def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Interval, int, tuple[float, int]]]:
-    """Yield the mean JCT of each other policy minus that of the first one, of the same trace and seed."""
+    """Yield the mean JCT of each other policy minus that of the first one, of the same trace and seed.
+
+    What was simulated once, as nothing is drawn in it, stands beside each seed of the other.
+    """
     groups = list(_groups(runs))
     for trace, policy, group in groups:
         minus, first = next((policy, group) for other, policy, group in groups if other == trace)
         if policy == minus:
             continue
-        pairs = [(run.outcome.average_jct, other.outcome.average_jct) for run, other in zip(group, first, strict=True)]
+        count = max(len(group), len(first))
+        jcts = ([run.outcome.average_jct for run in runs] for runs in (group, first))
+        pairs = list(zip(*(known * count if len(known) == 1 else known for known in jcts), strict=True))
         interval = Interval.of([ours - theirs for ours, theirs in pairs])
         part = interval.mean / statistics.fmean(theirs for _, theirs in pairs)
         yield trace, policy, minus, interval, sum(ours < theirs for ours, theirs in pairs), (part, len(pairs))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from espalier_cli.intervals import Interval
 from espalier_cli.simulate_command import simulate
+from espalier_operator.policies.settings import takes_seed
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import Throughputs
 from espalier_operator.simulation.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed
@@ -164,14 +165,62 @@ def test_seeds_are_those_of_policies_too_where_they_draw(gavel: Path, tmp_path: 
     options = ["--format", "gavel", "--cluster", "8:16:24"]
     done = simulated(trace, *options, "--policy", "gandiva", "--policy", "goodput", "--seeds", 2, "--json")
     assert done.exit_code == 0, done.output
-    runs = json.loads(done.stdout)["runs"]
+    found = json.loads(done.stdout)
     jcts = {
-        policy: {run["averageJctSeconds"] for run in runs if run["policy"] == policy}
+        policy: {run.get("seed"): run["averageJctSeconds"] for run in found["runs"] if run["policy"] == policy}
         for policy in ("gandiva", "goodput")
     }
-    assert {policy: len(values) for policy, values in jcts.items()} == {"gandiva": 2, "goodput": 1}
+    assert {policy: [*seeds] for policy, seeds in jcts.items()} == {"gandiva": [0, 1], "goodput": [None]}
+    assert len(set(jcts["gandiva"].values())) == 2
+    (difference,) = found["differences"]
+    expected = [jcts["goodput"][None] - jct for jct in jcts["gandiva"].values()]
+    assert difference["averageJctSeconds"]["mean"] == pytest.approx(statistics.fmean(expected))
+    assert difference["averageJctSeconds"]["high"] is not None
     plain = tmp_path / "t.csv"
     plain.write_text("timestamp,duration,num_gpus\n0,60,1\n")
     refused = simulated(plain, "--cluster", "1x1", "--policy", "fifo", "--seeds", 2)
     assert refused.exit_code == 2
     assert "--seeds 2: nothing is drawn at random" in refused.output
+
+
+def test_what_is_not_drawn_is_simulated_once(tmp_path: Path) -> None:
+    """Repeated, it would look like a sample that does not vary."""
+    fixed, drawn = tmp_path / "t.csv", "generate:poisson:jobs=5,sigma=1"
+    fixed.write_text("timestamp,duration,num_gpus\n0,60,1\n")
+    arguments = (fixed, drawn, "--cluster", "1x1", "--policy", "fifo", "--policy", "las", "--seeds", 3)
+    found = json.loads(simulated(*arguments, "--json").stdout)
+    assert [(mean["trace"], mean["seeds"]) for mean in found["means"]] == [
+        *((str(fixed), 1) for _ in range(2)),
+        *((drawn, 3) for _ in range(2)),
+    ]
+    assert [run.get("seed") for run in found["runs"]] == [None, None, 0, 1, 2, 0, 1, 2]
+    assert found["differences"][0]["averageJctSeconds"] == {"mean": 0.0, "low": None, "high": None}
+    assert simulated(*arguments).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "typed", "continuous", "expected"),
+    [
+        ("fifo", True, False, True),
+        ("fifo", True, True, False),
+        ("fifo", False, False, False),
+        ("fifo:seed=3", True, False, False),
+        ("gandiva", True, False, True),
+        ("gandiva", True, True, False),
+        ("gavel", True, False, False),
+        ("gavel:heterogeneity=false", True, False, True),
+        ("gavel:heterogeneity=false", True, True, True),
+        ("gavel:heterogeneity=false", False, False, False),
+        ("las", True, False, False),
+    ],
+)
+def test_a_policy_takes_a_seed_where_it_draws(policy: str, typed: bool, continuous: bool, expected: bool) -> None:
+    assert takes_seed(policy, typed=typed, continuous=continuous) is expected
+
+
+@pytest.mark.parametrize("options", [("gavel",), ("fifo", "--driver", "plan")])
+def test_seeds_of_policies_that_draw_nothing_are_refused(options: tuple[str, ...], gavel: Path) -> None:
+    trace = gavel / "max_min_fairness.trace"
+    done = simulated(trace, "--format", "gavel", "--cluster", "8:16:24", "--seeds", 2, "--policy", *options)
+    assert done.exit_code == 2
+    assert "--seeds 2: nothing is drawn at random" in done.output

@@ -33,6 +33,10 @@ class FifoPolicy:
         """Return the order of admission in words."""
         return "by age"
 
+    def draws(self, *, typed: bool, continuous: bool) -> bool:
+        """Return whether it uses its seed in such views: by rounds, among types of GPU."""
+        return typed and not continuous
+
     def decide(self, view: View) -> Decision:
         """Return a share for each job, by (submission time, key)."""
         if view.gpu_types and not view.continuous:

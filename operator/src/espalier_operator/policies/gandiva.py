@@ -41,6 +41,10 @@ class GandivaPolicy:
         """Return the order of admission in words."""
         return "by their parts of the time"
 
+    def draws(self, *, typed: bool, continuous: bool) -> bool:
+        """Return whether it uses its seed in such views: by rounds, where jobs can share the GPUs of a type."""
+        return typed and not continuous
+
     def decide(self, view: View) -> Decision:
         """Return the leases of the next round."""
         speeds = view.speeds

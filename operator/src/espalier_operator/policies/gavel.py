@@ -47,6 +47,10 @@ class GavelPolicy:
         """Return the order of admission in words."""
         return "by their fractions of time on types of GPU"
 
+    def draws(self, *, typed: bool, continuous: bool) -> bool:
+        """Return whether it uses its seed in such views: among types of GPU that count as alike."""
+        return typed and not self.heterogeneity
+
     def decide(self, view: View) -> Decision:
         """Return the leases of the next round."""
         speeds, types = view.speeds, fastest_first(view)

@@ -53,10 +53,17 @@ def made(make: Callable[..., Any], settings: str, text: str, what: str) -> Any:
         raise ValueError(f"{text}: {error}") from error
 
 
-def takes_seed(text: str) -> bool:
-    """Return whether a policy draws at random, by a seed that `text` leaves open. Raises as `configured`."""
+def takes_seed(text: str, *, typed: bool, continuous: bool) -> bool:
+    """Return whether a policy draws at random, by a seed that `text` leaves open.
+
+    `typed`: its views name types of GPU; `continuous`: as in a view. A policy with a `seed` draws, unless its method
+    `draws` says that it does not there. Raises as `configured`.
+    """
     policy = configured(text)
-    return hasattr(policy, "seed") and "seed=" not in text.partition(":")[2]
+    if not hasattr(policy, "seed") or "seed=" in text.partition(":")[2]:
+        return False
+    draws: Callable[..., bool] | None = getattr(policy, "draws", None)
+    return draws is None or draws(typed=typed, continuous=continuous)
 
 
 def _settings(make: Any) -> dict[str, Any]:

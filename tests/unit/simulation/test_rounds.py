@@ -15,6 +15,7 @@ from espalier_operator.policies.view import Decision, Elasticity, Share, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
+from espalier_operator.simulation.planned import Planned
 from espalier_operator.simulation.rounds import Rounds
 from small_simulations import COMMON_POLICIES, JOBS, NODES
 
@@ -101,6 +102,20 @@ def test_a_policy_is_asked_again_only_when_something_may_have_changed() -> None:
 
     Rounds(jobs_of([(0.0, 1, 100_000.0), (50_000.0, 1, 10.0)]), NODES, Counted()).run()
     assert asked == [60.0, 50_040.0, 50_100.0]
+
+
+@pytest.mark.parametrize("driver", [Rounds, Planned])
+def test_a_policy_that_runs_nothing_is_named(driver: type[Rounds | Planned]) -> None:
+    """It is asked once, and what it decided holds for ever."""
+
+    class Idle:
+        name, queue_order, elasticity = "idle", "by nothing", Elasticity.FIXED
+
+        def decide(self, view: View) -> Decision:
+            return Decision(shares=())
+
+    with pytest.raises(TraceError, match="policy idle: lets all of j0, j1 wait for ever"):
+        driver(jobs_of([(0.0, 1, 1.0), (90.0, 2, 1.0)]), NODES, Idle()).run()
 
 
 def test_a_job_that_never_fits_is_refused_by_name() -> None:

@@ -18,14 +18,12 @@ from espalier_operator.plan import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Decision, Outlook, Prospect, Speeds, View
 from espalier_operator.simulation.cluster_backend import ClusterBackend
-from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.idling import Idling
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies
 from espalier_operator.simulation.planned_types import PlannedTypedJob, TrueSpeeds
 from espalier_operator.simulation.rounds import ROUND_SECONDS, Node, base_workers, check_sizes
 
-_IDLE_ROUNDS: Final = 10_000
-"""A policy that lets all jobs wait for so long will never run them."""
 MOST_PLANS: Final = 1000
 """This many plans in a row at one moment mean that they undo each other."""
 
@@ -54,7 +52,7 @@ class Planned:
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
         coming, active, completed, due = list(reversed(self._jobs)), self._backend.jobs, 0, 0.0
-        boundary, idle = 0.0, 0
+        boundary, idling = 0.0, Idling(self._policy.name, ROUND_SECONDS)
         while coming or active:
             if not active:
                 ahead = coming[-1].submitted_at - boundary
@@ -70,9 +68,7 @@ class Planned:
                 self.now, changed = then, True
             else:
                 self.now = boundary = then
-                idle = idle + 1 if not any(job.state.active for job in active.values()) else 0
-                if idle > _IDLE_ROUNDS:
-                    raise TraceError(f"policy {self._policy.name}: lets all of {', '.join(active)} wait for ever")
+                idling.count(() if any(job.state.active for job in active.values()) else active)
                 while coming and coming[-1].submitted_at <= self.now:
                     job_of_trace = coming.pop()
                     self._backend.submit(job_of_trace, base_workers(job_of_trace, self._policy.policy))

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 from espalier_operator.simulation.errors import TraceError
+from espalier_operator.simulation.idling import Idling
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.spares import fill
 
@@ -78,7 +79,10 @@ class Rounds:
         """Jobs that have ended since the last decision, and the GPU-seconds that they took."""
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
-        """Run until all jobs are complete; `progress` is called with the number of those that are."""
+        """Run until all jobs are complete; `progress` is called with the number of those that are.
+
+        Raises `TraceError` where the policy lets all jobs wait for ever.
+        """
         answer(self.views(progress), self._policy.decide)
 
     def views(self, progress: Callable[[int], None] = lambda completed: None) -> Generator[View, Decision, None]:
@@ -86,10 +90,12 @@ class Rounds:
         coming, active = list(reversed(self._jobs)), list[SimulatedJob]()
         running = list[SimulatedJob]()
         until, follows, completed = math.inf, False, 0
+        idling = Idling(self._policy.name, ROUND_SECONDS)
         while coming or active:
             if not active:
                 ahead = coming[-1].submitted_at - self.now
                 self.now += max(0, math.ceil(ahead / ROUND_SECONDS) - 1) * ROUND_SECONDS
+            idling.count(() if running else [job.name for job in active])
             changed = False
             for job in running:  # nothing happens to those that wait
                 changed |= job.advance(self.now, ROUND_SECONDS) and follows

@@ -17,10 +17,8 @@ from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.view import Candidate, Decision, View
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.holdings import hold
+from espalier_operator.simulation.idling import Idling
 from espalier_operator.simulation.typed_jobs import TypedJob
-
-_IDLE_ROUNDS: Final = 1000
-"""A policy that lets all jobs wait for so long will never run them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class TypedRounds:
 
     def run(self, progress: Callable[[int], None] = lambda completed: None) -> None:
         """Run until all jobs are complete; `progress` is called with the number of those that are."""
-        coming, idle = list(reversed(self._jobs)), 0
+        coming, idling = list(reversed(self._jobs)), Idling(self._policy.name, LEASE_SECONDS)
         while coming or self._active:
             if not self._active:
                 self.now = max(self.now, coming[-1].submitted_at)
@@ -90,14 +88,11 @@ class TypedRounds:
                 self._active[job.name] = job
             self._held = self._granted(self._decide())
             self._ended.clear()
+            idling.count(() if self._held else self._active)
             if self._held:
-                idle = 0
                 self._train()
                 progress(len(self._jobs) - len(coming) - len(self._active))
                 continue
-            idle += 1
-            if idle > _IDLE_ROUNDS:
-                raise TraceError(f"policy {self._policy.name}: lets all of {', '.join(self._active)} wait for ever")
             self.now += LEASE_SECONDS
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:

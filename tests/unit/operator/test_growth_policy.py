@@ -16,7 +16,8 @@ from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.latencies import LATENCIES
 from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Node
+from espalier_operator.simulation.rounds import Node, Rounds
+from espalier_operator.simulation.spares import fill
 
 CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
 
@@ -88,6 +89,53 @@ def test_priority_multiplies_what_a_job_gains() -> None:
 def test_jobs_that_wait_come_before_loans() -> None:
     waiting = Candidate(key="waits", submitted_at=9.0, min_workers=1, max_workers=1)
     assert lent(decided([running("a"), waiting], {"a": prospect(0.1)}, gpus=2)) == []
+
+
+def test_jobs_that_wait_and_fit_come_before_loans_though_others_do_not_fit() -> None:
+    large, small = (
+        Candidate(key=key, submitted_at=9.0, min_workers=size, max_workers=size)
+        for key, size in (("large", 9), ("small", 2))
+    )
+    jobs, known = [running("a", most=2), large, small], {"a": prospect(0.1)}
+    for continuous in (False, True):
+        view = View(now=50.0, gpus=3, jobs=tuple(jobs), prospects=known, continuous=continuous)
+        assert share_of(GrowthPolicy().decide(view), "a").workers == 1
+        assert share_of(GrowthPolicy().decide(replace(view, gpus=4)), "a").workers == 2
+
+
+def test_by_rounds_a_job_starts_as_early_as_under_fair() -> None:
+    """A job that does not fit waits, too; a loan took the GPU of the one that fits."""
+    starts = []
+    for policy in ("fair", "growth"):
+        growing = GrowingJob("a", 0.0, 5, 6000.0, CURVE)
+        large, small = FixedJob("large", 60.0, 8, 600.0), FixedJob("b", 120.0, 3, 600.0)
+        Rounds((growing, large, small), (Node("n", 8),), configured(policy)).run()
+        starts.append([small.held[0].start, growing.completed_at, large.completed_at])
+    assert starts[0][0] == 120.0
+    assert starts[1] == starts[0]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.booleans(), st.integers(-1, 1)), max_size=8))
+def test_by_rounds_base_gpus_go_as_under_fair(drawn: list[tuple[int, bool, bool, int]]) -> None:
+    """Size, whether it runs, whether it may grow, priority."""
+    free, jobs = 12, []
+    for place, (size, runs, grows, priority) in enumerate(drawn):
+        runs = runs and size <= free
+        free -= size if runs else 0
+        key, workers = str(place), size if runs else 0
+        most = size + grows
+        jobs.append(
+            Candidate(
+                key=key, submitted_at=place, min_workers=size, max_workers=most, workers=workers, priority=priority
+            )
+        )
+    base = {job.key: job.min_workers for job in jobs}
+    view = View(now=50.0, gpus=12, jobs=tuple(jobs))
+    served = [
+        {key for key, count in fill(configured(policy).decide(view).shares, base, 12).items() if count}
+        for policy in ("fair", "growth")
+    ]
+    assert served[0] == served[1]
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -57,9 +58,7 @@ class GrowthPolicy:
         order = sorted(view.jobs, key=served_before)
         rates = {job.key: self._rate(job, view) for job in order if job.workers and job.max_workers > job.min_workers}
         growing = sorted((job for job in order if rates.get(job.key, 0.0) > 0), key=lambda job: -rates[job.key])
-        left = view.gpus - sum(job.min_workers * job.gpus_per_worker for job in order)
-        if left < 0:  # those that wait get what is free before anything is lent; who cannot fit leaves it to others
-            left = view.gpus - sum(job.min_workers * job.gpus_per_worker for job in order if job.workers)
+        left = _left(view, order)
         lent = set[str]()
         for job in growing:
             if job.gpus_per_worker <= left:
@@ -81,6 +80,22 @@ class GrowthPolicy:
         if not self.predicts:
             return held if prospect.gains else 0.0
         return held * prospect.rate * float(weight_of(job.priority)) / job.gpus_per_worker
+
+
+def _left(view: View, order: Sequence[Candidate]) -> int:
+    """Return the GPUs that base workers leave: those that wait get what is free before anything is lent.
+
+    A job that waits and cannot fit leaves it to others.
+    """
+    # The planner keeps what runs, as nothing preempts. By rounds a job that waits gets its GPUs before a later one that
+    # runs, so what later jobs hold is not free to be lent.
+    served = sorted(order, key=lambda job: not job.workers) if view.continuous else order
+    left = view.gpus
+    for job in served:
+        needs = job.min_workers * job.gpus_per_worker
+        if job.workers or needs <= left:
+            left -= needs
+    return left
 
 
 def _share(job: Candidate, view: View, is_lent: bool, grows: bool) -> Share:

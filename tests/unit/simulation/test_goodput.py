@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -161,6 +162,48 @@ def test_a_young_job_does_not_restart_for_little() -> None:
     assert workers_after(lone(table, workers=1, now=60.0)) == 1
     assert workers_after(lone(table, workers=1, now=6000.0)) == 2
     assert workers_after(lone(table, workers=1, now=60.0), restart_seconds=0.0) == 2
+
+
+def test_a_job_that_waited_for_an_hour_has_not_restarted_for_it() -> None:
+    """The policy is asked every 30 s, and what it wishes is not carried out: a quota may say no."""
+    policy, table, memory = GoodputPolicy(), Table((10.0, 15.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), 1), dict[str, Any]()
+    for now in range(0, 3600, 30):
+        memory = dict(policy.decide(replace(lone(table, workers=0, now=now), memory=memory)).memory)
+    (share,) = policy.decide(replace(lone(table, workers=1, now=3600.0), memory=memory)).shares
+    assert share.workers == 2
+
+
+def test_a_growth_that_is_pending_counts_once_it_is_carried_out() -> None:
+    policy, table, memory = GoodputPolicy(), Table((10.0, 15.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), 1), dict[str, Any]()
+    counted = []
+    for place, workers in enumerate((1, 1, 1, 2, 2, 0, 0, 1)):
+        memory = dict(policy.decide(replace(lone(table, workers, 6000.0 + 30 * place), memory=memory)).memory)
+        counted.append(memory["restarts"]["j"])
+    assert counted == [0, 0, 0, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("counted", "workers", "after"), [(-1, 0, -1), (-1, 1, 0), (0, 1, 0), (3, 1, 3), (3, 0, 3)])
+def test_what_an_earlier_version_counted_goes_on(counted: int, workers: int, after: int) -> None:
+    """It did not remember the workers."""
+    view = lone(Table((1.0,) * 8, 1), workers)
+    assert GoodputPolicy().decide(replace(view, memory={"restarts": {"j": counted}})).memory["restarts"] == {"j": after}
+
+
+@given(CANDIDATES, CLUSTERS, st.integers(1, 4))
+def test_who_gets_what_it_wishes_at_once_has_restarted_with_each_wish(
+    drawn: list[tuple[Table, int, int, bool]], sizes: list[int], rounds: int
+) -> None:
+    policy, view = GoodputPolicy(), view_of(drawn, sizes)
+    changes = dict.fromkeys((job.key for job in view.jobs), -1)
+    for place in range(rounds):
+        view = replace(view, now=1000.0 + 5000 * place, jobs=view.jobs[place % 2 :])
+        decision = policy.decide(view)
+        for job in view.jobs:
+            assert decision.memory["restarts"][job.key] == changes[job.key]
+        held = {job.key: job.workers for job in view.jobs}
+        view = carried_out(view, decision)
+        for job in view.jobs:
+            changes[job.key] += job.workers not in (0, held[job.key])
 
 
 def test_a_job_keeps_gpus_that_nobody_needs() -> None:

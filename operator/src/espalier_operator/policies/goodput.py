@@ -16,7 +16,9 @@ ROUND_SECONDS: Final = 60.0
 """The goodput of a job changes as it trains, and what is known of it: it is asked for so often."""
 _UNBOUNDED: Final = 1_000_000
 _RESTARTS: Final = "restarts"
-"""By job: how often its workers have changed since it started."""
+"""By job: how often its workers have changed since it started; −1: it has not started."""
+_WORKERS: Final = "workers"
+"""By job: the workers that it had when the policy was last asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,14 @@ class GoodputPolicy:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most: the oldest job first; by type of GPU the most valuable one."""
-        restarts = view.memory.get(_RESTARTS, {})
+        restarts = _restarts(view)
         if view.gpu_types and view.speeds is not None:
             places = by_type(view, view.speeds, self.restart_seconds, self.objective)
             workers = {job: job.min_workers for job in places.chosen}
             growing = [
-                self._grow(view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free)
+                self._grow(
+                    view, [job for job, own in places.chosen.items() if own == gpu_type], workers, free, restarts
+                )
                 for gpu_type, free in places.free.items()
             ]
             workers |= {job: 0 for job in view.jobs if job not in workers}
@@ -79,7 +83,7 @@ class GoodputPolicy:
                 needs = job.min_workers * job.gpus_per_worker
                 workers[job] = job.min_workers if needs <= free else 0
                 free -= needs if needs <= free else 0
-            growing = [self._grow(view, jobs, workers, free)]
+            growing = [self._grow(view, jobs, workers, free, restarts)]
             types, nodes, until, memory = dict[Candidate, str](), near(view, workers), math.inf, dict[str, Any]()
         until = min(until, view.now + ROUND_SECONDS) if any(growing) else until
         return Decision(
@@ -95,16 +99,17 @@ class GoodputPolicy:
             ),
             preempts=True,
             until=until if until < math.inf else None,
-            memory={
-                **memory,
-                _RESTARTS: {
-                    job.key: restarts.get(job.key, -1) + (count not in (0, job.workers))
-                    for job, count in workers.items()
-                },
-            },
+            memory={**memory, _RESTARTS: restarts, _WORKERS: {job.key: job.workers for job in view.jobs}},
         )
 
-    def _grow(self, view: View, jobs: Iterable[Candidate], workers: dict[Candidate, int], free: int) -> bool:
+    def _grow(
+        self,
+        view: View,
+        jobs: Iterable[Candidate],
+        workers: dict[Candidate, int],
+        free: int,
+        restarts: Mapping[str, int],
+    ) -> bool:
         """Give more workers to jobs that have their base ones; return whether there are any of which more is known."""
         prospects = {
             job: _prospect(view, job, view.outlooks[job.key], self.fairness, self.growth)
@@ -112,7 +117,7 @@ class GoodputPolicy:
             if job.key in view.outlooks and workers[job]
         }
         free = _fill(prospects.values(), workers, free)
-        free = self._spare_restarts(view.now, prospects, workers, free, view.memory.get(_RESTARTS, {}))
+        free = self._spare_restarts(view.now, prospects, workers, free, restarts)
         changing = (prospect for job, prospect in prospects.items() if workers[job] != job.workers)
         _fill(changing, workers, free)
         return any(job.max_workers > job.min_workers for job in prospects)
@@ -131,7 +136,7 @@ class GoodputPolicy:
             before, after = job.workers, workers[job]
             if before and after > before:
                 age = now - job.submitted_at
-                lost = restarts.get(job.key, 0) * self.restart_seconds
+                lost = restarts[job.key] * self.restart_seconds
                 trained = max(0.0, age - lost) / (age + self.restart_seconds) if age else 0.0
                 if prospect.goodput(after) * trained <= prospect.goodput(before):
                     free += (after - before) * job.gpus_per_worker
@@ -145,6 +150,18 @@ class GoodputPolicy:
                 free -= needs
                 workers[job] = job.workers
         return free
+
+
+def _restarts(view: View) -> dict[str, int]:
+    """Return by job how often its workers have changed since it started, as seen: a wish may be pending for hours."""
+    counted, seen = view.memory.get(_RESTARTS, {}), view.memory.get(_WORKERS, {})
+    found: dict[str, int] = {}
+    for job in view.jobs:
+        count = counted.get(job.key, -1)
+        # Earlier versions remembered the count alone, and counted a change before it was made.
+        last = seen.get(job.key, 0 if count < 0 else job.workers)
+        found[job.key] = count + (job.workers not in (0, last))
+    return found
 
 
 @dataclass(slots=True, kw_only=True)

@@ -229,6 +229,32 @@ def test_large_jobs_choose_nodes_first_and_small_ones_fill_the_fullest() -> None
     assert near(view, {large: 13}) == {}
 
 
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.integers(0, 8), min_size=1),
+    st.lists(st.tuples(st.integers(1, 2), st.lists(st.sampled_from("abcd"), max_size=8)), max_size=4),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 8)), max_size=3),
+)
+def test_a_node_of_which_gpus_depart_has_none_for_others(
+    offered: dict[str, int], staying: list[tuple[int, list[str]]], coming: list[tuple[int, int]]
+) -> None:
+    """Jobs hold more there than it still offers."""
+    sizes = [gpus for gpus, _ in (*staying, *coming)]
+    jobs = [
+        Candidate(key=f"j{place}", submitted_at=0.0, min_workers=1, max_workers=8, gpus_per_worker=gpus)
+        for place, gpus in enumerate(sizes)
+    ]
+    held = {job.key: tuple(nodes) for job, (_, nodes) in zip(jobs, staying, strict=False)}
+    counts = [*(len(nodes) for _, nodes in staying), *(count for _, count in coming)]
+    view = View(now=0.0, gpus=sum(offered.values()), jobs=tuple(jobs), nodes=offered, held=held)
+    found = near(view, dict(zip(jobs, counts, strict=True)))
+    kept, new = Counter[str](), Counter[str]()
+    for job in jobs:
+        nodes = found.get(job.key, ())
+        for node in nodes:
+            (kept if nodes == held.get(job.key) else new)[node] += job.gpus_per_worker
+    assert all(used <= max(0, offered[node] - kept[node]) for node, used in new.items())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

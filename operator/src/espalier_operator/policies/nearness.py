@@ -25,7 +25,8 @@ def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, .
             continue
         found[job.key] = nodes
         for node in nodes:
-            free[node] -= job.gpus_per_worker
+            # A job still holds GPUs that are announced to depart, and that its node no longer offers.
+            free[node] = max(0, free[node] - job.gpus_per_worker)
     room = _Room(free)
     for job, count in sorted(moving, key=lambda each: -each[1] * each[0].gpus_per_worker):
         taken = room.take(count, job.gpus_per_worker)

@@ -16,7 +16,7 @@ from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.outcome import outcome_of
 from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Rounds
+from espalier_operator.simulation.rounds import Node, Rounds
 from small_simulations import COMMON_POLICIES, JOBS, NODES
 
 POLICIES = (*COMMON_POLICIES, "goodput")
@@ -140,3 +140,18 @@ def test_a_job_that_kept_its_node_makes_room_for_a_wish_for_it() -> None:
     rounds.run(lambda completed: held.append(dict(rounds._held)))
     assert held[0] == {"j0": [1, 1], "j1": [0, 0, 0, 0]}
     assert outcome_of(rounds._jobs, 6).utilisation <= 1
+
+
+@pytest.mark.parametrize("policy", ["fair", "fifo", "growth"])
+@pytest.mark.parametrize(("driver", "evictions"), [(Rounds, 1), (Planned, 0)])
+def test_by_rounds_an_earlier_job_takes_the_gpus_of_a_later_one(
+    driver: type[Rounds | Planned], evictions: int, policy: str
+) -> None:
+    """Also by policies that preempt no job through the planner."""
+    first, second, third = jobs = jobs_of([(0.0, 4, 600.0), (60.0, 8, 600.0), (120.0, 4, 6000.0)])
+    driver(jobs, [Node("a", 8)], configured(policy)).run()
+    assert [job.evictions for job in jobs] == [0, 0, evictions]
+    assert first.completed_at is not None
+    assert second.completed_at is not None
+    assert third.completed_at is not None
+    assert (second.completed_at < third.completed_at) is bool(evictions)

@@ -43,6 +43,16 @@ def test_the_load_is_that_which_was_asked_for() -> None:
         assert work / (64 * jobs[-1].submitted_at) == pytest.approx(0.7, rel=0.05)
 
 
+@pytest.mark.parametrize("count", [2, 5, 20])
+def test_the_load_of_few_jobs_is_higher_by_one_interval(count: int) -> None:
+    parts = []
+    for seed in range(2000):
+        jobs = Poisson(jobs=count, load=0.7).draw(seed, 64, 64)
+        implied = sum(job.gpus * job.duration for job in jobs) / (64 * 0.7)
+        parts.append(jobs[-1].submitted_at / implied)
+    assert statistics.fmean(parts) == pytest.approx((count - 1) / count, rel=0.05)
+
+
 @pytest.mark.parametrize("durations", ["lognormal", "pareto"])
 def test_durations_have_their_median(durations: str) -> None:
     jobs = Poisson(jobs=5000, durations=durations).draw(0, 64, 64)  # type: ignore[arg-type]

@@ -43,7 +43,8 @@ class Poisson:
 
     jobs: int = 200
     load: float = 0.8
-    """GPU-seconds of all jobs, over those of the cluster from the first arrival to the last."""
+    """GPU-seconds of all jobs, over those of the cluster in `jobs` mean times between arrivals. From the first arrival
+    to the last there is one less, so with few jobs the load is higher."""
     durations: Literal["lognormal", "pareto"] = "lognormal"
     median: float = 1144.0
     """Of durations, seconds."""

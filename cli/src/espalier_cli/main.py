@@ -13,6 +13,7 @@ from espalier_agent.commands.ranges import RealRange
 from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
+from espalier_cli.picture_option import drawing, picture_option
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be used,
@@ -102,7 +103,7 @@ def _runs(path: Path, time_limit: float) -> bool:
 
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the runs into this PNG file.")
+@picture_option("the runs")
 def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     """Compare finished runs: the FOLDERS that `espalier run --output` created."""
     from espalier_cli.compare import read_run, table_of, verdict
@@ -118,10 +119,8 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
     if picture is not None:
         from espalier_cli.picture import draw_comparison
 
-        try:
+        with drawing(picture):
             draw_comparison(curves, picture)
-        except OSError as error:
-            raise InputError(f"{picture}: cannot be written: {error.strerror or error}") from error
         click.echo(f"picture: {picture}", err=True)
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
+from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.simulation_report import Run, document, print_report, title_of
 from espalier_cli.simulation_shadow import documents_of, policies_beside, print_shadows, shadows_of
 from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
@@ -21,8 +22,6 @@ from espalier_operator.planning import DEFAULT_POLICY, configured_here, takes_se
 from espalier_operator.simulation.generate import PREFIX
 from espalier_operator.simulation.latencies import LATENCIES
 from espalier_operator.simulation.outcome import outcome_of
-
-PICTURES = (".png", ".svg")
 
 
 @click.command()
@@ -86,11 +85,7 @@ PICTURES = (".png", ".svg")
     help="Simulate with the seeds 0 to N − 1 of generated jobs, and of policies that draw at random; print means, and "
     "paired differences from the first policy, with 95 % intervals.",
 )
-@click.option(
-    "--picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw completion times, unfinished jobs and GPUs held into this file, .png or .svg.",
-)
+@picture_option("completion times, unfinished jobs and GPUs held")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(
     traces: tuple[str, ...],
@@ -115,8 +110,6 @@ def simulate(
     --cluster V100S:P100S:K80S, servers of 4, 4 and 8 GPUs, and rounds of 360 s), audit (the folder of the operator's
     audit log: what happened, compared with the same jobs under each policy). Times are seconds.
     """
-    if picture is not None and picture.suffix not in PICTURES:
-        raise InputError(f"--picture: {picture} must end with {' or '.join(PICTURES)}")
     try:
         source = Source(
             form=form,
@@ -150,14 +143,14 @@ def simulate(
         raise InputError(str(error)) from error
     for note in source.notes:
         click.echo(note, err=True)
-    if picture is not None:
-        _draw(runs, picture)
     if as_json:
         found = document(runs, driver, several=seeds is not None)
         click.echo(json.dumps(found if shadow is None else {**found, "shadows": documents_of(shadows)}, indent=2))
     else:
         print_report(runs, several=seeds is not None)
         print_shadows(shadows)
+    if picture is not None:
+        _draw(runs, picture)
 
 
 def _draw(runs: Sequence[Run], path: Path) -> None:
@@ -177,10 +170,8 @@ def _draw(runs: Sequence[Run], path: Path) -> None:
         )
         for run in runs
     ]
-    try:
+    with drawing(path):
         draw_simulations(courses, path)
-    except OSError as error:
-        raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _seeds(seeds: int | None, trace_is_drawn: bool, policy_draws: bool) -> Sequence[int | None]:

@@ -351,10 +351,23 @@ def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
 
 
 def test_a_picture_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
-    place = tmp_path / "missing" / "x.png"
+    place = tmp_path / "x.png"
+    place.symlink_to("/dev/full")
     outcome = CliRunner().invoke(cli, ["compare", str(finished_run("a")), "--picture", str(place)])
     assert outcome.exit_code == 2
-    assert f"error: {place}: cannot be written: No such file or directory" in outcome.stderr
+    assert "0.810" in outcome.stdout, "the comparison is printed first"
+    assert f"error: --picture: {place}: cannot be written: No space left on device" in outcome.stderr
+
+
+def test_the_file_of_a_picture_is_checked_first(tmp_path: Path) -> None:
+    for name, words in (
+        ("x.foo", "must end with .png or .svg"),
+        ("x", "must end with .png or .svg"),
+        ("missing/x.png", f"there is no folder {tmp_path / 'missing'}"),
+    ):
+        outcome = CliRunner().invoke(cli, ["compare", str(tmp_path / "no-run"), "--picture", str(tmp_path / name)])
+        assert outcome.exit_code == 2
+        assert words in outcome.stderr
 
 
 def test_no_picture_is_drawn_of_a_run_that_never_trained(finished_run: Callable[..., Path]) -> None:

@@ -43,6 +43,10 @@ def test_the_document_and_that_it_goes_on_from_what_is_done(tmp_path: Path) -> N
     assert code == 0, problem
     assert "worse than none" in text
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    code, told, problem = judge(*command[:-3], *command[-2:], "--picture", str(tmp_path / "full.png"))
+    assert (code, told) == (2, text), "the verdict is printed first"
+    assert "cannot be written: No space left on device" in problem
 
 
 def test_one_model_as_a_job_names_it(tmp_path: Path) -> None:
@@ -145,6 +149,7 @@ def test_a_bad_model_is_named_with_its_own_remedy_and_not_with_that_of_a_file(
 def test_what_does_not_go_together() -> None:
     assert judge()[0] == judge("--models", str(MODELS), "--model", "digits")[0] == 2
     assert "there is no folder" in judge("--models", str(MODELS), "--picture", "nowhere/judge.png")[2]
+    assert "must end with .png or .svg" in judge("--models", str(MODELS), "--picture", "judge.foo")[2]
     assert "--dataset and --budget" in judge("--model", "digits")[2]
     assert "is not a growth operation" in judge("--models", str(MODELS), "--actions", "Shrink")[2]
     assert "is not a share of the budget" in judge("--models", str(MODELS), "--moments", "120%")[2]

@@ -227,11 +227,21 @@ def test_what_came_out_is_drawn(suffix: str, trace: Path, tmp_path: Path) -> Non
     assert suffix == "png" or b"axes_3" in drawn
 
 
-def test_a_picture_that_cannot_be_written_is_named(trace: Path, tmp_path: Path) -> None:
-    for name, words in (("runs.bmp", "must end with .png or .svg"), ("no/folder/runs.png", "cannot be written")):
-        done = run(trace, "--cluster", "1x2", "--picture", tmp_path / name)
-        assert done.exit_code != 0
-        assert words in str(done.output) + str(done.exception)
+def test_a_picture_that_cannot_be_drawn_is_named_before_anything_is_simulated(tmp_path: Path) -> None:
+    for name, words in (("runs.bmp", "must end with .png or .svg"), ("no/folder/runs.png", "there is no folder")):
+        done = run(tmp_path / "missing.csv", "--cluster", "1x2", "--picture", tmp_path / name)
+        assert done.exit_code == 2
+        assert "Invalid value for '--picture'" in done.output
+        assert words in done.output
+
+
+def test_results_are_printed_even_if_their_picture_cannot_be_written(trace: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "runs.png"
+    picture.symlink_to("/dev/full")
+    done = run(trace, "--cluster", "1x2", "--json", "--picture", picture)
+    assert done.exit_code == 2
+    assert json.loads(done.stdout)["runs"]
+    assert f"error: --picture: {picture}: cannot be written: No space left on device" in done.stderr
 
 
 def test_spans_of_a_job_add_up_to_its_service() -> None:

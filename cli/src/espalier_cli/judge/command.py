@@ -15,6 +15,7 @@ from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
 from espalier_cli.judge.options import shares
+from espalier_cli.picture_option import drawing, picture_option
 
 if TYPE_CHECKING:
     from espalier_cli.judge.case import Cases
@@ -62,7 +63,7 @@ def _operations(_context: click.Context, _option: click.Parameter, text: str) ->
     show_default=True,
     help="Folder for finished trainings: the same command continues from them.",
 )
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the figures into this PNG file.")
+@picture_option("the figures")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def judge(
     file: Path | None,
@@ -97,18 +98,12 @@ def judge(
     from espalier_cli.judge.verdict import sentence
     from espalier_trainer.errors import TrainerError
 
-    if picture is not None and not picture.absolute().parent.is_dir():
-        raise InputError(f"--picture {picture}: there is no folder {picture.absolute().parent}")
     try:
         make, digest = _cases(file, model, options, dataset, dataset_path, budget, batch_size, optimizer, learning_rate)
         judgement = Judgement(
             make, made(make), seeds, Setting(moments, actions, most), work_dir / digest, parallel or cores(), policy
         )
         verdict = judgement.verdict(ProgressLine("trainings"))
-        if picture is not None:
-            from espalier_cli.judge.picture import draw
-
-            draw(verdict, picture)
     except (CaseError, TrainerError, PolicyError, OSError) as error:
         raise InputError(str(error)) from error
     if as_json:
@@ -116,6 +111,11 @@ def judge(
     else:
         _show(verdict)
         click.echo(sentence(verdict))
+    if picture is not None:
+        from espalier_cli.judge.picture import draw  # matplotlib takes a second to import
+
+        with drawing(picture):
+            draw(verdict, picture)
 
 
 def _cases(

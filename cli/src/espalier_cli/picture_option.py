@@ -1,0 +1,48 @@
+"""The option that names a file for a picture, and how its errors are told.
+
+The file is checked before a command begins, since some train for hours. A command draws last, after it has printed its
+results: a disk can still be full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from espalier_cli.errors import InputError
+
+PICTURES: Final = (".png", ".svg")
+"""Suffixes of the formats that are drawn."""
+
+
+def picture_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option `--picture FILE` that draws `what`; its file has a known suffix and lies in a folder."""
+    return click.option(
+        "--picture",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help=f"Draw {what} into this file, {' or '.join(PICTURES)}.",
+        callback=_drawable,
+    )
+
+
+def _drawable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        folder = path.absolute().parent
+        if path.suffix.lower() not in PICTURES:
+            raise click.BadParameter(f"{path} must end with {' or '.join(PICTURES)}", context, parameter)
+        if not folder.is_dir():
+            raise click.BadParameter(f"{path}: there is no folder {folder}", context, parameter)
+    return path
+
+
+@contextmanager
+def drawing(path: Path) -> Iterator[None]:
+    """Draw to `path` inside; raises `InputError` where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,11 @@ from espalier_api.task import ACCURACY
 mpl.use("Agg")
 
 GREEN, GREY, BROWN, BLUE = "#2e7d32", "#757575", "#8d4b1f", "#1565c0"
+
+_COLOURS: Final = (GREY, GREEN, BLUE, BROWN)
+"""Of the runs of a comparison, in order."""
+_STYLES: Final = ("-", "--", ":", "-.")
+"""Of its lines: the next one where all colours are used up."""
 
 _STRIP_INCHES: Final = 1.15
 """Height of the strip of labels."""
@@ -158,11 +163,11 @@ def draw_comparison(curves: Sequence[Curve], path: Path) -> None:
     *strip, axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     for above in strip:
         _draw_labels(above, labels)
-    for curve, color in zip(curves, (GREY, GREEN, BLUE, BROWN), strict=False):
+    for curve, (style, color) in zip(curves, cycle(product(_STYLES, _COLOURS)), strict=False):
         epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
         test = curve.result.score
         label = curve.label if test is None else f"{curve.label}: {test.value:.3f} on the test split"
-        axes.plot(*_scores(epochs), color=color, lw=1.2, label=label)
+        axes.plot(*_scores(epochs), color=color, ls=style, lw=1.2, label=label)
     marks = _mark((axes,), events)
     axes.set_xlim(0, end * 1.01)
     axes.set_xlabel("time budget used (s)")

@@ -259,6 +259,13 @@ def test_the_pictures_are_pngs_of_a_useful_size(
         assert height > 400
 
 
+def test_a_comparison_draws_each_of_many_runs(tmp_path: Path, result: RunResult, events: tuple[AnyEvent, ...]) -> None:
+    names = [f"run {number}" for number in range(18)]
+    draw_comparison([Curve(name, result, events) for name in names], tmp_path / "many.svg")
+    text = (tmp_path / "many.svg").read_text()
+    assert [name for name in names if f"<!-- {name}: 0.810 on the test split -->" not in text] == []
+
+
 def test_a_run_that_never_trained_is_drawn_too(tmp_path: Path, result: RunResult) -> None:
     draw_training(Curve("empty", result, ()), tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 1000

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import statistics
+from collections.abc import Mapping
+
 import pytest
 
-from espalier_cli.judge.verdict import Decision, judged, sentence
+from espalier_cli.judge.verdict import Decision, Verdict, gain_of, judged, sentence, unseen_gain
 
 
-def decision(family: str, arms: dict[str, tuple[float, ...]], **advised: tuple[float, ...]) -> Decision:
+def decision(family: str, arms: Mapping[str, tuple[float, ...]], **advised: tuple[float, ...]) -> Decision:
     return Decision(f"{family}-case", family, 0.2, arms, {"none": arms["Nothing"], **advised})
 
 
@@ -32,6 +36,44 @@ def test_what_is_said_of_one_model() -> None:
     assert "does not pay" in sentence(judged([decision("f", losing, first=(0.4, 0.4), advice=(0.5, 0.5))]))
     stuck = judged([decision("f", {"Nothing": (0.5, 0.5)}, first=(0.5, 0.5), advice=(0.5, 0.5))])
     assert "no model has a place to grow" in sentence(stuck)
+
+
+def noise(chance: random.Random, growths: int, seeds: int, share: float, case: str = "f") -> Decision:
+    names = ["Nothing", *(f"Deepen({place})" for place in range(growths))]
+    arms = {name: tuple(chance.gauss(0.5, 0.05) for _ in range(seeds)) for name in names}
+    return Decision(case, case, share, arms, {"none": arms["Nothing"], "advice": arms["Nothing"]})
+
+
+@pytest.mark.parametrize(("moments", "growths"), [((0.2, 0.5), 8), ((0.2,), 1)])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_noise_seldom_pays_for_sure(moments: tuple[float, ...], growths: int, seeds: int) -> None:
+    chance, many = random.Random(seeds), 1000
+    found = [
+        sentence(Verdict(tuple(noise(chance, growths, seeds, share) for share in moments), {}, {}, {}))
+        for _ in range(many)
+    ]
+    sure = sum(text.startswith("Growing pays") and "do not agree" not in text for text in found)
+    assert sure / many < 0.04, "the nominal level is .025"
+    assert sure > 0
+
+
+def test_of_many_cases_the_best_growth_gains_nothing_by_luck() -> None:
+    chance = random.Random(0)
+    cases = [noise(chance, 8, 3, 0.2, f"case-{number}") for number in range(2000)]
+    assert statistics.fmean(gain_of(one) for one in cases) > 0.03
+    assert statistics.fmean(unseen_gain(one) for one in cases) == pytest.approx(0, abs=0.003)
+
+
+def test_what_is_said_of_several_cases() -> None:
+    arms = {"Nothing": (0.5, 0.5), "Deepen(a)": (0.9, 0.2), "Deepen(b)": (0.2, 0.8)}
+    two = [decision(family, arms, first=arms["Deepen(a)"], advice=arms["Nothing"]) for family in "fg"]
+    assert sentence(judged(two)) == (
+        "The best growth, chosen by all seeds but one, and judged by that one, beats not growing in 0 of 2 decisions, "
+        "by -0.300 on average over all; the advice gains +0.000."
+    )
+    one_seed = {name: values[:1] for name, values in arms.items()}
+    two = [decision(family, one_seed, first=(0.9,), advice=(0.9,)) for family in "fg"]
+    assert "judged by the same seed, which flatters it, beats not growing in 2 of 2 decisions" in sentence(judged(two))
 
 
 def test_nothing_to_judge() -> None:

@@ -88,7 +88,8 @@ def judge(
     """Train a model with and without each growth, and report whether growing pays and whether the advice is good.
 
     The arms train under virtual time: no growth, each growth, and growth as advised, alone and with trials on extra
-    GPUs (`Confirm` and `Race`). Regret is the test accuracy below that of the best arm.
+    GPUs (`Confirm` and `Race`). Regret is the test accuracy below that of the best arm, which is
+    chosen by the same seeds.
     """
     from espalier_agent.policies.files import PolicyError
     from espalier_cli.judge.case import CaseError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs_world import poor, request
+from scipy.special import stdtrit
+from test_agent_from_history import ACTIONS, decision
 from test_agent_goes_on import run
 
 from agent_service import serving
 from espalier_agent.data import carried_tables
+from espalier_agent.evaluation.clustered import clustered_interval, student_quantile
 from espalier_agent.evaluation.on_trials import OnTrials, compare_on_trials, worse_on_trials
-from espalier_agent.history import decisions
-from espalier_agent.history.episodes import gather
+from espalier_agent.history import HistoryDecision, decisions
+from espalier_agent.history.episodes import gather, split
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
@@ -25,6 +29,7 @@ from espalier_api.adaptation import Trials
 from espalier_api.advice import AdviceResponse, OutcomeReport, TrialOutcome
 from espalier_api.report import Arm, Slice
 from espalier_api.trials import EVIDENCE, RACING, SHARES, gains_seen
+from espalier_cli.intervals import Interval
 
 JOBS = 60
 RACED = SHARES[Trials.RACE]
@@ -148,8 +153,51 @@ def test_a_lower_loss_shows_a_gain(nothing: float, grown: float) -> None:
 def test_a_policy_is_not_judged_by_what_nobody_tried() -> None:
     policy = poor(carried_tables("digits")[0], 0.1)
     assert compare_on_trials(policy, policy, ()).difference is None
-    few = OnTrials(decisions=3, changed=0, untold=0, difference=0.1, low=0.05, high=0.15)
+    few = OnTrials(decisions=30, jobs=3, changed=0, changed_jobs=0, untold=0, difference=0.1, low=0.05, high=0.15)
     assert "too few trials" in worse_on_trials(few, margin=0.01, least_effective=10)[0]
-    untold = OnTrials(decisions=30, changed=2, untold=9, difference=0.1, low=0.05, high=0.15)
+    untold = few.model_copy(update={"jobs": 30, "changed": 20, "changed_jobs": 2, "untold": 9})
     assert "what would change" in worse_on_trials(untold, margin=0.01, least_effective=10)[0]
-    assert worse_on_trials(untold.model_copy(update={"changed": 12}), margin=0.01, least_effective=10) == []
+    assert worse_on_trials(untold.model_copy(update={"changed_jobs": 12}), margin=0.01, least_effective=10) == []
+
+
+def tried(job: str, name: str) -> HistoryDecision:
+    arms = (arm("Nothing", 1.0), *(arm(str(action), 0.9) for action in ACTIONS if action.grows))
+    found: HistoryDecision = decision(name, job=job, trial=TrialOutcome(decision_id=name, action="Nothing", arms=arms))
+    return found
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_all_trials_of_a_job_are_held_out_or_none(seed: int) -> None:
+    found = gather([tried(f"job-{number // 3}", f"{number}") for number in range(30)]).tried
+    assert len(found) == 30
+    learnt, held_out = split(found, 0.25, seed)
+    assert not {one.decision.job for one in learnt} & {one.decision.job for one in held_out}
+
+
+def test_trials_of_one_job_promote_nothing() -> None:
+    policy = poor(carried_tables("digits")[0], 0.1)
+    for names in (["a"], ["a", "b", "c"]):
+        judged = compare_on_trials(policy, policy, gather([tried("job", name) for name in names]).tried)
+        assert (judged.decisions, judged.jobs, judged.low, judged.high) == (len(names), 1, None, None)
+        assert "2 are asked for" in worse_on_trials(judged, margin=0.01, least_effective=1)[0]
+
+
+@given(st.integers(1, 2000))
+def test_the_quantile_is_that_of_students_t(degrees: int) -> None:
+    assert student_quantile(degrees) == pytest.approx(float(stdtrit(degrees, 0.975)), rel=1e-9)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=20))
+def test_values_of_their_own_groups_have_the_usual_interval(values: list[float]) -> None:
+    found = clustered_interval(values, [str(place) for place in range(len(values))])
+    assert found == pytest.approx(Interval.of(values)[1:], abs=1e-9)
+
+
+def test_an_interval_of_groups_seldom_excludes_their_true_mean() -> None:
+    chance, many, excluded = random.Random(0), 1000, 0
+    for _ in range(many):
+        jobs = [chance.gauss(0, 1) for _ in range(10)]
+        values = [job + chance.gauss(0, 0.5) for job in jobs for _ in range(5)]
+        low, high = clustered_interval(values, [str(number // 5) for number in range(50)]) or (0.0, 0.0)
+        excluded += not low <= 0 <= high
+    assert 0.03 < excluded / many < 0.07, "that of 50 independent values excludes it in a third of the cases"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.evaluation.on_trials import NORMAL_95, OnTrials, choices, compare_on_trials, worse_on_trials
+from espalier_agent.evaluation.on_trials import OnTrials, choices, compare_on_trials, worse_on_trials
 from espalier_agent.history.episodes import Episode, Gathered, centred, comparable, split
 from espalier_agent.history.off_policy import Log, Unit, effective_size, self_normalised
 from espalier_agent.policies.policy import Policy
@@ -27,6 +27,7 @@ from espalier_api.advice import Action, PolicyVersion
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
+NORMAL_95: Final = 1.96
 TOLERANCE: Final = 1e-9
 """Tolerance for mean regrets, which are sums of rounded figures."""
 

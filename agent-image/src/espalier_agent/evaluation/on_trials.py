@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
-from typing import Final
+from statistics import fmean
 
+from espalier_agent.evaluation.clustered import clustered_interval
 from espalier_agent.history import HistoryDecision
 from espalier_agent.history.episodes import Tried
 from espalier_agent.history.off_policy import Log, LoggedStates
@@ -16,22 +15,24 @@ from espalier_agent.policies.policy import Policy
 from espalier_api.advice import Action
 from espalier_api.base import Record
 
-NORMAL_95: Final = 1.96
-
 
 class OnTrials(Record):
     """Both policies on decisions that trials took, which the new one has not learnt from."""
 
     decisions: int
     """Those in which the trial shows what each of the two would have chosen."""
+    jobs: int
+    """Those whose decisions these are: decisions of one job resemble each other."""
     changed: int
-    """Those of them in which the two choose differently."""
+    """Decisions in which the two choose differently."""
+    changed_jobs: int
+    """Jobs with such a decision."""
     untold: int
     """Decisions left out: one of the two would have chosen what was not tried."""
     difference: float | None
     """Gain of the new policy's choices less that of those in service; None without a decision."""
     low: float | None
-    """Lower end of its 95 % interval."""
+    """Lower end of its 95 % interval, which counts jobs; None for fewer than two."""
     high: float | None
 
 
@@ -50,21 +51,19 @@ def compare_on_trials(policy: Policy, in_service: Policy, tried: Sequence[Tried]
     """Compare what trials have shown of the growths that each of the two would have chosen in the same states."""
     made = [one.decision for one in tried]
     pairs = [
-        (_shown(one, new), _shown(one, old), new != old)
+        (one.id, _shown(one, new), _shown(one, old), new != old)
         for one, new, old in zip(tried, choices(policy, made), choices(in_service, made), strict=True)
     ]
-    told = [(new - old, changed) for new, old, changed in pairs if new is not None and old is not None]
-    difference = low = high = None
-    if told:
-        gains = [gain for gain, _ in told]
-        difference = fmean(gains)
-        error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
-        low, high = difference - NORMAL_95 * error, difference + NORMAL_95 * error
+    told = [(job, new - old, changed) for job, new, old, changed in pairs if new is not None and old is not None]
+    gains = [gain for _, gain, _ in told]
+    low, high = clustered_interval(gains, [job for job, _, _ in told]) or (None, None)
     return OnTrials(
         decisions=len(told),
-        changed=sum(changed for _, changed in told),
+        jobs=len({job for job, _, _ in told}),
+        changed=sum(changed for _, _, changed in told),
+        changed_jobs=len({job for job, _, changed in told if changed}),
         untold=len(pairs) - len(told),
-        difference=difference,
+        difference=fmean(gains) if gains else None,
         low=low,
         high=high,
     )
@@ -79,15 +78,16 @@ def _shown(tried: Tried, action: Action) -> float | None:
 
 def worse_on_trials(found: OnTrials, *, margin: float, least_effective: float) -> list[str]:
     """Return why the new policy is refused by trials, empty where it is not."""
-    if found.low is None or found.decisions < least_effective:
+    if found.low is None or found.jobs < least_effective:
         return [
-            f"too few trials: {found.decisions} held-out ones show what both policies would choose, "
-            f"{least_effective:g} are asked for"
+            f"too few trials: those of {found.jobs} held-out jobs show what both policies would choose, "
+            f"{max(2, least_effective):g} are asked for"
         ]
-    if found.untold and found.changed < least_effective:
+    if found.untold and found.changed_jobs < least_effective:
         return [
-            f"too few trials of what would change: {found.changed}, and {found.untold} did not try what one of the "
-            f"policies would choose; {least_effective:g} are asked for; serve with --explore, or use Race"
+            f"too few trials of what would change: those of {found.changed_jobs} jobs, and {found.untold} trials "
+            f"did not try what one of the policies would choose; {least_effective:g} are asked for; "
+            "serve with --explore, or use Race"
         ]
     if found.low >= -margin:
         return []

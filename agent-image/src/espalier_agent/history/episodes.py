@@ -59,7 +59,7 @@ class Tried:
     """A decision that a trial took, and what its arms have shown: of several actions, in one and the same state."""
 
     id: str
-    """As an episode's, and the decision."""
+    """As an episode's: what is held out of a job is all of it."""
     model: str
     """Fingerprint of the architecture."""
     decision: HistoryDecision
@@ -128,9 +128,8 @@ def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -
         if seen:
             if id(one.architecture) not in fingerprints:
                 fingerprints[id(one.architecture)] = one.architecture.fingerprint
-            name = f"{one.job} {one.reported} {one.decision_id}"
-            found.append(Tried(name, fingerprints[id(one.architecture)], one, seen))
-    return tuple(sorted(found, key=lambda one: one.id))
+            found.append(Tried(f"{one.job} {one.reported}", fingerprints[id(one.architecture)], one, seen))
+    return tuple(sorted(found, key=lambda one: (one.id, one.decision.decision_id)))
 
 
 def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
@@ -145,10 +144,10 @@ def comparable(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
 def split(
     episodes: Sequence[RememberedT], share: float, seed: int
 ) -> tuple[tuple[RememberedT, ...], tuple[RememberedT, ...]]:
-    """Return what may be learnt from, and the held-out part: about `share` of the episodes.
+    """Return what may be learnt from, and the held-out part: about `share` of the jobs.
 
-    By a digest of the episode, so that one that is held out stays so when more come, and with a smaller share of the
-    same seed none is held out that was not.
+    By a digest of the job and its end, so that all its decisions are on one side, one that is held out stays so when
+    more come, and with a smaller share of the same seed none is held out that was not.
     """
     learnt: list[RememberedT] = []
     held_out: list[RememberedT] = []

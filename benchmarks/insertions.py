@@ -15,10 +15,10 @@ import click
 
 from espalier_agent.data import carried_corpus
 from espalier_api.advice import Action
+from espalier_api.gains import HARM
 from espalier_api.growth_corpus import ArmRecord, CaseRecord, read_corpus
 from espalier_api.job import Insertion
 from espalier_cli.intervals import Interval
-from espalier_cli.judge.verdict import HARM
 
 CARRIED = ("inserted-free", "inserted-growth")
 PAIRS = (

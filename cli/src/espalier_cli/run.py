@@ -28,8 +28,7 @@ from espalier_cli.terminal import Terminal, stopping_signals
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
 from espalier_operator.local.ownership import require_own
-
-_STOP_WALL_SECONDS = 4.0
+from espalier_operator.local.settings import STOP_WALL_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     if not os.path.isdir(directory):  # a name that is too long is an error of the run
         return
     with run_lock(directory):
-        asyncio.run(end_orphans(folders, _STOP_WALL_SECONDS))  # they would write once more
+        asyncio.run(end_orphans(folders, STOP_WALL_SECONDS))  # they would write once more
         for folder in folders:
             for name in layout.FILES:
                 (folder / name).unlink(missing_ok=True)

@@ -44,6 +44,7 @@ from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilit
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
+from espalier_api.gains import SPREAD
 from espalier_api.outcomes import OutcomeTable
 
 
@@ -73,10 +74,9 @@ def history_objective(
     return value - caution / effective_size(weights).sqrt() + entropy * entropies.sum() / units, value
 
 
-GAIN_SCALE: Final = 0.03
-"""Gains of trials count in this unit, about their deviation: accuracies of episodes are standardised, too."""
 MOST_GAINED: Final = 3.0
-"""In that unit: a growth that gained more is no better, so single trials do not decide."""
+"""In `SPREAD`, as accuracies of episodes are standardised, too: a growth that gained more is no better, so single
+trials do not decide."""
 
 
 class _Trials:
@@ -85,10 +85,10 @@ class _Trials:
     def __init__(self, tried: Sequence[Tried], network: PolicyNetwork, vocabulary: Vocabulary) -> None:
         self._states = LoggedStates(Log.of([one.decision for one in tried]), network, vocabulary)
         seen, self._known = self._states.gains(tried)
-        self._seen = (seen / GAIN_SCALE).clamp(-MOST_GAINED, MOST_GAINED)
+        self._seen = (seen / SPREAD).clamp(-MOST_GAINED, MOST_GAINED)
 
     def value(self, network: PolicyNetwork) -> Tensor:
-        """Return the mean gain of what the policy chooses among what was tried, in `GAIN_SCALE`."""
+        """Return the mean gain of what the policy chooses among what was tried, in `SPREAD`."""
         rows = masked_log_probabilities(self._states.choices(network), self._known)
         chances = rows.double().masked_fill(~self._known, 0.0).exp() * self._known
         return (chances * self._seen).sum(dim=1).mean()

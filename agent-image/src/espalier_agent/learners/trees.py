@@ -28,6 +28,7 @@ from espalier_agent.learners.trees_rows import Floats, Row, Rows, stacked
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES
+from espalier_api.gains import HARM
 
 WIDENS: Final = FEATURES.index("widens")
 GROWN: Final = FEATURES.index("grown before")
@@ -37,7 +38,6 @@ CAUTIONS: Final = (0.0, 0.25, 0.5, 1.0)
 """Deviations of the trees by which a gain may be lowered."""
 NEEDED: Final = (0.0, 0.05, 0.1, 0.2, 0.3)
 """What may be needed to beat nothing, squashed: .1 is a gain of .003."""
-HARM: Final = 0.002
 HARM_BAR: Final = 0.15
 """Share of the decisions that may end more than `HARM` below doing nothing, when caution is chosen."""
 

@@ -12,15 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import pstdev
-from typing import Final
 
 from espalier_agent.history import HistoryDecision
 from espalier_agent.history.episodes import Episode, Tried
 from espalier_agent.policies.tree_features import Facts
 from espalier_api.advice import Action
-
-SPREAD: Final = 0.03
-"""How much gains differ: the deviation of those in the corpora."""
+from espalier_api.gains import SPREAD
 
 
 @dataclass(frozen=True, slots=True)

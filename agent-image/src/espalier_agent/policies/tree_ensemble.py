@@ -23,6 +23,7 @@ from espalier_agent.policies.tree_features import FEATURES, Facts
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_api.advice import ActionColumns, AdviceRequest
 from espalier_api.architecture import Architecture
+from espalier_api.gains import SPREAD
 
 TREES: Final = 100
 LEAVES: Final = 128
@@ -30,8 +31,6 @@ LEAVES: Final = 128
 NODES: Final = 3 * (2 * LEAVES - 1) + 2
 """Of a tree: its parts, and two splits between these."""
 DEPTH: Final = 14
-SCALE: Final = 0.03
-"""A gain g in accuracy is learnt as tanh(g / SCALE): a gain of .1 is hardly better than one of .06."""
 SHARPNESS: Final = 6.0
 """Of the probabilities; it changes no decision."""
 QUANTILES: Final = (0.1, 0.9)
@@ -150,10 +149,10 @@ class TreesNetwork(PolicyNetwork):
 
 
 def squashed(gain: float) -> float:
-    """Return a gain in accuracy as the trees learn it."""
-    return math.tanh(gain / SCALE)
+    """Return a gain in accuracy as the trees learn it: one of .1 is hardly better than one of .06."""
+    return math.tanh(gain / SPREAD)
 
 
 def _unsquashed(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = SCALE * np.arctanh(np.clip(values.astype(np.float64), -_LIMIT, _LIMIT))
+    found: npt.NDArray[np.float64] = SPREAD * np.arctanh(np.clip(values.astype(np.float64), -_LIMIT, _LIMIT))
     return found

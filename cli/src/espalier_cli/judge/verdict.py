@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Final
 
 from espalier_api.advice import Action
+from espalier_api.gains import HARM
 from espalier_api.growth_corpus import CaseRecord, MomentRecord
 from espalier_cli.intervals import Interval
 from espalier_cli.judge.records import TrialRecord, TrialsRecord
 
-HARM: Final = 0.002
 RESAMPLES: Final = 2000
 _SEED: Final = 18
 

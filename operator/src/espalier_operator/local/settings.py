@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -22,6 +23,10 @@ MAX_GPUS = 10_000
 
 class LocalRunError(ValueError):
     """The run cannot be started with these settings; the message names the setting or file and the remedy."""
+
+
+STOP_WALL_SECONDS: Final = 4.0
+"""Between SIGTERM and SIGKILL, unless settings say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class LocalSettings:
     """By job name: seconds on the timeline at which the job is submitted; all others are submitted at the start."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By job name: the text of its job file, kept as `job.yaml`; default: the job as JSON (which is YAML)."""
-    stop_wall_seconds: float = 4.0
+    stop_wall_seconds: float = STOP_WALL_SECONDS
     """Seconds between SIGTERM and SIGKILL."""
     restart_wall_seconds: float = 1.0
     """Seconds before the first restart of a failed leader; doubled by each further failure."""

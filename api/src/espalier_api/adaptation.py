@@ -121,7 +121,7 @@ class AdaptationSpec(Strict):
     trials: Trials = Trials.OFF
     """Needs `training.elasticBatch`."""
     optimise: Optimise = Optimise.OFF
-    """The ready trainer only; not with `training.syncBatchNorm` or `gradientCheckpointing`."""
+    """The ready trainer only; not with `training.syncBatchNorm`, `gradientCheckpointing` or `precision: BFloat16`."""
     optimise_min_gain: float = Field(default=0.03, ge=0, le=10)
     """Minimum gain in speed (seconds of a step before / after, minus 1) for keeping a rewritten computation (or
     `training.memoryFormat: Auto`)."""

@@ -125,8 +125,8 @@ def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
 
 @pytest.mark.parametrize(
     "spec",
-    [spec_of(share=1e-6), spec_of(syncBatchNorm=True), spec_of(optimise="Off")],
-    ids=["too dear", "refused", "off"],
+    [spec_of(share=1e-6), spec_of(syncBatchNorm=True), spec_of(precision="BFloat16"), spec_of(optimise="Off")],
+    ids=["too dear", "refused", "autocast rounds otherwise", "off"],
 )
 def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
     make_job: Callable[..., AdaptiveTrainingJob], digits: Any, spec: dict[str, Any]
@@ -135,7 +135,7 @@ def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
     assert done.network.execution is None
     assert done.result.adaptations == ()
     warned = [event.message for event in done.events if getattr(event, "reason", "") == "RewritesNotPossible"]
-    assert len(warned) == ("syncBatchNorm" in spec["training"])
+    assert len(warned) == len({"syncBatchNorm", "precision"} & spec["training"].keys())
 
 
 class Broken(nn.Module):

@@ -254,7 +254,7 @@ class Optimiser:
         """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
         module = network.module
         costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
-        exports = may_export(module, median(self._steps), self._allowed, self._probe.method.precision)
+        exports = may_export(module, median(self._steps), self._allowed)
         searched = search(capture(module, inputs, exports=exports), costs)
         plan = searched.plan
         rules = ", ".join(sorted({step.rule for step in plan.rules}))

@@ -47,8 +47,8 @@ def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = 
     except _UntraceableError as error:
         if not exports:
             raise RewritesRefusedError(
-                f"torch.fx cannot trace {type(module).__name__} ({error}), and torch.export is not tried where steps "
-                "run under autocast or time is short; its forward must not decide by values or sizes of tensors"
+                f"torch.fx cannot trace {type(module).__name__} ({error}), and torch.export is not tried where time "
+                "is short; its forward must not decide by values or sizes of tensors"
             ) from error
         return _by_export(copy, given, error)
     try:

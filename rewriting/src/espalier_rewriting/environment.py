@@ -120,11 +120,14 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         self._steps += 1
         reward, stopped = 0.0, rule == STOP
         if not stopped and place < len(self._offered[rule]):
-            before = self._state.cost
-            self._state = self._state.after(self._offered[rule][place])
-            self._rows = self._rows_of(self._state, self._rows)
-            reward = math.log(before / self._state.cost)
-            self._offer()
+            before, after = self._state.cost, self._state.after(self._offered[rule][place])
+            if after.cost == math.inf:  # a node does not run any more
+                reward = FORBIDDEN
+            else:
+                self._state = after
+                self._rows = self._rows_of(self._state, self._rows)
+                reward = math.log(before / self._state.cost)
+                self._offer()
         elif not stopped:
             reward = FORBIDDEN
         truncated = not stopped and self._steps >= self.horizon

@@ -300,6 +300,52 @@ def test_of_a_grown_model_only_what_is_new_is_measured() -> None:
     assert (first.measured, second.measured) == (3, 1)
 
 
+class Viewed(nn.Module):
+    """Needs its image as it lies in memory; `odd` rows are refused by a layer that no rule looks into."""
+
+    def __init__(self, *, odd: bool = False) -> None:
+        super().__init__()
+        self.layer, self.last, self.odd = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(64, 2), odd
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.layer(x).relu().view(x.size(0), -1)
+        result: Tensor = self.last(rows)
+        return torch.linalg.cholesky(torch.cov(result) + torch.eye(2)) if self.odd else result
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_graph_whose_nodes_do_not_run_is_never_chosen(odd: bool, tmp_path: Path) -> None:
+    model, images = Viewed(odd=odd), torch.randn(2, 3, 4, 4)
+    costs = Costs(model, tmp_path)
+    start = State.start(capture(model, images), costs)
+    (match,) = [one for one in start.matches.all() if one.rule.name == "ChannelsLast"]
+    assert 0 < start.cost < start.after(match).cost == float("inf")
+    found = search(start.graph, costs)
+    assert not any(step.rule == "ChannelsLast" for _, plan in found.best for step in plan.rules)
+    costs.save()
+    assert State.start(start.graph, Costs(model, tmp_path)).cost == start.cost
+    assert "inf" not in next(tmp_path.glob("*.json")).read_text().lower()
+
+
+def test_memory_that_is_short_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
+    graph, costs = capture(model, rows), Costs(model)
+    monkeypatch.setattr("espalier_trainer.rewriting.costs._timed", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        State.start(graph, costs)
+    assert costs.table == {}
+
+
+def test_measuring_draws_no_random_numbers_of_the_run() -> None:
+    model, rows = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(2, 4)
+    graph, before = capture(model, rows), torch.get_rng_state()
+    search(graph, Costs(model))
+    assert torch.equal(before, torch.get_rng_state())
+
+
 def test_pairs_of_steps_are_measured_in_turn() -> None:
     model, execution = nn.Linear(1, 1), nn.Linear(1, 1)
     now, order = [0.0], []

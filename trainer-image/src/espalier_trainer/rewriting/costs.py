@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -63,7 +64,10 @@ class Costs:
                 return
 
     def of(self, graph: Graph, name: str) -> float:
-        """Return the seconds of a node, measuring it if it is new."""
+        """Return the seconds of a node, measuring it if it is new; infinite if it raises.
+
+        Raises `torch.OutOfMemoryError` where there is no room to measure it: that says nothing about the node.
+        """
         node = graph.nodes[name]
         if node.operator in LEAVES or node.operator == OUTPUT or not _tensors(node.meta):
             return 0.0
@@ -94,8 +98,11 @@ class Costs:
         mode = "step" if self.training else "forward"
         key = f"{mode} {node.operator} {what} {_metas(inputs)}"
         if key not in self.table:
+            seconds = self._seconds(node, inputs, copy.deepcopy(layer))
+            if seconds == math.inf:
+                return seconds  # no JSON, and found again as fast
             self.measured += 1
-            self.table[key] = self._seconds(node, inputs, copy.deepcopy(layer))
+            self.table[key] = seconds
         return self.table[key]
 
     def _seconds(self, node: Node, inputs: tuple[Meta, ...], layer: nn.Module | None) -> float:
@@ -115,29 +122,38 @@ class Costs:
                     torch.autograd.grad(backwards, leaves, ones, allow_unused=True)
 
         try:
-            return _timed(run, device, self.clock)
-        # A part of the user's model that does not take data without meaning: no rule changes it, so it costs nothing.
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):  # a dropout draws
+                return _timed(run, device, self.clock)
+        except torch.OutOfMemoryError:
+            raise
+        # Whatever a part of the user's model raises, or torch where a rewrite changed how its input lies.
         except Exception:
-            return 0.0
+            return math.inf
 
 
 class Sums:
     """The seconds of each node of a graph; after a rewrite only those that it changed are looked up again."""
 
     def __init__(self, graph: Graph, costs: Costs) -> None:
-        """Look up every node."""
+        """Look up every node of a graph without rewrites.
+
+        One that raises does not take data without meaning, as a part of the user's model may. It costs nothing, here
+        and after rewrites. One that raises after a rewrite alone is broken by it, and costs infinitely much.
+        """
         self._costs = costs
-        self._of: Mapping[str, float] = {name: costs.of(graph, name) for name in graph.nodes}
+        found = {name: costs.of(graph, name) for name in graph.nodes}
+        self._failed = frozenset(name for name, seconds in found.items() if seconds == math.inf)
+        self._of: Mapping[str, float] = found | dict.fromkeys(self._failed, 0.0)
 
     def after(self, graph: Graph) -> Sums:
         """Return the sums of a graph that one rewrite has made of this one's."""
         other = object.__new__(Sums)
-        other._costs = self._costs
+        other._costs, other._failed = self._costs, self._failed
         found = dict(self._of)
         for name in found.keys() - graph.nodes.keys():
             del found[name]
         for name in graph.changed:
-            found[name] = self._costs.of(graph, name)
+            found[name] = 0.0 if name in self._failed else self._costs.of(graph, name)
         other._of = found
         return other
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,8 +109,9 @@ class _Search:
         return True
 
     def found(self) -> Found:
-        """Return the cheapest states that were met; of equal ones that with fewer rewrites."""
-        best = heapq.nsmallest(CANDIDATES, self._met, key=lambda state: (state.cost, len(state.steps)))
+        """Return the cheapest states that were met and whose nodes all run; of equal ones that with fewer rewrites."""
+        run = [state for state in self._met if state.cost < math.inf]
+        best = heapq.nsmallest(CANDIDATES, run, key=lambda state: (state.cost, len(state.steps)))
         return Found(self.start.cost, tuple((state.cost, self._plan(state)) for state in best), self._count)
 
     def _plan(self, state: State) -> Plan:

@@ -31,6 +31,7 @@ from espalier_trainer.rewriting import (
     verify,
 )
 from espalier_trainer.rewriting.graph import Graph, Node
+from espalier_trainer.rewriting.matching import Match
 from espalier_trainer.rewriting.metas import value_of
 from espalier_trainer.rewriting.search import State
 
@@ -249,6 +250,23 @@ def test_a_plan_is_found_saved_and_carried_out_again(method: str, costs: type[Co
     again = Plan.model_validate_json(found.plan.model_dump_json())
     execution = apply(model, again, torch.randn(9, 4, 4))  # the plan does not know the batch size
     assert verify(model, execution, rows, Tensor.sum).right
+
+
+@pytest.mark.parametrize("method", SEARCHES)
+def test_a_rule_that_raises_does_not_end_a_search(
+    method: str, costs: type[Costs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied = Match.applied
+
+    def raises(self: Match, graph: Graph) -> Graph:
+        if self.rule.name == "ActivationByHand":
+            raise RuntimeError("sizes do not fit")
+        return applied(self, graph)
+
+    monkeypatch.setattr(Match, "applied", raises)
+    model, rows = row_model(["norm by hand", "gelu by hand", "chain"])
+    found = search(capture(model, rows), costs(model), method=method, evaluations=60)
+    assert found.best[0][0] < found.start
 
 
 def test_sums_after_a_rewrite_are_those_of_the_graph(costs: type[Costs]) -> None:

@@ -87,6 +87,43 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (5, 8),
     ),
+    "parts that are viewed across rows": (
+        lambda: Written(lambda m, x: m.a(x).view(5, -1) + m.b(x).view(5, -1), a=nn.Linear(8, 6), b=nn.Linear(8, 6)),
+        (5, 4, 8),
+    ),
+    "parts that are viewed within rows": (
+        lambda: Written(
+            lambda m, x: m.a(x).view(5, 4, 2, 3) + m.b(x).view(5, 4, 2, 3), a=nn.Linear(8, 6), b=nn.Linear(8, 6)
+        ),
+        (5, 4, 8),
+    ),
+    "parts that are changed in place": (
+        lambda: Written(
+            lambda m, x: m.left(m.a(x)) + m.right(m.b(x)),
+            a=nn.Linear(8, 6),
+            b=nn.Linear(8, 6),
+            left=nn.LeakyReLU(inplace=True),
+            right=nn.LeakyReLU(inplace=True),
+        ),
+        (5, 8),
+    ),
+    "one number as the bias of two": (
+        lambda: Written(
+            lambda m, x: functional.linear(x, m.a, m.one) + functional.linear(x, m.b, m.one),
+            a=torch.randn(6, 8),
+            b=torch.randn(6, 8),
+            one=torch.randn(1),
+        ),
+        (5, 8),
+    ),
+    "a mask that repeats the scores": (
+        lambda: Written(
+            lambda m, x: (m.q(x) @ m.q(x).transpose(-2, -1)).masked_fill(m.mask, -torch.inf).softmax(-1) @ x,
+            q=nn.Linear(8, 8),
+            mask=torch.arange(10).view(2, 1, 1, 5) == 3,
+        ),
+        (4, 5, 8),
+    ),
     "parameters of another type": (_doubled, (5, 8)),
     "a layer with another forward": (_changed_layer, (5, 8)),
 }
@@ -102,6 +139,13 @@ def test_what_rules_do_with_odd_models_computes_the_same(name: str) -> None:
         # Not in double precision alone, in which all types are one.
         torch.testing.assert_close(emitted(each, module)(inputs), module(inputs))
         _check(module, each, inputs)
+
+
+def test_parts_that_may_be_viewed_are_merged() -> None:
+    for name, merged in {"across rows": False, "within rows": True}.items():
+        build, shape = ODD[f"parts that are viewed {name}"]
+        rules = {match.rule.name for match in Matches(capture(build(), torch.randn(shape))).all()}
+        assert ("MergedLinears" in rules) == merged
 
 
 def _walk(module: nn.Module, inputs: Tensor, seed: int) -> None:

@@ -25,7 +25,7 @@ from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
 from espalier_trainer.core.probation import Probation
 from espalier_trainer.core.services import Services
-from espalier_trainer.execution import Execution, ExecutionState
+from espalier_trainer.execution import Execution, ExecutionState, executed
 from espalier_trainer.metrics import MeteredReporter
 from espalier_trainer.models import build_model
 from espalier_trainer.network import Network, new_network
@@ -33,7 +33,8 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.steps import optimize
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
-from espalier_trainer.rewriting import Plan, capture, device_kind
+from espalier_trainer.rewriting import Costs, Graph, Plan, capture, device_kind, search
+from espalier_trainer.rewriting import Found as Searched
 from espalier_trainer.scheduler import VirtualScheduler
 
 TWICE = """
@@ -136,6 +137,27 @@ def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
     assert done.result.adaptations == ()
     warned = [event.message for event in done.events if getattr(event, "reason", "") == "RewritesNotPossible"]
     assert len(warned) == len({"syncBatchNorm", "precision"} & spec["training"].keys())
+
+
+def test_another_plan_is_checked_where_the_best_one_fails(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(graph: Graph, costs: Costs) -> Searched:
+        found = search(graph, costs)
+        (cost, plan), *others = found.best
+        wrong = plan.model_copy(update={"fingerprint": "wrong"})
+        return replace(found, best=((cost, wrong), (cost, plan), *others))
+
+    def built(module: nn.Module, plan: Plan, example: Any) -> Execution:
+        return Execution(Broken(module, ValueError("no")), plan) if plan.fingerprint == "wrong" else executed(
+            module, plan, example
+        )  # fmt: skip
+
+    monkeypatch.setattr("espalier_trainer.core.optimising.search", searched)
+    monkeypatch.setattr("espalier_trainer.core.optimising.executed", built)
+    done = trained(make_job(**spec_of()), digits, stops=True)
+    (found,) = done.result.adaptations
+    assert found.largest_error <= 1e-9, found.message
 
 
 class Broken(nn.Module):

@@ -256,22 +256,39 @@ class Optimiser:
         costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
         exports = may_export(module, median(self._steps), self._allowed)
         searched = search(capture(module, inputs, exports=exports), costs)
-        plan = searched.plan
-        rules = ", ".join(sorted({step.rule for step in plan.rules}))
-        found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)
-        if not plan.rules:
+        if not searched.plan.rules:
             why = f"no rule makes the costs of its operators smaller ({searched.evaluations} graphs)"
-            return network, replace(found, message=why)
-        self._check()
-        execution = executed(module, plan, inputs)
+            return network, Found(REWRITE, why, evaluations=searched.evaluations)
+        failed: list[Found] = []
+        for _, plan in searched.best:
+            if not plan.rules:
+                break  # the others cost more than the model as it is
+            self._check()
+            rules = ", ".join(sorted({step.rule for step in plan.rules}))
+            found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)
+            try:
+                execution = executed(module, plan, inputs)
+                found = replace(found, error=self._error(module, execution.module, inputs, targets))
+            except (torch.OutOfMemoryError, _BrokenOffError):
+                raise
+            except RewritesRefusedError as error:
+                failed.append(replace(found, message=str(error)))
+                continue
+            # A rule that misjudges the user's model, or what that raises in double precision: another plan may do.
+            except Exception as error:
+                failed.append(replace(found, message=f"failed ({type(error).__name__}: {error})"))
+                continue
+            if found.error is not None and found.error <= TOLERANCE:
+                self._check()
+                self._probation = Probation(network, replace(network, execution=execution), found, 0.0)
+                return network, found
+            message = f"not exact: relative error {found.error:.1e} in double precision"
+            failed.append(replace(found, message=message))
+        return network, failed[0]
+
+    def _error(self, module: nn.Module, execution: nn.Module, inputs: Tensor, targets: Tensor) -> float:
         few, wanted = inputs[:_CHECKED_ROWS], targets[:_CHECKED_ROWS]
-        error = verify(module, execution.module, few, lambda outputs: self._loss(outputs, wanted)).largest
-        found = replace(found, error=error)
-        if not error <= TOLERANCE:
-            return network, replace(found, message=f"not exact: relative error {error:.1e} in double precision")
-        self._check()
-        self._probation = Probation(network, replace(network, execution=execution), found, 0.0)
-        return network, found
+        return verify(module, execution, few, lambda outputs: self._loss(outputs, wanted)).largest
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._probe.method.losses(outputs, targets) / len(targets)

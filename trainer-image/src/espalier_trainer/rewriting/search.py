@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+
 from espalier_trainer.rewriting.costs import Costs, Sums
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.matching import Match, Matches
@@ -89,9 +91,19 @@ class _Search:
         for match in state.matches.all():
             if not self.may_go_on:
                 return
-            child = state.after(match)
-            if self.met(child):
+            child = self.after(state, match)
+            if child is not None and self.met(child):
                 yield child
+
+    def after(self, state: State, match: Match) -> State | None:
+        """Return the state after one more rewrite, None where the rule misjudges the graph and raises."""
+        try:
+            return state.after(match)
+        except torch.OutOfMemoryError:
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # what torch raises on shapes
+            self._count += 1
+            return None
 
     @property
     def may_go_on(self) -> bool:
@@ -165,9 +177,12 @@ def at_random(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, see
     while search.may_go_on:
         state = search.start
         while (matches := state.matches.all()) and len(state.steps) < HORIZON and search.may_go_on:
-            state = state.after(draw.choice(matches))
+            after = search.after(state, draw.choice(matches))
+            if after is None:
+                break
+            state = after
             search.met(state)
-        if state is search.start:
+        if not search.start.matches.all():
             break
     return search.found()
 

@@ -100,6 +100,8 @@ class Translation:
             reader = None if own else LAYERS.get(type(layer))
             read = self._try(reader, node, (layer, *node.args), node.kwargs, result)
             known = self._known(read, str(node.target)) or self._opaque(node, "module", "path", str(node.target))
+            if known[0] == "module" and self._changes(node) is not None:
+                known = known[0], attributes({**dict(known[1]), "in_place": True}), known[2]
             return result, known, ("random" if own else layer_effect(layer)) if known[0] == "module" else ""
         if node.op == "call_method":
             name = str(node.target)
@@ -148,6 +150,10 @@ class Translation:
             return None  # `T` of more dimensions turns all of them
         if read[0] == "linear" and isinstance(read[1][1], fx.Node) and self._results[read[1][1]].dim() != _MATRIX:
             return None  # a vector gives one number a row, and rules put outputs together
+        if read[0] == "linear" and len(read[1]) > _MATRIX and isinstance(read[1][2], fx.Node):
+            bias = self._results[read[1][2]]
+            if not isinstance(bias, Tensor) or bias.shape != result.shape[-1:]:
+                return None  # one number for all outputs: rules put biases together, too
         tensors = all(isinstance(one, str) or self._is_tensor(one) for one in read[1])
         simple = not any(isinstance(one, fx.Node) for value in read[2].values() for one in _items(value))
         return read if tensors and simple else None

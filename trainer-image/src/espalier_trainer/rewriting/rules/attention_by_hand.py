@@ -35,7 +35,8 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
     query, value = graph.nodes[scores.inputs[0]], graph.nodes[node.inputs[1]]
     keys = graph.nodes[key.inputs[0]]
     alike = query.shape[:-2] == keys.shape[:-2] == value.shape[:-2] and query.shape[-1] == keys.shape[-1]
-    if alike and len(query.shape) in _DIMENSIONS and _fits(graph, names[1:-1], query):
+    kept = all(graph.nodes[name].shape == scores.shape for name in names[1:-1])  # no mask repeats them
+    if alike and kept and len(query.shape) in _DIMENSIONS and _fits(graph, names[1:-1], query):
         yield (anchor, *names)
 
 

@@ -17,8 +17,12 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         sizes = {graph.nodes[node.inputs[1]].shape[1:] for node in (one, other)}
         return one.attributes == other.attributes and len(one.inputs) == len(other.inputs) and len(sizes) == 1
 
-    if graph.nodes[anchor].get("groups") == 1 and (location := mergeable(graph, anchor, alike)):
+    if graph.nodes[anchor].get("groups") == 1 and (location := mergeable(graph, anchor, alike, _dim(graph, anchor))):
         yield location
+
+
+def _dim(graph: Graph, name: str) -> int:
+    return len(graph.nodes[name].shape) - _CHANNELS
 
 
 RULE = Rule(
@@ -27,5 +31,5 @@ RULE = Rule(
     anchors=frozenset({"conv2d"}),
     reach=4,
     find=_find,
-    rewrite=lambda graph, location: merged(graph, location, dim=len(graph.nodes[location[0]].shape) - _CHANNELS),
+    rewrite=lambda graph, location: merged(graph, location, dim=_dim(graph, location[0])),
 )

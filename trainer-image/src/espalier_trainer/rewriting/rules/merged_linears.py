@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_trainer.rewriting.graph import Graph
+from espalier_trainer.rewriting.graph import Graph, Node
 from espalier_trainer.rewriting.rules.merging import merged
 from espalier_trainer.rewriting.rules.rule import Location, Rule, mergeable
 
 
 def _find(graph: Graph, anchor: str) -> Iterator[Location]:
-    if location := mergeable(graph, anchor, lambda one, other: len(one.inputs) == len(other.inputs)):
+    def alike(one: Node, other: Node) -> bool:
+        return len(one.inputs) == len(other.inputs)
+
+    if location := mergeable(graph, anchor, alike, _dim(graph, anchor)):
         yield location
+
+
+def _dim(graph: Graph, name: str) -> int:
+    return len(graph.nodes[name].shape) - 1
 
 
 RULE = Rule(
@@ -20,5 +27,5 @@ RULE = Rule(
     anchors=frozenset({"linear"}),
     reach=4,
     find=_find,
-    rewrite=lambda graph, location: merged(graph, location, dim=len(graph.nodes[location[0]].shape) - 1),
+    rewrite=lambda graph, location: merged(graph, location, dim=_dim(graph, location[0])),
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Final
+
+import torch
 
 from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph, Node
@@ -51,14 +54,13 @@ def at_anchor(graph: Graph, anchor: str, operator: str, inputs: tuple[str, ...],
     return edit.done()
 
 
-def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool]) -> Location | None:
+def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool], dim: int) -> Location | None:
     """Return the nodes that read what `anchor` reads first and are `alike`, if there are others and it is the first.
 
-    Their other inputs are weights alone, so that none of the nodes needs another.
+    Their other inputs are weights alone, so that none of the nodes needs another, and their users can read a part
+    along `dim` of one tensor.
     """
     first = graph.nodes[anchor]
-    if not all(weights_alone(graph, weight) for weight in first.inputs[1:]):
-        return None
     found = []
     for name in graph.users[first.inputs[0]]:
         node = graph.nodes[name]
@@ -66,10 +68,34 @@ def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool]) ->
             continue
         if not all(weights_alone(graph, weight) for weight in node.inputs[1:]):
             continue
+        if not all(_takes_a_part(graph.nodes[user], node.shape, dim) for user in graph.users[name]):
+            continue
         if (node.order, name) < (first.order, anchor):
             return None  # that one is the anchor
         found.append((node.order, name))
-    return tuple(name for _, name in sorted(found)) if len(found) > 1 else None
+    names = tuple(name for _, name in sorted(found))
+    return names if len(names) > 1 and anchor in names else None
+
+
+def _takes_a_part(user: Node, shape: tuple[int, ...], dim: int) -> bool:
+    """Return whether a node can read a tensor of this shape that is a part, along `dim`, of a larger one.
+
+    A view may not span the gaps between its rows, and what changes one part in place spoils the others' gradients.
+    """
+    if user.get("in_place"):
+        return False
+    if user.get("target") not in _VIEWS:
+        return True
+    whole = torch.empty((*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]), device="meta")
+    try:
+        whole.narrow(dim, 0, shape[dim]).view(user.shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+_VIEWS: Final = ("view", "view_as", torch.ops.aten.view.default)
+"""Methods and operators that are refused where memory does not allow for a view."""
 
 
 def scalar_of(graph: Graph, name: str, operator: str) -> tuple[str, float] | None:

@@ -124,6 +124,10 @@ ODD: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (4, 5, 8),
     ),
+    "a softmax that casts": (
+        lambda: Written(lambda m, x: torch.softmax(m.a(x), -1, torch.float64), a=nn.Linear(8, 8)),
+        (5, 8),
+    ),
     "parameters of another type": (_doubled, (5, 8)),
     "a layer with another forward": (_changed_layer, (5, 8)),
 }

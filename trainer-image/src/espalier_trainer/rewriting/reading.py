@@ -57,6 +57,11 @@ def _softmax(tensor: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = No
     return ("softmax", (tensor,), {"dim": dim}) if type(dim) is int and dtype is None else None
 
 
+def _softmax_of_torch(tensor: Any, dim: Any = None, dtype: Any = None) -> Read | None:
+    """Read the function and the method, whose third argument is the type; that of `functional` is at another place."""
+    return _softmax(tensor, dim, dtype=dtype)
+
+
 def _mean(tensor: Any, dim: Any = None, keepdim: bool = False) -> Read | None:
     dims = _dims(dim)
     return None if dims is None else ("mean", (tensor,), {"dim": dims, "keepdim": keepdim})
@@ -173,7 +178,7 @@ _SHARED: Final[Mapping[str, Reader]] = {
     "erf": _unary("erf"),
     "sqrt": _unary("sqrt"),
     "rsqrt": _unary("rsqrt"),
-    "softmax": _softmax,
+    "softmax": _softmax_of_torch,
     "mean": _mean,
     "var": _var,
     "flatten": _flatten,

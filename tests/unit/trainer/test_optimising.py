@@ -139,6 +139,14 @@ def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
     assert len(warned) == len({"syncBatchNorm", "precision"} & spec["training"].keys())
 
 
+def test_a_layout_that_is_too_dear_does_not_keep_from_rewrites(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier_trainer.core.optimising._COMPARING_STEPS", 1_000_000)
+    done = trained(make_job(**spec_of(memoryFormat="Auto")), digits, stops=True)
+    assert [one.action.partition("(")[0] for one in done.result.adaptations] == [REWRITE]
+
+
 def test_another_plan_is_checked_where_the_best_one_fails(
     make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,13 +184,15 @@ class Optimiser:
         `adaptations` are those of the run so far. An attempt is broken off, without a record, once `until` returns
         True.
         """
-        kind = self._due(network, adaptations)
-        if not kind or len(self._steps) < _KNOWN_STEPS:
+        due = self._due(network, adaptations)
+        if not due or len(self._steps) < _KNOWN_STEPS:
             return None
         left = self._spec.optimise_share * self._scheduler.time_left() - cost_of(adaptations) - self._unrecorded
         self._allowed = min(_MOST_SECONDS, _PLANNED * left)
-        if self._least(kind, network) > self._allowed:
-            return None  # and later less is allowed
+        # A layout that is too dear does not keep from rewrites; later still less is allowed.
+        kind = next((one for one in due if self._least(one, network) <= self._allowed), "")
+        if not kind:
+            return None
         self._began, self._until = self._clock(), until
         attempt = self._try_layout if kind == CHANNELS_LAST else self._try_rewrites
         try:
@@ -216,16 +218,17 @@ class Optimiser:
 
     # ---- within
 
-    def _due(self, network: Network, adaptations: Sequence[Adaptation]) -> str:
-        """Return the kind of the attempt that is due, '' if none is."""
-        if self._probation is not None or network.unfolds:
-            return ""  # a graph of a growth that unfolds would stay as it is now
+    def _due(self, network: Network, adaptations: Sequence[Adaptation]) -> list[str]:
+        """Return the kinds of the attempts that are due, the first one first."""
+        if self._probation is not None or network.unfolds or network.execution is not None:
+            return []  # a graph of a growth that unfolds would stay as it is now, and rewrites are measured in a layout
+        due = []
         if self._lays and not network.channels_last and not is_tried(CHANNELS_LAST, adaptations):
-            if has_layouts(network.module):
-                return CHANNELS_LAST
-            self._lays = False
-        wanted = self._rewrites and not self._probe.refused and network.execution is None
-        return REWRITE if wanted and not is_tried(REWRITE, adaptations) else ""
+            self._lays = has_layouts(network.module)
+            due += [CHANNELS_LAST] * self._lays
+        if self._rewrites and not self._probe.refused and not is_tried(REWRITE, adaptations):
+            due.append(REWRITE)
+        return due
 
     def _least(self, kind: str, network: Network) -> float:
         """Return the seconds that an attempt takes about, if it succeeds."""

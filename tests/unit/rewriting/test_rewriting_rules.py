@@ -145,6 +145,24 @@ def test_what_rules_do_with_odd_models_computes_the_same(name: str) -> None:
         _check(module, each, inputs)
 
 
+@pytest.mark.parametrize(
+    ("turn", "read"),
+    [
+        (lambda x: torch.transpose(x, 1, 2), True),
+        (lambda x: torch.ops.aten.transpose.int(x, 1, 2), True),
+        (lambda x: x.transpose(1, 2), True),
+        (lambda x: x.mT, True),
+        (lambda x: x.sum(0).T, True),
+        (lambda x: x.sum((0, 1)).t(), False),
+    ],
+)
+def test_transposes_are_read_in_each_way_to_write_them(turn: Callable[[Tensor], Tensor], read: bool) -> None:
+    model = Written(lambda m, x: turn(m.a(x)), a=nn.Linear(8, 6))
+    graph = capture(model, torch.randn(3, 5, 8))
+    assert ("transpose" in {node.operator for node in graph.nodes.values()}) == read
+    _check(model, graph, torch.randn(3, 5, 8))
+
+
 def test_parts_that_may_be_viewed_are_merged() -> None:
     for name, merged in {"across rows": False, "within rows": True}.items():
         build, shape = ODD[f"parts that are viewed {name}"]

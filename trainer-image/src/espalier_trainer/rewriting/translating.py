@@ -146,8 +146,8 @@ class Translation:
         read = reader(*args, **kwargs)
         if read is None or ("scalar" in read[2] and not result.is_floating_point()):
             return None  # rules compute with real numbers
-        if read[0] == "transpose" and node.target != "transpose" and result.dim() != _MATRIX:
-            return None  # `T` of more dimensions turns all of them
+        if read[0] == "transpose" and result.dim() != _MATRIX and (len(args) + len(kwargs) == 1 or args[1:] == ("T",)):
+            return None  # `T` of more dimensions turns all of them, and `t` of one dimension none
         if read[0] == "linear" and isinstance(read[1][1], fx.Node) and self._results[read[1][1]].dim() != _MATRIX:
             return None  # a vector gives one number a row, and rules put outputs together
         if read[0] == "linear" and len(read[1]) > _MATRIX and isinstance(read[1][2], fx.Node):

@@ -13,7 +13,9 @@ import pytest
 import torch
 from drawn_models import row_model
 from gymnasium.error import ResetNeeded
-from torch import Tensor
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from espalier_rewriting import RewritesEnvironment
 from espalier_rewriting.dreaming import (
@@ -34,6 +36,7 @@ from espalier_rewriting.dreaming.memory import HIDDEN, Foretold, Memory, State
 from espalier_rewriting.dreaming.mind import MIND_SIZE
 from espalier_rewriting.dreaming.mixture import Mixture
 from espalier_rewriting.dreaming.vision import LATENT
+from espalier_rewriting.dreaming.world import _descended
 from espalier_rewriting.environment import FORBIDDEN, LOCATIONS, STOP
 from espalier_rewriting.learning import Settings, walks
 from espalier_rewriting.learning.rollout import Episode, play
@@ -119,6 +122,24 @@ def test_the_same_episodes_and_seed_give_the_same_world(world: World, episodes: 
         assert losses[1] < losses[0]
     with pytest.raises(ValueError, match="episodes is empty"):
         learn_world([], TINY, 0)
+
+
+@given(count=st.integers(2, 5000), minibatch=st.integers(2, 64))
+@example(count=4033, minibatch=64)
+@settings(max_examples=20, deadline=None)
+def test_no_minibatch_is_one_graph(count: int, minibatch: int) -> None:
+    sizes: list[int] = []
+    network = nn.Linear(1, 1)
+
+    def loss(rows: Tensor) -> Tensor:
+        sizes.append(len(rows))
+        return network(rows.float()[:, None]).mean()
+
+    chosen = WorldSettings(seeing=1, remembering=1)
+    assert [done for done, _ in _descended(network, loss, count, minibatch, 1, chosen)] == [1]
+    assert sum(sizes) == count
+    assert min(sizes) > 1 or minibatch == 2
+    assert max(sizes) <= minibatch
 
 
 def dreamt(dream: Dream, seed: int) -> list[tuple[list[float], float, bool, list[list[int]]]]:

@@ -135,13 +135,13 @@ def _descended(
     """Descend in passes over `count` rows; yield the number of passes and the mean loss after each."""
     network.train()
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.rate, fused=True)
-    # A last minibatch of one graph has no variance to be scaled by.
-    size = math.ceil(count / math.ceil(count / minibatch))
+    # Of nearly one size: a last minibatch of one graph has no variance to be scaled by.
+    chunks = math.ceil(count / minibatch)
     for done in range(passes):
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * (1 - 0.9 * done / passes)
         total = 0.0
-        for chunk in torch.split(torch.randperm(count), size):
+        for chunk in torch.tensor_split(torch.randperm(count), chunks):
             value = loss(chunk)
             descend(optimizer, value, network, settings.gradient_norm, done)
             total += float(value.detach()) * len(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -86,6 +87,7 @@ class Remembers(nn.Module):
     def __init__(self, remember: Callable[[nn.Module, Tensor], None]) -> None:
         super().__init__()
         self.layer, self.remember, self.steps, self.seen = nn.Linear(4, 4), remember, 0, [1.0]
+        self.count, self.queue = torch.zeros(()), deque([1.0], maxlen=4)
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,6 +102,14 @@ def _counts(model: Any, _: Tensor) -> None:
 
 def _appends(model: Any, _: Tensor) -> None:
     model.seen.append(2.0)
+
+
+def _counts_in_place(model: Any, _: Tensor) -> None:
+    model.count.add_(1)
+
+
+def _queues(model: Any, _: Tensor) -> None:
+    model.queue.append(2.0)
 
 
 def _anneals(model: Any, _: Tensor) -> None:
@@ -165,6 +175,8 @@ def _hooked() -> nn.Module:
         (Skips(lambda: float(np.random.rand())), "draws random numbers without an input"),
         (Remembers(_counts), "changes 'steps', an attribute"),
         (Remembers(_appends), "changes 'seen', an attribute"),
+        (Remembers(_counts_in_place), "changes 'count', an attribute"),
+        (Remembers(_queues), "changes 'queue', an attribute"),
         (Remembers(_anneals), "changes 'scale', an attribute"),
         (Remembers(_keeps), "changes 'last', an attribute"),
         (Penalised(), "of a parameter that torch.fx does not follow"),
@@ -213,6 +225,24 @@ def test_a_forward_that_depends_on_the_mode_is_executed_in_train_mode_alone() ->
 
 def test_a_change_in_place_that_nobody_else_sees_is_captured() -> None:
     model, rows = DropsInPlace(again=False), torch.randn(3, 4)
+    execution = apply(model, Plan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
+    assert verify(model, execution, rows, Tensor.sum).right
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: nn.functional.leaky_relu_(y),
+        lambda y: nn.functional.elu_(y),
+        lambda y: torch.sigmoid_(y),
+        lambda y: nn.functional.leaky_relu(y, 0.1, True),
+    ],
+)
+def test_a_function_that_changes_its_argument_is_captured_though_nobody_reads_its_result(
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model, rows = Changes(change), torch.randn(3, 4)
     execution = apply(model, Plan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
     assert verify(model, execution, rows, Tensor.sum).right
 
@@ -316,6 +346,17 @@ def test_of_a_grown_model_only_what_is_new_is_measured() -> None:
     second = Costs(large, table=first.table)
     State.start(capture(large, torch.rand(2, 4)), second)
     assert (first.measured, second.measured) == (3, 1)
+
+
+class Changes(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.change = nn.Linear(4, 4), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        self.change(result)
+        return result
 
 
 class Viewed(nn.Module):

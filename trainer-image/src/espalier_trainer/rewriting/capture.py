@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -135,15 +135,30 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
     return {
         f"{path}.{name}" if path else name: _contents(value)
         for path, module in model.named_modules()
-        for name, value in (vars(module) | module._buffers).items()
-        if name not in ("_parameters", "_buffers", "_modules")
+        for name, value in (*_own(module), *module._buffers.items())
     }
+
+
+def _own(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return the attributes that are no parts of a module, a tensor with its version: it may be changed in place.
+
+    The versions of buffers are compared apart.
+    """
+    return [
+        (name, (value, value._version) if isinstance(value, Tensor) and not value.is_inference() else value)
+        for name, value in vars(module).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    ]
 
 
 def _contents(value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple((key, _contents(one)) for key, one in value.items())
-    return tuple(map(_contents, value)) if isinstance(value, list | set | tuple) else value
+    return (
+        tuple(map(_contents, value))
+        if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
+        else value
+    )
 
 
 def _same(one: Any, other: Any) -> bool:

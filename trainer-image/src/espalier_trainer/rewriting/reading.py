@@ -229,9 +229,22 @@ IN_PLACE: Final[Mapping[Callable[..., Any], Callable[..., Any]]] = {
     python.isub: python.sub,
     python.imul: python.mul,
     python.itruediv: python.truediv,
+    python.ipow: python.pow,
     torch.relu_: torch.relu,
 }
 """Functions that change their first argument, and those that return the same instead."""
+
+
+def out_of_place(function: object) -> Callable[..., Any] | None:
+    """Return the function that computes the same as one that changes its first argument; None where none is known."""
+    if not callable(function) or function in IN_PLACE:
+        return IN_PLACE.get(function) if callable(function) else None
+    name = getattr(function, "__name__", "")
+    for owner in (functional, torch):  # `operator.and_` ends so, too
+        if name.endswith("_") and getattr(owner, name, None) is function:
+            found: Callable[..., Any] | None = getattr(owner, name[:-1], None)
+            return found
+    return None
 
 
 def _conv2d_layer(layer: nn.Conv2d, tensor: Any) -> Read | None:

@@ -17,7 +17,7 @@ from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import LEAVES, OUTPUT, Attributes, Graph, Node, assembled, attributes
 from espalier_trainer.rewriting.metas import has_grad, meta_of, value_of
 from espalier_trainer.rewriting.operators import VIEWS
-from espalier_trainer.rewriting.reading import FUNCTIONS, IN_PLACE, LAYERS, METHODS, Read, effect_of, layer_effect
+from espalier_trainer.rewriting.reading import FUNCTIONS, LAYERS, METHODS, Read, effect_of, layer_effect, out_of_place
 from espalier_trainer.rewriting.templates import Slot, as_template
 
 _MAY_SHARE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Identity, nn.Flatten, nn.Unflatten)
@@ -115,7 +115,7 @@ class Translation:
         target = node.target
         if not callable(target) or target is python.setitem:
             raise RewritesRefusedError(f"{node.name}: the forward writes into a tensor in place")
-        function: Callable[..., Any] = IN_PLACE.get(target, target)
+        function: Callable[..., Any] = out_of_place(target) or target
         if (
             target in aten.CASTS
             and (result := target(*args, **kwargs)) is args[0]
@@ -191,7 +191,7 @@ class Translation:
         elif node.op == "call_method":
             changes = _in_place(str(node.target))
         else:
-            changes = node.target in IN_PLACE or node.kwargs.get("inplace") is True
+            changes = out_of_place(node.target) is not None or node.kwargs.get("inplace") is True
             changes = changes or aten.changes_its_input(node.target)
             changes = changes or (node.target in _INPLACE_SECOND and len(node.args) > 1 and node.args[1] is True)
         first = node.args[0] if node.args else None

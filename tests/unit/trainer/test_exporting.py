@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import resource
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,6 +26,7 @@ from espalier_trainer.advisor import Scripted
 from espalier_trainer.averaging import averaged
 from espalier_trainer.errors import ExportError
 from espalier_trainer.examples import known
+from espalier_trainer.exporting.program import _difference
 from espalier_trainer.exporting.writing import export
 from espalier_trainer.own import join
 
@@ -463,3 +465,26 @@ def test_what_cannot_be_loaded_names_file_and_remedy(trained: Callable[..., Any]
     (tmp_path / "run" / "job.yaml").unlink()
     with pytest.raises(ExportError, match=r"there is no job.yaml .*; put the job's file there under this name"):
         espalier_trainer.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, math.nan], [1.0, 2.0], math.inf),
+        ([1.0, math.inf], [1.0, math.inf], 0.0),
+        ([0.5, 2.0], [1.0, 2.0], 0.25),
+    ],
+)
+def test_each_output_of_a_captured_computation_is_judged_by_itself(
+    found: list[float], wanted: list[float], error: float
+) -> None:
+    class Two(nn.Module):
+        def __init__(self, small: list[float]) -> None:
+            super().__init__()
+            self.small = small
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return 1e6 * x, torch.tensor(self.small)
+
+    assert _difference(Two(found), Two(wanted), torch.ones(2)) == error

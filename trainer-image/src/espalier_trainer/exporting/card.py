@@ -136,7 +136,7 @@ def _program(config: ExportedModel, folder: str, program: Program) -> list[str]:
         "",
         f"`{PROGRAM}` holds the computation with its weights, as `torch.export` writes it, in eval mode. It needs "
         f"torch alone, and takes batches {rows}.{folded} On {program.rows} random inputs, outputs differ from those "
-        f"of `load` by at most {program.error:.1e} of the largest one.",
+        f"of `load` by at most {program.error:.1e} of the largest value of an output.",
         "",
     ]
 

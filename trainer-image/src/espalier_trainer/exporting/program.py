@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -80,7 +81,7 @@ def write_program(model: nn.Module, example: Example, path: Path, *, fold: bool)
     if not found <= _MOST:
         raise ExportError(
             f"{'--fold-batch-norms' if fold else '--torch-export'}: outputs of {path.name} differ from the model's by "
-            f"{found:.1g} of the largest one; leave the option out"
+            f"{found:.1g} of the largest value of an output; leave the option out"
         )
     write_bytes_atomically(path, content)
     return Program(
@@ -113,14 +114,24 @@ def _runs(module: nn.Module, inputs: ExampleInput) -> bool:
 
 @torch.no_grad()
 def _difference(program: nn.Module, model: nn.Module, inputs: ExampleInput) -> float:
+    """Return the largest error of any output, each relative to its own largest value; infinite for one that is lost."""
     pairs = zip(_called(program, inputs), _called(model, inputs), strict=True)
-    both = [
-        (found.double(), wanted.double())
+    errors = [
+        _error(found.double(), wanted.double())
         for found, wanted in pairs
         if isinstance(found, Tensor) and isinstance(wanted, Tensor)
     ]
-    largest = max((float(wanted.abs().max()) for _, wanted in both), default=0.0)
-    off = max((float((found - wanted).abs().max()) for found, wanted in both), default=0.0)
+    return max(errors, default=0.0)
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    finite = wanted.isfinite()
+    found, wanted = found[finite], wanted[finite]
+    if not found.isfinite().all():
+        return math.inf  # `max` would pass over NaN
+    if not wanted.numel():
+        return 0.0
+    off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
     return off / largest if largest else off
 
 

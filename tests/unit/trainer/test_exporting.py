@@ -361,6 +361,13 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
         with pytest.raises(ExportError, match="was trained from the model Sequential [0-9a-f]+, this one is Linear"):
             espalier_trainer.load(folder, nn.Linear(2, 2))
     assert 'model = espalier_trainer.load("' in readme(tmp_path / "out")
+    job, kept = tmp_path / "job.yaml", tmp_path / "out" / "job.yaml"
+    assert job.is_file() == kept.is_file() == ("is the job" in readme(tmp_path / "out"))
+    job.unlink(missing_ok=True)
+    kept.write_text("of the run that was exported here before")
+    export(tmp_path, tmp_path / "out")
+    assert not kept.exists()
+    assert "is the job" not in readme(tmp_path / "out")
     (tmp_path / "their_net.py").write_text(
         "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))\n"
     )

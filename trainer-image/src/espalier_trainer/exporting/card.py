@@ -23,10 +23,12 @@ def card(
     dataset: str,
     parameters: int,
     program: Program | None = None,
+    job: bool = False,
 ) -> str:
     """Return the Markdown text of `README.md` in `folder`.
 
-    `result` None: the run has not ended. `program`: what is known of `model.pt2`; None: there is none.
+    `result` None: the run has not ended. `program`: what is known of `model.pt2`; None: there is none. `job`: the
+    folder has the job's file.
     """
     name = state.identity.job.rpartition("/")[2]
     return "\n".join(
@@ -57,7 +59,7 @@ def card(
             f"optimizer {state.identity.optimizer}, seed {state.identity.seed}",
             f"- {_budget(state, result)}",
             "",
-            "`job.yaml` is the job.",
+            *(["`job.yaml` is the job."] if job else []),
             *(["", "```console", f"$ {result.command}", "```"] if result is not None and result.command else []),
             "",
             "## How it grew",

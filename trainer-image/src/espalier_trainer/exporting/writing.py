@@ -94,6 +94,8 @@ def _write(
         if model is None
         else sum(parameter.numel() for parameter in model.parameters())
     )
+    job = trained.path.parent.parent / JOB_FILE
+    has_job = trained.job is not None and job.is_file()
     text = card(
         config,
         trained.state,
@@ -102,6 +104,7 @@ def _write(
         dataset="" if trained.job is None else dataset_of(trained.job),
         parameters=parameters,
         program=written,
+        job=has_job,
     )
     weights = output / f"{WEIGHTS}.writing"
     try:
@@ -113,6 +116,7 @@ def _write(
         raise
     write_text_atomically(output / CONFIG, dumps(config))
     write_text_atomically(output / CARD, text)
-    job = trained.path.parent.parent / JOB_FILE
-    if trained.job is not None and job.is_file():
+    if has_job:
         shutil.copyfile(job, output / JOB_FILE)
+    else:
+        (output / JOB_FILE).unlink(missing_ok=True)  # of the export before

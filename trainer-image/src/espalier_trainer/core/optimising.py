@@ -35,7 +35,7 @@ from espalier_trainer.core.attempts import (
     too_little,
 )
 from espalier_trainer.core.hooks import Change
-from espalier_trainer.core.probation import WARMUP, Probation
+from espalier_trainer.core.probation import Probation
 from espalier_trainer.execution import executed, has_layouts, lay
 from espalier_trainer.method import Method
 from espalier_trainer.net2net.modules import copied, mode
@@ -43,6 +43,7 @@ from espalier_trainer.network import Network
 from espalier_trainer.rewriting import (
     PAIRS,
     TOLERANCE,
+    WARMUP,
     Costs,
     Graph,
     RewritesRefusedError,
@@ -245,7 +246,7 @@ class Optimiser:
             for parameter in model.parameters():
                 parameter.grad = None
 
-        pairs = compare(network.module, other, step, warmup=WARMUP, clock=self._clock)
+        pairs = compare(network.module, other, step, clock=self._clock)
         spent, left = self._clock() - self._began, self._scheduler.time_left()
         if why := too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, spent):
             return network, Found(CHANNELS_LAST, why, pairs=pairs)

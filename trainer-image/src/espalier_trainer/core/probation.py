@@ -10,10 +10,8 @@ from typing import Final
 
 from espalier_trainer.core.attempts import Found
 from espalier_trainer.network import Network
-from espalier_trainer.rewriting import PAIRS, Comparison
+from espalier_trainer.rewriting import PAIRS, WARMUP, Comparison
 
-WARMUP: Final = 2
-"""Pairs of steps that do not count."""
 _EARLY: Final = 5
 _HOPELESS: Final = 0.9
 """A way whose median gain is below that after `_EARLY` pairs is not tried further."""

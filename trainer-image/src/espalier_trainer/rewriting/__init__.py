@@ -10,7 +10,7 @@ compare(model, execution, step).faster(.03)        # steps in interleaved pairs
 from __future__ import annotations
 
 from espalier_trainer.rewriting.capture import capture
-from espalier_trainer.rewriting.comparing import PAIRS, Comparison, compare
+from espalier_trainer.rewriting.comparing import PAIRS, WARMUP, Comparison, compare
 from espalier_trainer.rewriting.costs import Costs
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import Graph
@@ -22,6 +22,7 @@ __all__ = [
     "PAIRS",
     "SEARCHES",
     "TOLERANCE",
+    "WARMUP",
     "Comparison",
     "Costs",
     "Errors",

@@ -14,6 +14,9 @@ from torch import nn
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.modules import device_of
 
+WARMUP: Final = 2
+"""Pairs of steps that do not count."""
+
 PAIRS: Final = 15
 """Pairs of steps of a comparison; fewer do not show a gain of a few percent."""
 
@@ -59,7 +62,7 @@ def compare(
     step: Step,
     *,
     pairs: int = PAIRS,
-    warmup: int = 2,
+    warmup: int = WARMUP,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Return the durations of `pairs` pairs of steps, module and execution in turn, after `warmup` pairs unmeasured.

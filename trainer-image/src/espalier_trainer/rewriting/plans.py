@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import fx, nn
@@ -14,8 +12,6 @@ from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.rules import BY_NAME
-
-_CPU: Final = "cpu"
 
 
 class Step(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource
@@ -21,9 +21,7 @@ from espalier_operator.kube.objects.devices import DeviceClass, Slice, parse_cla
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
-
-K = TypeVar("K")
-V = TypeVar("V")
+from espalier_operator.kube.watch.sets import discard
 
 Pool = tuple[str, str]
 """Driver and name."""
@@ -152,7 +150,7 @@ class Devices:
             del self._slices[pool]
         nodes = {node for node, _ in before.values()} | {node for node, _ in found.values()}
         for node in nodes:
-            _discard(self._pools, node, pool)
+            discard(self._pools, node, pool)
         for node, _ in found.values():
             self._pools[node].add(pool)
         if before != found:
@@ -164,20 +162,12 @@ class Devices:
             return
         if before is not None:
             for each in before.devices:
-                _discard(self._claims, (each.driver, each.pool), key)
+                discard(self._claims, (each.driver, each.pool), key)
             if before.pod is not None:
-                _discard(self.claims_of_pod, before.pod, key)
+                discard(self.claims_of_pod, before.pod, key)
         if after is not None:
             for each in after.devices:
                 self._claims[each.driver, each.pool].add(key)
             if after.pod is not None:
                 self.claims_of_pod[after.pod].add(key)
         self._claims_changed([key])
-
-
-def _discard(sets: dict[K, set[V]], key: K, value: V) -> None:
-    """Take `value` out of a set, and the set away with its last: names of nodes and pools are new again and again."""
-    if (found := sets.get(key)) is not None:
-        found.discard(value)
-        if not found:
-            del sets[key]

@@ -19,6 +19,7 @@ from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.job_objects import JobObject, job_object
+from espalier_operator.kube.watch.sets import discard
 
 T = TypeVar("T")
 
@@ -113,9 +114,7 @@ class JobInputs:
         if before == after:
             return
         if before is not None:
-            self._claims_of[before].discard(key)
-            if not self._claims_of[before]:
-                del self._claims_of[before]
+            discard(self._claims_of, before, key)
         if after is not None:
             self._claims_of[after].add(key)
         if before in self.volumes.mapping() or after in self.volumes.mapping():

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from espalier_agent.commands.lazy import LazyGroup
 from espalier_agent.commands.ranges import RealRange
@@ -14,6 +13,7 @@ from espalier_api.documents import DocumentError
 from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
 from espalier_cli.picture_option import drawing, picture_option
+from espalier_cli.tables import plain_console
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be used,
@@ -112,7 +112,7 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
         curves = [read_run(folder) for folder in folders]
     except DocumentError as error:
         raise InputError(str(error)) from error
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     console.print(table_of(curves, console.width))
     if len(curves) > 1:
         console.print(verdict(curves), soft_wrap=True)

@@ -29,7 +29,7 @@ from espalier_cli.run import (
     run_jobs,
     with_changes,
 )
-from espalier_cli.tables import table_for
+from espalier_cli.tables import plain_console, table_for
 from espalier_cli.terminal import Terminal
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local import LocalRunError, LocalSettings
@@ -196,7 +196,7 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
         )
         for name, result in finished.results.items()
     ]
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     console.print(table_for(console.width, columns, rows))
     for name, result in finished.results.items():
         if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":

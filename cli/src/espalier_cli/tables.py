@@ -16,10 +16,15 @@ _WIDE = 100_000
 """Columns where stdout is no terminal: nothing is wrapped or cut for `grep` and `awk`."""
 
 
+def plain_console(width: int | None = None) -> Console:
+    """Return a console that prints texts as they are: names and messages may have brackets, which are no markup."""
+    return Console(width=width, highlight=False, markup=False)
+
+
 def console_of_stdout() -> Console:
-    """Return a console as wide as the terminal, if stdout is one. Without markup: names and messages have brackets."""
-    console = Console(highlight=False, markup=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, width=_WIDE)
+    """Return a plain console as wide as the terminal, if stdout is one."""
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=_WIDE)
 
 
 def table_for(

@@ -14,6 +14,7 @@ from rich.text import Text
 from espalier_api.task import accuracy_of
 from espalier_cli.cluster.narration import Line
 from espalier_cli.display import JobRow, progress_table
+from espalier_cli.tables import plain_console
 
 
 class PlainWatch:
@@ -112,5 +113,5 @@ def watch_display(row: JobRow, form: str) -> PlainWatch:
     """Return the display for `form` (`text` or `json`) and what stdout is."""
     if form == "json":
         return JsonWatch(row)
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     return LiveWatch(row, console) if console.is_terminal else PlainWatch(row)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from espalier_agent.commands.ranges import RealRange
@@ -16,6 +15,7 @@ from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
 from espalier_cli.judge.options import shares
 from espalier_cli.picture_option import drawing, picture_option
+from espalier_cli.tables import plain_console
 
 if TYPE_CHECKING:
     from espalier_cli.judge.case import Cases
@@ -150,7 +150,7 @@ def _cases(
 
 
 def _show(verdict: Verdict) -> None:
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     if len(verdict.decisions) <= 10:
         for one in verdict.decisions:
             console.print(_arms(one))

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
 from espalier_cli.policies.options import cluster_sizes
+from espalier_cli.tables import plain_console
 from espalier_scheduling.allocation.judging import NODES, greedy, judge
 from espalier_scheduling.allocation.rules import RULES, Chooser
 from espalier_scheduling.learned.description import WORKERS_AND_SERVERS
@@ -56,7 +56,7 @@ def evaluate(policies: tuple[str, ...], nodes: str, episodes: int, purpose: str,
     for run in runs:
         half = "" if run["halfWidth"] is None else f"± {run['halfWidth']:.2f}"
         table.add_row(run["policy"], str(run["nodes"]), f"{run['meanSlots']:.2f}", half)
-    Console(highlight=False, markup=False).print(table)
+    plain_console().print(table)
 
 
 def _chooser(name: str) -> Chooser:

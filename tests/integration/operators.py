@@ -311,6 +311,13 @@ class World:
         body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": [container], **spec}}
         self.server.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
 
+    def make_quota(self, name: str, pods: str, *scopes: str) -> str:
+        """Make a ResourceQuota of pods, of which none are used yet; return its path. The planner knows no scopes."""
+        path, hard = f"/api/v1/namespaces/{self.namespace}/resourcequotas", {"pods": pods}
+        self.server.request("POST", path, {"metadata": {"name": name}, "spec": {"hard": hard, "scopes": [*scopes]}})
+        self.server.request("PATCH", f"{path}/{name}/status", {"status": {"hard": hard, "used": {"pods": "0"}}})
+        return f"{path}/{name}"
+
     def delete_pod(self, name: str) -> None:
         """Delete a pod."""
         self.server.request("DELETE", f"/api/v1/namespaces/{self.namespace}/pods/{name}")

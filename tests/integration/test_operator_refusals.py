@@ -53,16 +53,13 @@ def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
     """The planner does not know of scopes. It is tried again, less and less often, and starts when there is room."""
     world.kubelet.add_node("node", 1)
     operator = world.operate()
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}, "scopes": ["NotTerminating"]}}
-    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    world.server.request("POST", path, quota)
-    world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": {"pods": "0"}, "used": {"pods": "0"}}})
+    quota = world.make_quota("none", "0", "NotTerminating")
     world.jobs.make("job")
     world.until_condition("job", "Running", "False", "PodRejected")
     assert "exceeded quota: none" in message(world, "job", "Running")
     tries = operator.client.requests["create", "pods", 403]
     assert 1 <= tries <= 3
-    world.server.request("DELETE", f"{path}/none")
+    world.server.request("DELETE", quota)
     world.until_condition("job", "Running", "True", "Running")
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
@@ -71,28 +68,21 @@ def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World
     """It waits again with back-off, with its budget and without a failure, and says why."""
     world.kubelet.add_node("node", 1)
     world.operate(placement_seconds=1.0)
-    hard = {"pods": "0"}
-    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    quota = {"metadata": {"name": "none"}, "spec": {"hard": hard, "scopes": ["NotTerminating"]}}
-    world.server.request("POST", path, quota)
-    world.server.request("PATCH", f"{path}/none/status", {"status": {"hard": hard, "used": hard}})
+    quota = world.make_quota("none", "0", "NotTerminating")
     world.jobs.make("job")
     world.until_condition("job", "Admitted", "False", "PodRejected")
     status = world.jobs.status("job")
     assert (status["restarts"], status["preemptions"], status["scheduling"]["failures"]) == (0, 0, 0)
     assert status["scheduling"].get("admittedAt") is None
     assert "exceeded quota: none" in status["scheduling"]["lastFailure"]
-    world.server.request("DELETE", f"{path}/none")
+    world.server.request("DELETE", quota)
 
 
 def test_extra_workers_that_are_refused_again_and_again_are_reported_once(world: World) -> None:
     """However many there are: their messages differ by nothing but their names."""
     world.kubelet.add_node("node", 3)
     operator = world.operate()
-    quota = {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}, "scopes": ["NotTerminating"]}}
-    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    world.server.request("POST", path, quota)
-    world.server.request("PATCH", f"{path}/one/status", {"status": {"hard": {"pods": "1"}, "used": {"pods": "0"}}})
+    world.make_quota("one", "1", "NotTerminating")
     world.jobs.make("job", maxReplicas=3)
     world.until("both were refused again", lambda: operator.client.requests["create", "pods", 403] >= 5)
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
@@ -103,24 +93,19 @@ def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_ro
     world.kubelet.add_node("node", 2)
     world.kubelet.binds = False  # a job that has trained is patient
     world.operate()
-    path = f"/api/v1/namespaces/{world.namespace}/resourcequotas"
-    for name, pods, more in (("team", "3", {}), ("scoped", "1", {"scopes": ["NotTerminating"]})):
-        quota = {"metadata": {"name": name}, "spec": {"hard": {"pods": pods}, **more}}
-        world.server.request("POST", path, quota)
-        status = {"hard": {"pods": pods}, "used": {"pods": "0"}}
-        world.server.request("PATCH", f"{path}/{name}/status", {"status": status})
+    team, scoped = world.make_quota("team", "3"), world.make_quota("scoped", "1", "NotTerminating")
     world.jobs.make("job", minReplicas=2, maxReplicas=2)
     world.until_condition("job", "Running", "False", "PodRejected")
     world.until("a part of it is made", lambda: len(world.pods("job")) == 1)
-    world.server.request("PATCH", f"{path}/team/status", {"status": {"used": {"pods": "3"}}})
+    world.server.request("PATCH", f"{team}/status", {"status": {"used": {"pods": "3"}}})
     world.until_condition("job", "Admitted", "False", "PodRejected")
     world.until("its pods are gone", lambda: world.pods("job") == {})
     status = world.jobs.status("job")
     assert (status["preemptions"], status["scheduling"]["failures"], status["scheduling"]["unplaced"]) == (0, 0, 0)
     assert status["scheduling"]["holdUntil"], "it comes back within 20 s"
     assert "exceeded quota: scoped" in status["scheduling"]["lastFailure"]
-    for name in ("team", "scoped"):
-        world.server.request("DELETE", f"{path}/{name}")
+    for quota in (team, scoped):
+        world.server.request("DELETE", quota)
 
 
 def test_an_object_of_the_name_that_is_somebody_else_s_is_named(world: World) -> None:

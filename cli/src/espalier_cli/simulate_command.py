@@ -131,7 +131,7 @@ def simulate(
                 f"--seeds {seeds}: nothing is drawn at random: no TRACE is generated ({PREFIX}poisson), and no policy "
                 "takes a seed; leave it out"
             )
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             runs = [_happened(source, trace) for trace in traces if form == AUDIT]
             runs += [

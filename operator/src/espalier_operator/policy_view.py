@@ -24,7 +24,7 @@ def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: f
 
 def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
     """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
-    nodes = {node.name: node.offered for node in snapshot.nodes if node.ready and node.schedulable}
+    nodes = {node.name: node.offered for node in snapshot.nodes if node.takes_pods}
     foreign = Role.FOREIGN
     for worker in snapshot.workers:
         if worker.role is foreign and (place := worker.node or worker.pinned_to) in nodes:

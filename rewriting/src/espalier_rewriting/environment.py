@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from espalier_rewriting.features import FEATURES, Row, edges, is_shown, row
 from espalier_rewriting.nets import NETS, Net
-from espalier_trainer.rewriting import Costs, Plan, Step, capture
+from espalier_trainer.rewriting import Costs, Plan, capture
 from espalier_trainer.rewriting.matching import Match
 from espalier_trainer.rewriting.rules import RULES
 from espalier_trainer.rewriting.search import HORIZON, State
@@ -150,8 +150,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     @property
     def plan(self) -> Plan:
         """Return the rewrites of this episode so far."""
-        steps = tuple(Step(rule=one.rule.name, location=one.location) for one in self._state.steps)
-        return Plan(fingerprint=self._fingerprint, device=self.costs.device, rules=steps)
+        return self._state.plan(self._fingerprint, self.costs.device)
 
     def _offer(self) -> None:
         offered: list[list[Match]] = [[] for _ in range(STOP)]

@@ -361,6 +361,8 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
         with pytest.raises(ExportError, match="was trained from the model Sequential [0-9a-f]+, this one is Linear"):
             espalier_trainer.load(folder, nn.Linear(2, 2))
     assert 'model = espalier_trainer.load("' in readme(tmp_path / "out")
+    size = sum(tensor.numel() for tensor in model.state_dict().values())
+    assert f"A model of {size} parameters and buffers, trained" in readme(tmp_path / "out")
     job, kept = tmp_path / "job.yaml", tmp_path / "out" / "job.yaml"
     assert job.is_file() == kept.is_file() == ("is the job" in readme(tmp_path / "out"))
     job.unlink(missing_ok=True)
@@ -373,6 +375,7 @@ def test_the_model_of_a_loop_of_the_users_is_loaded_into_its_starting_model(
     )
     monkeypatch.syspath_prepend(tmp_path)
     export(tmp_path, tmp_path / "out", "their_net:net")
+    assert f"A model of {size} parameters, trained" in readme(tmp_path / "out")
     assert torch.equal(espalier_trainer.load(tmp_path / "out")(inputs), model(inputs))
     sys.modules.pop("their_net", None)
 

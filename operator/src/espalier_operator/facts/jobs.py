@@ -65,7 +65,7 @@ class Terms:
     def admit(self, node: Node) -> bool:
         """Return whether its workers may be bound to `node`, were its GPUs free."""
         fits = node.admits(self.constraints) and self.gpu_type in (None, node.gpu_type)
-        return node.ready and node.schedulable and fits
+        return node.takes_pods and fits
 
     @classmethod
     def of(

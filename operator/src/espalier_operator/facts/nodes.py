@@ -38,6 +38,11 @@ class Node:
     departs_at: float | None = None
 
     @property
+    def takes_pods(self) -> bool:
+        """Whether new pods may be bound to it, as far as its state decides."""
+        return self.ready and self.schedulable
+
+    @property
     def is_leaving(self) -> bool:
         """Whether all its GPUs are announced to go."""
         return 0 < self.departing >= self.allocatable

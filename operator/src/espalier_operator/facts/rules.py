@@ -57,4 +57,4 @@ class Rules:
     def takes_workers(self, node: Node) -> bool:
         """Return whether `node` takes new workers of jobs whose templates ask nothing of nodes."""
         workers = Constraints(tolerations=tuple(Toleration(key, "Exists") for key in self.tolerated_taints))
-        return node.ready and node.schedulable and node.admits(workers)
+        return node.takes_pods and node.admits(workers)

@@ -21,21 +21,21 @@ def card(
     *,
     folder: str,
     dataset: str,
-    parameters: int,
+    size: str,
     program: Program | None = None,
     job: bool = False,
 ) -> str:
     """Return the Markdown text of `README.md` in `folder`.
 
-    `result` None: the run has not ended. `program`: what is known of `model.pt2`; None: there is none. `job`: the
-    folder has the job's file.
+    `size`: of the model, in words. `result` None: the run has not ended. `program`: what is known of `model.pt2`;
+    None: there is none. `job`: the folder has the job's file.
     """
     name = state.identity.job.rpartition("/")[2]
     return "\n".join(
         [
             f"# {name}",
             "",
-            f"A model of {parameters:,} parameters, trained by Espalier {_how(state, result)}.",
+            f"A model of {size}, trained by Espalier {_how(state, result)}.",
             "",
             "## Load it",
             "",

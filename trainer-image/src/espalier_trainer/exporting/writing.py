@@ -89,11 +89,6 @@ def _write(
         written = write_program(model, config.example, output / PROGRAM, fold=fold)
     else:
         (output / PROGRAM).unlink(missing_ok=True)  # of the export before
-    parameters = (
-        sum(tensor.numel() for tensor in trained.weights.values())
-        if model is None
-        else sum(parameter.numel() for parameter in model.parameters())
-    )
     job = trained.path.parent.parent / JOB_FILE
     has_job = trained.job is not None and job.is_file()
     text = card(
@@ -102,7 +97,7 @@ def _write(
         trained.result,
         folder=str(output),
         dataset="" if trained.job is None else dataset_of(trained.job),
-        parameters=parameters,
+        size=_size(trained, model),
         program=written,
         job=has_job,
     )
@@ -120,3 +115,10 @@ def _write(
         shutil.copyfile(job, output / JOB_FILE)
     else:
         (output / JOB_FILE).unlink(missing_ok=True)  # of the export before
+
+
+def _size(trained: Trained, model: nn.Module | None) -> str:
+    """Return how large the model is. Checkpoints alone do not tell buffers from parameters."""
+    if model is None:
+        return f"{sum(tensor.numel() for tensor in trained.weights.values()):,} parameters and buffers"
+    return f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"

@@ -24,6 +24,8 @@ LEAVES: Final = frozenset({"input", "parameter", "constant"})
 Attributes = tuple[tuple[str, Hashable], ...]
 """Settings of an operator, sorted by name."""
 
+IMAGE_DIMENSIONS: Final = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -35,6 +37,11 @@ class Value:
     """Its four dimensions lie in memory as N, H, W, C."""
     grad: bool = False
     """A gradient flows back through it."""
+
+    @property
+    def is_images(self) -> bool:
+        """Whether it has the four dimensions of images, N, C, H and W: then it has a layout."""
+        return len(self.shape) == IMAGE_DIMENSIONS
 
 
 Meta = Hashable
@@ -75,6 +82,11 @@ class Node:
         if not isinstance(self.meta, Value):
             raise TypeError(f"{self.operator} returns no tensor: {self.meta}")
         return self.meta
+
+    @property
+    def is_images(self) -> bool:
+        """Whether it returns one tensor, of images."""
+        return isinstance(self.meta, Value) and self.meta.is_images
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier_trainer.rewriting.graph import Attributes, Meta, Value
+from espalier_trainer.rewriting.graph import IMAGE_DIMENSIONS, Attributes, Meta, Value
 from espalier_trainer.rewriting.operators import spelled
-
-_IMAGES = 4
-"""Dimensions of a tensor that has a layout."""
 
 
 def value_of(tensor: Tensor) -> Value:
@@ -75,16 +72,16 @@ def inferred(operator: str, attributes: Attributes, inputs: tuple[Meta, ...]) ->
 
 def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
     """Return the meta of an unknown operation on inputs that lie in memory as `inputs` say: it lies as the first."""
-    if not isinstance(meta, Value) or len(meta.shape) != _IMAGES:
+    if not isinstance(meta, Value) or not meta.is_images:
         return meta
-    images = [one for one in inputs if isinstance(one, Value) and len(one.shape) == _IMAGES]
+    images = [one for one in inputs if isinstance(one, Value) and one.is_images]
     last = bool(images) and images[0].channels_last and _lies_last(stand_in(replace(meta, channels_last=True)))
     return replace(meta, channels_last=last)
 
 
 def _lies_last(tensor: Tensor) -> bool:
     """Return whether what is computed of a tensor lies channels-last: also of a part of its channels, with gaps."""
-    if tensor.dim() != _IMAGES:
+    if tensor.dim() != IMAGE_DIMENSIONS:
         return False
     like = torch.empty_like(tensor, device="meta")
     return like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()

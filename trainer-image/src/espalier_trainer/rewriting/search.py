@@ -49,6 +49,11 @@ class State:
         graph = match.applied(self.graph)
         return State(graph, self.sums.after(graph), self.matches.after(graph), (*self.steps, match))
 
+    def plan(self, fingerprint: str, device: str) -> Plan:
+        """Return the rewrites, for the graph of this fingerprint that they began with and costs of this device."""
+        steps = tuple(Step(rule=one.rule.name, location=one.location) for one in self.steps)
+        return Plan(fingerprint=fingerprint, device=device, rules=steps)
+
     @property
     def cost(self) -> float:
         """Return the seconds by the table."""
@@ -124,11 +129,8 @@ class _Search:
         """Return the cheapest states that were met and whose nodes all run; of equal ones that with fewer rewrites."""
         run = [state for state in self._met if state.cost < math.inf]
         best = heapq.nsmallest(CANDIDATES, run, key=lambda state: (state.cost, len(state.steps)))
-        return Found(self.start.cost, tuple((state.cost, self._plan(state)) for state in best), self._count)
-
-    def _plan(self, state: State) -> Plan:
-        steps = tuple(Step(rule=one.rule.name, location=one.location) for one in state.steps)
-        return Plan(fingerprint=self._fingerprint, device=self._device, rules=steps)
+        plans = tuple((state.cost, state.plan(self._fingerprint, self._device)) for state in best)
+        return Found(self.start.cost, plans, self._count)
 
 
 def greedy(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS) -> Found:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph, Node
-from espalier_trainer.rewriting.rules.rule import Location, Rule, only_for, weights_alone
+from espalier_trainer.rewriting.rules.rule import BIAS, Location, Rule, only_for, weights_alone
 
 _OPERANDS = 2
-_BIAS = 2
-"""Number of the input of a convolution that is its bias."""
 
 
 def centred(graph: Graph, node: Node) -> tuple[int, ...] | None:
@@ -50,7 +48,7 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
         high, wide = ((one - other) // 2 for one, other in zip(size, less, strict=True))
         weight = edit.add("pad", [weight], pad=(wide, wide, high, high))
     inputs = [large.inputs[0], edit.add("add", [large.inputs[1], weight])]
-    biases = [node.inputs[_BIAS] for node in (large, small) if len(node.inputs) > _BIAS]
+    biases = [node.inputs[BIAS] for node in (large, small) if len(node.inputs) > BIAS]
     if biases:
         inputs.append(biases[0] if len(biases) == 1 else edit.add("add", biases))
     edit.replace(location[0], edit.add("conv2d", inputs, **dict(large.attributes)))

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 
 from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph
-from espalier_trainer.rewriting.rules.rule import Location, Rule, only_for, weights_alone
-
-_BIAS = 2
-"""Number of the input of a linear layer that is its bias."""
+from espalier_trainer.rewriting.rules.rule import BIAS, Location, Rule, only_for, weights_alone
 
 
 def _find(graph: Graph, anchor: str) -> Iterator[Location]:
@@ -25,10 +22,10 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     outer, inner = (graph.nodes[name] for name in location)
     edit = Edit(graph, location[0])
     inputs = [inner.inputs[0], edit.add("matmul", [outer.inputs[1], inner.inputs[1]])]
-    if len(inner.inputs) > _BIAS:
-        inputs.append(edit.add("linear", [inner.inputs[_BIAS], *outer.inputs[1:]]))
+    if len(inner.inputs) > BIAS:
+        inputs.append(edit.add("linear", [inner.inputs[BIAS], *outer.inputs[1:]]))
     else:
-        inputs.extend(outer.inputs[_BIAS:])
+        inputs.extend(outer.inputs[BIAS:])
     edit.replace(location[0], edit.add("linear", inputs))
     return edit.done()
 

@@ -8,12 +8,10 @@ from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph
 from espalier_trainer.rewriting.rules.rule import Location, Rule
 
-_IMAGES = 4
-
 
 def _find(graph: Graph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
-    if len(node.shape) != _IMAGES or node.value.channels_last:
+    if not node.is_images or node.value.channels_last:
         return
     users = [graph.nodes[name] for name in graph.users[anchor]]
     if any(user.operator in ("conv2d", "module") for user in users):

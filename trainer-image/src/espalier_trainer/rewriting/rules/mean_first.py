@@ -8,14 +8,12 @@ from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph, Node
 from espalier_trainer.rewriting.rules.rule import Location, Rule, only_for
 
-_IMAGES = 4
-
 
 def is_pointwise(graph: Graph, node: Node) -> bool:
     """Return whether a node is a convolution that looks at one pixel, once."""
     return (
         node.operator == "conv2d"
-        and len(node.shape) == _IMAGES
+        and node.is_images
         and graph.nodes[node.inputs[1]].shape[2:] == (1, 1)
         and node.get("stride") == (1, 1)
         and node.get("padding") == (0, 0)

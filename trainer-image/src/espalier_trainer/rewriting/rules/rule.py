@@ -11,6 +11,9 @@ import torch
 from espalier_trainer.rewriting.editing import Edit
 from espalier_trainer.rewriting.graph import Graph, Node
 
+BIAS: Final = 2
+"""Which input of a convolution or a linear layer is its bias, if it has one."""
+
 Location = tuple[str, ...]
 """The nodes that a rule takes together, its anchor first."""
 

@@ -69,6 +69,11 @@ http://{{ include "espalier.agent" . }}.{{ .Release.Namespace }}.svc:8080
 {{- end -}}
 {{- end }}
 
+{{/* The port of a URL. */}}
+{{- define "espalier.port" -}}
+{{- regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse .).host) | default (hasPrefix "https:" . | ternary "443" "80") -}}
+{{- end }}
+
 {{/* What restricted pod security asks of a pod. */}}
 {{- define "espalier.podSecurity" -}}
 runAsNonRoot: true
@@ -155,6 +160,10 @@ would be written as 1e+06. */}}
 
 {{/* What types cannot say of the values. */}}
 {{- define "espalier.check" -}}
+{{- $name := include "espalier.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "fullnameOverride is empty, and the release's name makes %q the start of the names of Services, which must begin with a letter and have no dots: set fullnameOverride" $name) -}}
+{{- end -}}
 {{- $policy := .Values.agent.policy -}}
 {{- $needed := dict "ConfigMap" "configMap" "PersistentVolumeClaim" "claim" "Image" "image" -}}
 {{- range $source, $key := $needed -}}
@@ -172,7 +181,7 @@ would be written as 1e+06. */}}
 {{- $settings := .Values.policy.settings -}}
 {{- $learned := eq .Values.policy.name "learned" -}}
 {{- if and $learned (eq $file.source "None") (not (hasKey $settings "url")) -}}
-{{- fail "policy.name is learned, and policy.file.source is None: name a ConfigMap, Secret or PersistentVolumeClaim with the policy file" -}}
+{{- fail "policy.name is learned, and policy.file.source is None: name a ConfigMap, Secret or PersistentVolumeClaim with the policy file, or in policy.settings.url a policy server" -}}
 {{- end -}}
 {{- if and (ne $file.source "None") (not $learned) -}}
 {{- fail (printf "policy.file.source is %s, and policy.name is %s: only learned has a file; set the source to None" $file.source .Values.policy.name) -}}

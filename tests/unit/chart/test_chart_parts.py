@@ -241,6 +241,7 @@ def test_switched_off_is_not_there(helm: Helm) -> None:
         ('{"seed": 0}', "gandiva:seed=0"),
         ('{"thresholds": [1000000, 2000000.5], "lend": false}', "las:lend=false,thresholds=1000000/2.0000005e+06"),
         ('{"thresholds": [1e30], "promote": 0.5}', "las:promote=0.5,thresholds=1e+30"),
+        ('{"url": "https://policy.ml.svc:8090/v1"}', "learned:url=https://policy.ml.svc:8090/v1"),
         ("{}", "fair"),
     ],
 )
@@ -317,3 +318,25 @@ def test_the_platform_may_choose_the_user(helm: Helm) -> None:
 def test_the_class_of_extra_workers_has_the_value_that_the_platform_chooses(helm: Helm) -> None:
     found = [one(rendered, "PriorityClass")["value"] for rendered in (helm.render(), helm.render("full"))]
     assert found == [0, 100]
+
+
+def test_all_pods_meet_quotas_of_limits_and_the_test_goes_where_the_operator_may(helm: Helm) -> None:
+    """A ResourceQuota on a resource refuses each pod of which one container does not name it."""
+    amounts = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"}
+    resources = {"requests": amounts, "limits": amounts}
+    tolerations = [{"key": "dedicated", "operator": "Exists"}]
+    sets = {
+        "operator.resources": resources,
+        "agent.resources": resources,
+        "operator.tolerations": tolerations,
+        "operator.nodeSelector": {"pool": "system"},
+        "agent.policy": {"source": "Image", "image": "registry/policy:1"},
+    }
+    rendered = helm.render(sets={name: json.dumps(value) for name, value in sets.items()})
+    agent = one(rendered, "Deployment", "espalier-agent")["spec"]["template"]["spec"]
+    operator = one(rendered, "Deployment", "espalier-operator")["spec"]["template"]["spec"]
+    test = one(rendered, "Pod")["spec"]
+    for spec in (agent, operator, test):
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            assert container["resources"] == resources, container["name"]
+    assert (test["tolerations"], test["nodeSelector"]) == (tolerations, {"pool": "system"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from charts import Helm
+from charts import KUBE_VERSION, Helm
 
 # Value, what it is set to (JSON), and what helm's message has.
 SCHEMA: list[tuple[str, str, str]] = [
@@ -43,6 +43,7 @@ SCHEMA: list[tuple[str, str, str]] = [
     ("operator.tolerations", '[{"efect": "x"}]', "additional properties 'efect' not allowed"),
     ("operator.podAnnotations", '{"a": 1}', "/operator/podAnnotations/a': got number, want string"),
     ("agent.url", '"agent:8080"', "/agent/url': 'agent:8080' does not match"),
+    ("policy.settings.url", '"http://policies,x"', "/policy/settings/url': 'http://policies,x' does not match"),
     ("policy.file.path", '"policy.pt"', "/policy/file/path': 'policy.pt' does not match"),
     ("agent.policy.source", '"Secret"', "/agent/policy/source': value must be one of 'BuiltIn'"),
     ("agent.policy.imagePath", '"policy"', "/agent/policy/imagePath': 'policy' does not match"),
@@ -112,6 +113,13 @@ def test_the_schema_refuses(helm: Helm, name: str, value: str, message: str) -> 
 @pytest.mark.parametrize(("values", "message"), TEMPLATES, ids=[next(iter(values)) for values, _ in TEMPLATES])
 def test_what_types_cannot_say(helm: Helm, values: dict[str, str], message: str) -> None:
     assert message in helm.refuses(sets=values)
+
+
+@pytest.mark.parametrize("name", ["2nd-gpu", "team.a"])
+def test_a_release_whose_name_cannot_begin_that_of_a_service(helm: Helm, name: str) -> None:
+    command = ("template", name, "charts/espalier", f"--kube-version={KUBE_VERSION}")
+    assert "fullnameOverride is empty, and the release's name makes" in helm(*command, check=False)
+    assert "kind: Service" in helm(*command, "--set=fullnameOverride=espalier")
 
 
 def test_a_cluster_that_is_too_old(helm: Helm) -> None:

@@ -136,9 +136,10 @@ def test_every_entry_of_the_schema_is_a_value_with_its_default(script: ModuleTyp
         for path, _ in levels(SCHEMA, "$")
         if path not in ("$", "$.global") and "[]" not in path and "definitions" not in path
     }
-    # A limit of processor time is possible, and there is none by default.
+    # A limit of processor time and amounts of ephemeral storage are possible, and there are none by default.
+    without = ("limits.cpu", "limits.ephemeral-storage", "requests.ephemeral-storage")
     parts = ("operator", "agent", "policy.server")
-    assert described - values == {f"{part}.resources.limits.cpu" for part in parts}
+    assert described - values == {f"{part}.resources.{name}" for part in parts for name in without}
     assert values <= described
 
 

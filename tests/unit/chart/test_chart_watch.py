@@ -71,13 +71,18 @@ def test_what_leaves_operator_and_agent_goes_to_what_they_read_and_the_name_serv
         rendered = helm.render(sets=egress | {"operator.traces.endpoint": f'"{endpoint}"'})
         spec = one(rendered, "NetworkPolicy", "espalier-operator")["spec"]
         assert spec["egress"] == [api_server, metrics, {"ports": [{"port": port}]}]
+    server = {"policy.name": '"learned"', "policy.settings.url": '"http://policy.ml.svc:8090"'}
+    spec = one(helm.render(sets=egress | server), "NetworkPolicy", "espalier-operator")["spec"]
+    assert spec["egress"] == [api_server, metrics, {"ports": [{"port": 8090}]}]
     sets = {"networkPolicy.egress": '{"enabled": true}', "agent.authentication": '"None"'}
     agent = one(helm.render(sets=sets), "NetworkPolicy", "espalier-agent")["spec"]
     assert (agent["policyTypes"], agent["egress"]) == (["Ingress", "Egress"], []), "it asks nobody anything"
 
 
-def test_only_workers_of_their_namespace_reach_workers(helm: Helm) -> None:
-    rendered = helm.render("namespaced", sets={"networkPolicy.workers": "true"})
+@pytest.mark.parametrize("others", ["true", "false"])
+def test_only_workers_of_their_namespace_reach_workers(helm: Helm, others: str) -> None:
+    """Whether or not there are policies for operator and agent."""
+    rendered = helm.render("namespaced", sets={"networkPolicy.workers": "true", "networkPolicy.enabled": others})
     policies = [each for each in of(rendered, "NetworkPolicy") if each["metadata"]["name"] == "espalier-workers"]
     assert [each["metadata"]["namespace"] for each in policies] == ["team-a", "team-b"]
     worker = {"matchExpressions": [{"key": "espalier.dev/job", "operator": "Exists"}]}

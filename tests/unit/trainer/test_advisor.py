@@ -98,6 +98,8 @@ def test_late_answer_is_not_waited_for(agent_server, advice_body):
     with pytest.raises(AdvisorError, match="did not answer within") as error:
         HTTPAdvisor(server.url).advise(_request(), 0.2)
     assert error.value.reason is Reason.AGENT_UNAVAILABLE
+    first = HTTPAdvisor(server.url)._exchange("/v1/advice", "{}", 0.05, {})
+    assert "did not answer within 0.05 s" in str(first), "the same, whichever of the two clocks is first"
     release.set()
 
 

@@ -163,9 +163,7 @@ class HTTPAdvisor:
             if isinstance(answer, AdvisorError):
                 raise answer
             return answer
-        raise AdvisorError(
-            Reason.AGENT_UNAVAILABLE, f"the agent at {self.url} did not answer within {wall_seconds:.3g} s"
-        )
+        raise self._late(wall_seconds)
 
     def _exchange(self, path: str, body: str, wall_seconds: float, headers: dict[str, str]) -> bytes | AdvisorError:
         """Return the answer's body or the error; runs in a thread, so it raises nothing."""
@@ -186,9 +184,14 @@ class HTTPAdvisor:
                     text = answer[:200].decode(errors="replace")
                     return self._away(f"answered with status {response.status_code}: {text!r}")
                 return answer
+        except httpx.TimeoutException:
+            return self._late(wall_seconds)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile.
             return self._away(f"cannot be asked ({type(error).__name__}: {error})")
+
+    def _late(self, wall_seconds: float) -> AdvisorError:
+        return self._away(f"did not answer within {wall_seconds:.3g} s")
 
     def _away(self, what: str) -> AdvisorError:
         return AdvisorError(Reason.AGENT_UNAVAILABLE, f"the agent at {self.url} {what}")

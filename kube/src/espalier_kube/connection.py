@@ -9,13 +9,8 @@ from typing import Final
 
 import yaml
 from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import (
-    ConfigException,
-    list_kube_config_contexts,
-    load_incluster_config,
-    load_kube_config,
-    new_client_from_config,
-)
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config, new_client_from_config
+from kubernetes.config.kube_config import KubeConfigMerger
 
 _UNUSABLE: Final = (ConfigException, yaml.YAMLError, OSError, TypeError, AttributeError, KeyError, ValueError)
 """What the client raises at a damaged kubeconfig; `ValueError`: it is not UTF-8, or a certificate is not base64."""
@@ -65,14 +60,14 @@ def api_of_context(kubeconfig: Path | None, context: str | None) -> tuple[ApiCli
     configuration = Configuration()
     configuration.retries = False
     try:
-        contexts, current = list_kube_config_contexts(files)  # type: ignore[no-untyped-call]
-        known = {entry["name"]: entry["context"] for entry in contexts}
+        config = KubeConfigMerger(files).config  # type: ignore[no-untyped-call]
+        known = {entry["name"]: entry["context"] for entry in (node.value for node in config["contexts"])}
         if context is not None and context not in known:
             known_names = ", ".join(sorted(known))
             raise NoAccessError(f"{files}: there is no context {context!r}", f"there are: {known_names}")
         make: Callable[..., ApiClient] = new_client_from_config
         api = make(files, context, client_configuration=configuration)
-        chosen = current["context"] if context is None else known[context]
+        chosen = known[config["current-context"] if context is None else context]
     except _UNUSABLE as error:
         reason = " ".join(str(error).split())
         raise NoAccessError(

@@ -73,6 +73,20 @@ def test_an_unknown_context_and_those_that_are_known(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("current", [None, "", "deleted"])
+def test_a_context_that_is_named_needs_no_current_one(tmp_path: Path, current: str | None) -> None:
+    path = kubeconfig(tmp_path / "config", here="a", there="b")
+    whole = {**json.loads(path.read_text()), "current-context": current}
+    path.write_text(json.dumps({key: value for key, value in whole.items() if value is not None}))
+    with connect(path, "there") as cluster:
+        assert cluster.namespace == "b"
+    with pytest.raises(InputError, match="there is no context 'her'") as caught:
+        connect(path, "her")
+    assert caught.value.hint == "there are: here, there"
+    with pytest.raises(InputError, match="not a usable kubeconfig"):
+        connect(path, None)
+
+
 @pytest.mark.parametrize(
     "text",
     [

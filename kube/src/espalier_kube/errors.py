@@ -40,7 +40,11 @@ class Status:
     def of_object(cls, status: Mapping[str, Any], code: int = 500) -> Status:
         """Read a Status, as the ERROR event of a watch carries it; `code` is for one that has none."""
         message = str(status.get("message") or "")[:_LONGEST_MESSAGE]
-        return cls(int(status.get("code") or code), str(status.get("reason") or ""), message)
+        stated = status.get("code")
+        # What proxies answer may have a code that is no HTTP status, such as gRPC's.
+        if status.get("kind") == "Status" and isinstance(stated, int) and stated >= 400:
+            code = stated
+        return cls(code, str(status.get("reason") or ""), message)
 
     def __str__(self) -> str:
         """Return `Forbidden (the API server's message)`."""

@@ -87,7 +87,7 @@ def test_a_watch_that_breaks_off_in_a_line_gives_what_is_whole(server: Any, clie
 
 
 def test_an_error_in_a_watch_is_raised(server: Any, client: Client) -> None:
-    error = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+    error = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
     server.answer = lambda query: (200, json.dumps(error).encode() + b"\n")
     with pytest.raises(ExpiredError, match="too old"):
         list(client.watch(JOBS, "a", 5, seconds=1, silence=5))

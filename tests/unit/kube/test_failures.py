@@ -40,6 +40,28 @@ def test_an_answer_that_is_no_status_keeps_its_text() -> None:
     assert str(Status(403, "Forbidden", "because")) == "Forbidden (because)"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"code": 14, "message": "upstream connect error"}',
+        b'{"code": 410, "message": "upstream connect error"}',
+        b'{"code": [1], "message": "upstream connect error"}',
+        b'{"kind": "Status", "code": [1], "message": "upstream connect error"}',
+        b'{"kind": "Status", "code": "x", "message": "upstream connect error"}',
+        b'{"kind": "Status", "message": "upstream connect error"}',
+    ],
+)
+def test_a_code_that_is_not_of_a_status_does_not_count(body: bytes) -> None:
+    status = Status.of(503, body)
+    assert (status.code, status.message) == (503, "upstream connect error")
+    assert type(error_of(status, Call("get", PODS, "a"))) is UnreachableError
+
+
+def test_the_code_of_a_status_counts() -> None:
+    expired = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+    assert Status.of_object(expired) == Status(410, "Expired", "too old")
+
+
 def test_waits_double_within_bounds_and_follow_what_the_server_asks_for() -> None:
     retries = Retries(first_wait=0.1, longest_wait=5.0)
     assert [retries.wait(tried, None, jitter=1.0) for tried in (1, 2, 3, 10)] == [0.1, 0.2, 0.4, 5.0]

@@ -33,7 +33,9 @@ def watching(*events: tuple[str, dict[str, Any]]) -> Answer:
     return 200, b"".join(json.dumps({"type": kind, "object": of}).encode() + b"\n" for kind, of in events)
 
 
-EXPIRED = watching(("ERROR", {"code": 410, "reason": "Expired", "message": "too old resource version"}))
+EXPIRED = watching(
+    ("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"})
+)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from growing.page import page
 from harness.printed import progress
 
 from espalier_api.architecture import GrowthError
+from espalier_api.documents import json_lines
 
 
 def main() -> int:
@@ -75,7 +76,7 @@ def main() -> int:
 def _known(path: Path | None) -> dict[str, Row]:
     if path is None or not path.exists():
         return {}
-    rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    rows = [Row(**json.loads(line)) for line in json_lines(path.read_text())]
     return {f"{row.library}: {row.model}": row for row in rows}
 
 

@@ -30,6 +30,7 @@ from harness.printed import environment, progress, rendered
 from harness.statistics import half_width
 from rewritten.cases import Case, Sizes, case_of
 
+from espalier_api.documents import json_lines
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.families import FAMILIES, member
 from espalier_rewriting.learning import Settings, learn, walks
@@ -231,7 +232,7 @@ def interval(values: Sequence[float]) -> str:
 def read(path: Path | None) -> list[Run]:
     if path is None or not path.exists():
         return []
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = [json.loads(line) for line in json_lines(path.read_text(encoding="utf-8"))]
     return [Run(**one | {"quartiles": tuple(one["quartiles"])}) for one in found]
 
 

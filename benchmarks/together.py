@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
+from espalier_api.documents import json_lines
 from espalier_scheduling.placement.beliefs import Belief, Prior
 from espalier_scheduling.placement.elastic import ElasticCluster
 from espalier_scheduling.placement.placers import RULES, Model, Oracle
@@ -99,7 +100,7 @@ def kept(path: Path | None) -> dict[Run, Played]:
     """Return the episodes that a file has; none where there is no file."""
     if path is None or not path.exists():
         return {}
-    return {Run(*run): Played(*played) for run, played in map(json.loads, path.read_text().splitlines())}
+    return {Run(*run): Played(*played) for run, played in map(json.loads, json_lines(path.read_text()))}
 
 
 def keep(path: Path | None, run: Run, played: Played) -> None:

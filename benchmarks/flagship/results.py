@@ -11,6 +11,7 @@ from typing import Final
 from harness.statistics import Paired, paired
 
 from espalier_api.base import Record
+from espalier_api.documents import json_lines
 from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run
 from flagship.subject import Subject
 
@@ -49,7 +50,7 @@ class Results:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(head.model_dump_json() + "\n", encoding="utf-8")
             return
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
+        first, *lines = json_lines(path.read_text(encoding="utf-8"))
         if Head.model_validate_json(first) != head:
             raise ValueError(f"{path} holds runs of another job, other moments or costs; name another file")
         for line in lines:

@@ -17,7 +17,7 @@ from load.processes import Process
 
 from espalier_api import environment
 from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import write_document
+from espalier_api.documents import json_lines, write_document
 from espalier_api.events import EVENT, AnyEvent
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
 from joining.models import Model
@@ -138,7 +138,7 @@ class Place:
     def events(self) -> list[AnyEvent]:
         """Return what the leader has reported."""
         path = self._path("events.jsonl")
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = json_lines(path.read_text()) if path.exists() else []
         return [EVENT.validate_json(line) for line in lines if line.endswith("}")]
 
     def end(self) -> None:

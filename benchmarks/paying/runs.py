@@ -13,6 +13,7 @@ from harness.statistics import Paired, error_bars, mean_and_deviation, paired
 from matplotlib.figure import Figure
 
 from espalier_api.base import Record
+from espalier_api.documents import json_lines
 from paying.arms import Arm
 from paying.costs import Costs
 
@@ -73,7 +74,7 @@ class Runs:
         if not path.exists():
             path.write_text(head.model_dump_json() + "\n", encoding="utf-8")
             return
-        first, *lines = path.read_text(encoding="utf-8").splitlines()
+        first, *lines = json_lines(path.read_text(encoding="utf-8"))
         if Head.model_validate_json(first) != head:
             raise ValueError(f"{path} holds runs of another job, timeline or cost; name another file")
         for line in lines:

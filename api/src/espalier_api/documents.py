@@ -182,3 +182,12 @@ def append_line(path: Path, line: bytes) -> None:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 file.truncate(end)
             raise
+
+
+def json_lines(text: str) -> list[str]:
+    r"""Return the lines of a file of JSON lines, without their ends.
+
+    Only `\n` ends one. `str.splitlines` also splits at U+2028, for example, which texts in JSON may contain as it is.
+    """
+    *lines, rest = text.split("\n")
+    return [*lines, rest] if rest else lines

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field, ValidationError
 
 from espalier_api.allocation import Allocation
 from espalier_api.base import Record
-from espalier_api.documents import DocumentError, first_fault, read_bounded
+from espalier_api.documents import DocumentError, first_fault, json_lines, read_bounded
 from espalier_api.events import (
     EVENT,
     NOT_GROWABLE,
@@ -100,7 +100,7 @@ def read_result(path: Path) -> RunResult:
 def read_history(path: Path) -> tuple[AnyEvent, ...]:
     """Read `history.jsonl`; a last line cut short by a kill is left out, any other damage is a `DocumentError`."""
     events: list[AnyEvent] = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = json_lines(path.read_text(encoding="utf-8", errors="replace"))
     for number, line in enumerate(lines, start=1):
         try:
             events.append(EVENT.validate_json(line))

@@ -266,6 +266,15 @@ def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
     assert [event.message for event in read_history(tmp_path / "history.jsonl")] == ["one", "ours", "two"]
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_a_message_with_a_separator_of_lines_is_one_line_of_the_history(tmp_path, separator):
+    history = History(tmp_path, lambda event: None)
+    history.add(warned(f"one{separator}half"))
+    history.add(warned("two"))
+    read = read_history(tmp_path / "history.jsonl")
+    assert [event.message for event in read] == [f"one{separator}half", "two"]
+
+
 def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog):
     told = []
     history = History(tmp_path, told.append)

@@ -172,6 +172,10 @@ def test_a_log_that_ends_before_its_jobs_replays_them_for_their_budget(folder: P
         ),
         ('{"at": 1, "snapshot": "bad.json.gz", "actions": []}', "bad.json.gz: "),
         ('{"at": 1, "snapshot": "../gone", "actions": []}', "no job of the audit log ran on a GPU"),
+        (
+            '{"at": 1, "snapshot": "gone", "policy": "a\u2028b", "actions": []}',
+            "no job of the audit log ran on a GPU",
+        ),
     ],
 )
 def test_damaged_logs_are_named(line: str, complaint: str, tmp_path: Path) -> None:

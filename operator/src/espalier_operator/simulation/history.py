@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from espalier_api.documents import json_lines
 from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.facts import JobFacts, Snapshot, SnapshotError
 from espalier_operator.simulation.errors import TraceError
@@ -193,7 +194,7 @@ def recorded(folder: Path) -> Iterator[tuple[float, Snapshot | None, list[Mappin
     if not files:
         raise TraceError(f"{folder}: has no {DECISIONS}; name the folder of --audit-dir")
     for file in files:
-        for number, line in enumerate(text_of(file).splitlines(), 1):
+        for number, line in enumerate(json_lines(text_of(file)), 1):
             if line.strip():
                 yield _line(folder, f"{file}:{number}", line)
 

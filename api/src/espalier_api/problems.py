@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
@@ -33,10 +33,10 @@ class Problem:
         return ": ".join(part for part in (place, self.field, self.message) if part)
 
 
-def problems_of(error: ValidationError, document: CommentedMap, source: str) -> list[Problem]:
-    """Return what a model has found in a document of the file `source`."""
+def problems_of(error: ValidationError, document: CommentedMap, source: str, model: type[BaseModel]) -> list[Problem]:
+    """Return what `model` has found in a document of the file `source`."""
     found = ((_place(details["loc"]), details) for details in _most_specific(error.errors()))
-    return [problem_at(place, document, source, message_of(details, place)) for place, details in found]
+    return [problem_at(place, document, source, message_of(details, place, model)) for place, details in found]
 
 
 def problem_at(place: Loc, document: CommentedMap, source: str, message: str) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, ConfigDict, Field, ValidationInfo, field_validator
 
 from espalier_api.base import DNS_LABEL, Record, Strict
 from espalier_api.counts import repeated
@@ -14,6 +14,7 @@ from espalier_api.status import ConditionStatus
 
 QUEUE_KIND: Final = "Queue"
 QUEUE_PLURAL: Final = "queues"
+LIMIT_WITHOUT_COHORT: Final = "has a borrowingLimit, but the queue is in no cohort; set spec.cohort, or remove it"
 _MOST: Final = 1_000_000
 
 
@@ -49,6 +50,14 @@ class QueueSpec(Strict):
         for gpu_type, number in repeated(quota.gpu_type for quota in value).items():
             whose = "without a gpuType" if gpu_type is None else f"for gpuType {gpu_type!r}"
             raise ValueError(f"has {number} quotas {whose}; merge them")
+        return value
+
+    @field_validator("quotas")
+    @classmethod
+    def _limits_in_a_cohort(cls, value: tuple[QuotaSpec, ...], info: ValidationInfo) -> tuple[QuotaSpec, ...]:
+        # An invalid cohort is not in `info.data`, and has a problem of its own.
+        if info.data.get("cohort", "") is None and any(quota.borrowing_limit is not None for quota in value):
+            raise ValueError(LIMIT_WITHOUT_COHORT)
         return value
 
 

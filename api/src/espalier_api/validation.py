@@ -166,7 +166,7 @@ def _check(
     try:
         job = _read(AdaptiveTrainingJob, plain)
     except ValidationError as error:
-        found = problems_of(error, document, source)
+        found = problems_of(error, document, source, AdaptiveTrainingJob)
         return [*found, *_template_problems(_template_of(plain), document, source, resource)], None
     found = _template_problems(job.spec.template, document, source, resource)
     return found, None if found else job
@@ -176,7 +176,7 @@ def _check_queue(document: CommentedMap, source: str) -> tuple[list[Problem], Qu
     try:
         return [], _read(Queue, _plain(document))
     except ValidationError as error:
-        return problems_of(error, document, source), None
+        return problems_of(error, document, source, Queue), None
     except ValueError as error:
         return [Problem(source, 0, "", str(error))], None
 

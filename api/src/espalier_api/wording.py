@@ -1,4 +1,4 @@
-"""Messages for invalid values in a job file: what the value is, and what is allowed."""
+"""Messages for invalid values in a file with jobs and queues: what the value is, and what is allowed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
-
-from espalier_api.job import AdaptiveTrainingJob
 
 _KINDS: tuple[tuple[type, str], ...] = (
     (bool, "true or false"),
@@ -43,8 +41,8 @@ _WANTED = {
 }
 
 
-def message_of(details: ErrorDetails, place: tuple[str | int, ...]) -> str:
-    """Return what is wrong at `place`, and what is allowed."""
+def message_of(details: ErrorDetails, place: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    """Return what is wrong at `place` of a `model`, and what is allowed."""
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     shown = json.dumps(given, ensure_ascii=False) if not isinstance(given, dict | list) else kind_of(given)
     if len(shown) > 60:
@@ -53,7 +51,7 @@ def message_of(details: ErrorDetails, place: tuple[str | int, ...]) -> str:
         case "missing":
             return "is missing, and it is needed"
         case "extra_forbidden":
-            return _unknown(place)
+            return _unknown(place, model)
         case "enum" | "literal_error":
             return f"is {shown}; allowed: {context['expected']}"
         case "value_error":
@@ -77,17 +75,17 @@ def message_of(details: ErrorDetails, place: tuple[str | int, ...]) -> str:
     return f"is {shown}; {reason[0].lower()}{reason[1:]}"
 
 
-def _unknown(place: tuple[str | int, ...]) -> str:
-    known = _known_fields(place[:-1])
+def _unknown(place: tuple[str | int, ...], whole: type[BaseModel]) -> str:
+    known = _known_fields(place[:-1], whole)
     near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
     if near:
         return f"unknown field; did you mean {near[0]}?"
     return f"unknown field; known here: {', '.join(known)}"
 
 
-def _known_fields(parents: tuple[str | int, ...]) -> list[str]:
-    """Return the camelCase names of the fields of the model at `parents`."""
-    model: Any = AdaptiveTrainingJob
+def _known_fields(parents: tuple[str | int, ...], whole: type[BaseModel]) -> list[str]:
+    """Return the camelCase names of the fields of the model at `parents` of the model `whole`."""
+    model: Any = whole
     for part in parents:
         if isinstance(part, int):
             continue

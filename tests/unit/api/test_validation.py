@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 import sweeps
 from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.validation import MAX_BYTES, JobFileError, load_job, load_jobs, parse_jobs, with_spec
+from espalier_api.validation import MAX_BYTES, JobFileError, check_file, load_job, load_jobs, parse_jobs, with_spec
 
 MINIMAL = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec:\n  timeBudgetSeconds: 10\n"
 
@@ -234,6 +234,43 @@ def test_a_file_larger_than_any_job_is_refused_unread(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match="nowhere.yaml: cannot be read: No such file"):
         load_jobs(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (
+            "{quotas: [{nominal: 1, borrowingLimit: 1}]}",
+            "spec.quotas: has a borrowingLimit, but the queue is in no cohort; set spec.cohort, or remove it",
+        ),
+        (
+            "{cohort: Not A Name, quotas: [{nominal: 1, borrowingLimit: 1}]}",
+            "spec.cohort: must be lower-case letters, digits and '-', beginning and ending with a letter or digit",
+        ),
+        ("{quota: []}", "spec.quota: unknown field; did you mean quotas?"),
+        (
+            "{paint: red}",
+            "spec.paint: unknown field; known here: cohort, maxPriority, namespaces, quotas, weight",
+        ),
+        (
+            "{quotas: [{nominal: 1, gpuTyp: a}]}",
+            "spec.quotas[0].gpuTyp: unknown field; did you mean gpuType?",
+        ),
+    ],
+)
+def test_a_queue_is_judged_as_the_api_server_does(tmp_path: Path, spec: str, expected: str) -> None:
+    path = tmp_path / "queue.yaml"
+    path.write_text(f"apiVersion: {API_VERSION}\nkind: Queue\nmetadata: {{name: a}}\nspec: {spec}\n")
+    with pytest.raises(JobFileError) as error:
+        check_file(path)
+    assert [str(problem) for problem in error.value.problems] == [f"{path}:4: {expected}"]
+
+
+def test_a_borrowing_limit_is_taken_in_a_cohort(tmp_path: Path) -> None:
+    path = tmp_path / "queue.yaml"
+    spec = "{cohort: b, quotas: [{nominal: 1, borrowingLimit: 1}]}"
+    path.write_text(f"apiVersion: {API_VERSION}\nkind: Queue\nmetadata: {{name: a}}\nspec: {spec}\n")
+    assert check_file(path) == ("a",)
 
 
 def test_load_job_wants_one(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NotRequired, TypedDict
 
 from espalier_api.job import KIND, MAX_NAME_LENGTH
-from espalier_api.queue import QUEUE_KIND
+from espalier_api.queue import LIMIT_WITHOUT_COHORT, QUEUE_KIND
 
 
 class Rule(TypedDict):
@@ -124,7 +124,7 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
         },
         {
             "rule": "has(self.cohort) || !has(self.quotas) || self.quotas.all(q, !has(q.borrowingLimit))",
-            "message": "has a borrowingLimit, but the queue is in no cohort; set spec.cohort, or remove it",
+            "message": LIMIT_WITHOUT_COHORT,
             "fieldPath": ".quotas",
         },
     ),

@@ -95,8 +95,9 @@ def queue_of(chance: Random, name: str, cohort: Mapping[str, str], types: Sequen
         quotas.append({"nominal": chance.choice((1, 2, 3, 4, 6, 10))})
         quotas += [{"gpuType": each, "nominal": chance.randint(0, 6)} for each in types if chance.random() < 0.3]
         for quota in quotas:
-            if chance.random() < 0.5:
-                quota["borrowingLimit"] = chance.randint(0, 4)
+            limit = chance.randint(0, 4) if chance.random() < 0.5 else None
+            if cohort and limit is not None:  # an API server refuses it without a cohort
+                quota["borrowingLimit"] = limit
     found: dict[str, Any] = {**cohort, "quotas": quotas}
     if name == "guests" and chance.random() < 0.5:
         found |= {"maxPriority": 1, "namespaces": [*NAMESPACES[:2]]}

@@ -83,7 +83,7 @@ def _options(spec: DatasetSpec) -> TextOptions:
         if details["type"] == "extra_forbidden":
             known = ", ".join(field.alias or name for name, field in TextOptions.model_fields.items())
             raise DatasetError(f"{_OPTIONS}.{place}: is not an option of a text; allowed: {known}") from error
-        raise DatasetError(f"{_OPTIONS}.{place}: {message_of(details, details['loc'])}") from error
+        raise DatasetError(f"{_OPTIONS}.{place}: {message_of(details, details['loc'], TextOptions)}") from error
 
 
 def _read(path: Path) -> str:

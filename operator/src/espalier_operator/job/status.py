@@ -108,7 +108,7 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
         restarts=status.restarts,
         preemptions=status.preemptions,
         incarnations=(*kept.pod_uids, *[""] * (len(kept.attempts) - len(kept.pod_uids)))[: len(kept.attempts)],
-        outcome=_outcome(status),
+        outcome=outcome_of(status),
     )
 
 
@@ -124,7 +124,8 @@ def allocation_of(grant: Grant, wall: Wall = utc) -> Allocation:
     )
 
 
-def _outcome(status: JobStatus) -> Ended | None:
+def outcome_of(status: JobStatus) -> Ended | None:
+    """Return how the job ended, by its conditions; None where it has not."""
     for condition in status.conditions:
         if condition.status is ConditionStatus.TRUE and condition.type in (
             ConditionType.COMPLETE,

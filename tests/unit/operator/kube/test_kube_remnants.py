@@ -24,6 +24,7 @@ from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of, utc
 from espalier_operator.job.view import facts_of
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, steps
+from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.due import News
@@ -289,6 +290,53 @@ def test_a_status_that_grants_no_worker_contradicts_itself_and_does_not_end_the_
     """Who may write statuses may have emptied a part of one: the job is left alone, and all others are planned for."""
     seen = seen_by_operator(lists(stored(replace(STATE, grant=Grant()))), NOW, SETTINGS)
     assert seen.snapshot.jobs == ()
+
+
+def entry_of_an_adaptation(result: str) -> Raw:
+    figures = {"depthBefore": 1, "depthAfter": 2, "parametersBefore": 10, "parametersAfter": 20}
+    decided = {"decisionId": result, "time": "2026-01-01T00:00:00Z", "usedSeconds": 1, "trigger": "", "generation": 1}
+    return {**figures, **decided, "action": "Nothing", "source": "agent", "result": result, "seconds": 1}
+
+
+def condition(kind: str, status: str, reason: str) -> Raw:
+    return {"type": kind, "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+def test_what_a_newer_operator_wrote_for_people_does_not_stop_a_job_from_being_run() -> None:
+    """After a rollback: a reason, a condition, a result and a phase that this operator does not know."""
+    raw = stored(STATE)
+    raw["status"] |= {
+        "phase": "Dreaming",
+        "conditions": [
+            condition("Admitted", "True", "GPUsGranted"),
+            condition("Running", "True", "OfTheFuture"),
+            condition("Dreaming", "True", "Running"),
+        ],
+        "adaptations": [entry_of_an_adaptation("Dreamt"), entry_of_an_adaptation("Grown")],
+    }
+    started = Started(raw)
+    job = started.look(1.0)
+    assert job.facts is not None
+    assert (job.state.active, job.state.extra, job.state.used_seconds >= 15.0) == (True, 1, True)
+    assert job.written is not None
+    assert [entry.type for entry in job.written.conditions] == ["Admitted"]
+    assert [entry.result for entry in job.written.adaptations] == ["Grown"]
+
+
+@pytest.mark.parametrize("end", [condition("Complete", "True", "OfTheFuture"), condition("Expired", "True", "Running")])
+def test_a_job_that_ended_in_an_unknown_way_is_left_alone(end: Raw) -> None:
+    """By the other conditions alone, it would be run again."""
+    raw = stored(STATE)
+    raw["status"] |= {"completionTime": "2026-01-01T00:00:00Z", "conditions": [end]}
+    with pytest.raises(ValueError, match="OfTheFuture|Expired"):
+        parse_status(raw)
+
+
+def test_an_unknown_value_that_is_decided_by_is_not_left_out() -> None:
+    raw = stored(STATE)
+    raw["status"]["allocation"]["direction"] = "sideways"
+    with pytest.raises(ValueError, match="sideways"):
+        parse_status(raw)
 
 
 def become_invalid() -> Started:

@@ -31,6 +31,8 @@ class Server:
         self.ahead = 0.0
         """Seconds by which its clock is ahead of ours."""
         self.asked: list[dict[str, str]] = []
+        self.tokens: list[str | None] = []
+        """What each request has shown."""
         self.patched: list[tuple[str, str, Any]] = []
         server = self
 
@@ -43,6 +45,7 @@ class Server:
             def do_GET(self) -> None:
                 query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
                 server.asked.append(query)
+                server.tokens.append(self.headers["Authorization"])
                 status, body = server.answer(query)
                 self.send_response_only(status)
                 self.send_header("Date", formatdate(time.time() + server.ahead, usegmt=True))
@@ -52,6 +55,17 @@ class Server:
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02})
+
+    def kubeconfig(self, path: Path, **user: str) -> Path:
+        """Write a kubeconfig for it to `path`; with the fields of a user, if any."""
+        whole: dict[str, Any] = {
+            "current-context": "x",
+            "clusters": [{"name": "x", "cluster": {"server": f"http://127.0.0.1:{self.http.server_address[1]}"}}],
+            "users": [{"name": "x", "user": user}] if user else [],
+            "contexts": [{"name": "x", "context": {"cluster": "x", **({"user": "x"} if user else {})}}],
+        }
+        path.write_text(json.dumps(whole))
+        return path
 
     def __enter__(self) -> Server:
         self._thread.start()
@@ -71,15 +85,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server, tmp_path: Path) -> Iterator[Client]:
-    path = tmp_path / "config"
-    address = f"http://127.0.0.1:{server.http.server_address[1]}"
-    whole: dict[str, Any] = {
-        "current-context": "x",
-        "clusters": [{"name": "x", "cluster": {"server": address}}],
-        "users": [],
-        "contexts": [{"name": "x", "context": {"cluster": "x"}}],
-    }
-    path.write_text(json.dumps(whole))
-    client = Client(api_of_context(path, None)[0], RETRIES)
+    client = Client(api_of_context(server.kubeconfig(tmp_path / "config"), None)[0], RETRIES)
     yield client
     client.close()

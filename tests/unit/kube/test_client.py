@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from espalier_kube import connection
 from espalier_kube.client import Client
-from espalier_kube.errors import ExpiredError, RefusedError, UnreachableError
+from espalier_kube.connection import api_of_context, api_of_process
+from espalier_kube.errors import ExpiredError, RefusedError, Retries, UnreachableError
 from espalier_kube.resources import JOBS, PODS
 
 Answer = tuple[int, bytes]
@@ -73,6 +76,26 @@ def test_time_is_that_of_the_cluster(server: Any, client: Client, ahead: float, 
     far = ahead if abs(ahead) > 2 else 0.0  # a second is within what the server's clock tells
     earliest, now, latest = time.time(), client.now(), time.time()
     assert earliest + far - within - asked <= now <= latest + far + within + asked
+
+
+@pytest.mark.parametrize("in_a_process", [False, True])
+def test_the_file_of_a_token_is_read_again(
+    server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_process: bool
+) -> None:
+    token, path = tmp_path / "token", server.kubeconfig(tmp_path / "config", tokenFile="token")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    server.answer = lambda query: (200, page())
+    for seconds, expected in ((60.0, ["a", "a", "a"]), (0.0, ["a", "b", "c"])):
+        monkeypatch.setattr(connection, "_TOKEN_SECONDS", seconds)
+        token.write_text("a")
+        api = api_of_process("test") if in_a_process else api_of_context(path, None)[0]
+        client = Client(api, Retries(tries=1))
+        for content in ("a", "b", "c"):
+            token.write_text(content)
+            names(client)
+        client.close()
+        assert server.tokens[-3:] == [f"Bearer {each}" for each in expected]
 
 
 def test_a_watch_that_breaks_off_in_a_line_gives_what_is_whole(server: Any, client: Client) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -86,7 +87,7 @@ def _use(merged: KubeConfigMerger, context: str | None, configuration: Configura
     loader = KubeConfigLoader(  # type: ignore[no-untyped-call]
         merged.config, active_context=context, config_base_path=None, config_persister=merged.save_changes
     )
-    loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+    _load(loader, configuration)
     chosen: dict[str, Any] = loader.current_context["context"]
     user = merged.config["users"].get_with_name(chosen.get("user"), safe=True)
     if user is not None and "tokenFile" in user["user"]:
@@ -94,16 +95,24 @@ def _use(merged: KubeConfigMerger, context: str | None, configuration: Configura
     return chosen
 
 
+def _load(loader: KubeConfigLoader, configuration: Configuration) -> None:
+    """Fill `configuration`. Files of tokens may end in a newline, which headers may not have."""
+    loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+    for name, value in configuration.api_key.items():
+        configuration.api_key[name] = value.strip()
+
+
 def _read_again(loader: KubeConfigLoader, configuration: Configuration) -> None:
     """Have the file of a token read again before a request: it is replaced before the token expires, and the client
-    reads it once.
+    reads it once. While it cannot be read, the token that was read before is used.
     """
     due = time.monotonic() + _TOKEN_SECONDS
 
     def refresh(configuration: Configuration) -> None:
         nonlocal due
         if time.monotonic() >= due:
-            loader.load_and_set(configuration)  # type: ignore[no-untyped-call]
+            with contextlib.suppress(*_UNUSABLE):
+                _load(loader, configuration)
             configuration.refresh_api_key_hook = refresh  # type: ignore[assignment]  # the loader has set its own
             due = time.monotonic() + _TOKEN_SECONDS
 

@@ -86,16 +86,18 @@ def test_the_file_of_a_token_is_read_again(
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", str(path))
     server.answer = lambda query: (200, page())
-    for seconds, expected in ((60.0, ["a", "a", "a"]), (0.0, ["a", "b", "c"])):
+    for seconds, expected in ((60.0, ["a", "a", "a", "a"]), (0.0, ["a", "b", "b", "c"])):
         monkeypatch.setattr(connection, "_TOKEN_SECONDS", seconds)
-        token.write_text("a")
+        token.write_text("a\n")
         api = api_of_process("test") if in_a_process else api_of_context(path, None)[0]
         client = Client(api, Retries(tries=1))
-        for content in ("a", "b", "c"):
-            token.write_text(content)
+        for content in ("a", "b", None, "c"):  # None: it is being replaced
+            token.unlink(missing_ok=True)
+            if content is not None:
+                token.write_text(f"{content}\n")
             names(client)
         client.close()
-        assert server.tokens[-3:] == [f"Bearer {each}" for each in expected]
+        assert server.tokens[-4:] == [f"Bearer {each}" for each in expected]
 
 
 def test_a_watch_that_breaks_off_in_a_line_gives_what_is_whole(server: Any, client: Client) -> None:

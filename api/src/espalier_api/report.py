@@ -191,6 +191,11 @@ class Adaptation(Record):
         return self.policy or str(self.source)
 
     @property
+    def advice_problem(self) -> Reason | None:
+        """Why a fallback decided in the agent's place; None where none did. Other decisions have reasons, too."""
+        return self.reason if self.source is AdaptationSource.FALLBACK else None
+
+    @property
     def before(self) -> Score | None:
         """The validation score before it, of any task."""
         return self.score_before or accuracy_score(self.accuracy_before)

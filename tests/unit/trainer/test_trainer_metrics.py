@@ -16,15 +16,18 @@ from espalier_api import environment
 from espalier_api.advice import Action
 from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
 from espalier_api.documents import write_document
-from espalier_api.events import CheckpointSaved
+from espalier_api.events import AdaptationFinished, CheckpointSaved
 from espalier_api.exporting import Metrics
 from espalier_api.job import Fallback
 from espalier_api.metrics import Exporter
+from espalier_api.reasons import Reason
+from espalier_api.report import AdaptationSource
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.core.services import connect
 from espalier_trainer.metrics import MeteredReporter, served
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.settings import Settings, SettingsError
+from operator_world.kube_objects import adaptation
 from ports import free_port
 from waiting import PATIENCE
 
@@ -64,6 +67,27 @@ def test_a_run_is_in_its_metrics(run, make_job, agent: bool) -> None:
     assert sum(counted) == len(result.adaptations)
     problems = samples.get(("espalier_trainer_advice_problems_total", "AgentUnavailable"), 0)
     assert problems == (0 if agent else len(result.adaptations))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason", "problems"),
+    [
+        (AdaptationSource.FALLBACK, Reason.ACTIONS_UNKNOWN, {"ActionsUnknown": 1}),
+        (AdaptationSource.RECLAIM, Reason.DISTILLED, {}),
+        (AdaptationSource.AGENT, Reason.TRIAL_NOT_BETTER, {}),
+    ],
+)
+def test_only_what_a_fallback_decided_is_a_problem_of_advice(
+    source: AdaptationSource, reason: Reason, problems: dict[str, float]
+) -> None:
+    """Rules after a reclaim, and trials of what the agent advised, have reasons, too."""
+    reporter = MeteredReporter(MemoryReporter(), lambda: 60.0)
+    made = adaptation(source=source, reason=reason)
+    reporter.record(AdaptationFinished(time=made.time, used_seconds=5, adaptation=made))
+    samples = samples_of(reporter.metrics.text().decode())
+    assert {
+        name[1]: value for name, value in samples.items() if name[0] == "espalier_trainer_advice_problems_total"
+    } == problems
 
 
 def test_before_training_nothing_is_said_of_it() -> None:

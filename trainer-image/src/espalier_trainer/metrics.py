@@ -54,14 +54,13 @@ class MeteredReporter:
                     self.metrics.set("espalier_trainer_score", event.score.value, "validation", event.score.measure)
             case AdaptationFinished(adaptation=adaptation):
                 self._size(adaptation.depth_after, adaptation.parameters_after)
-                result, reason = adaptation.result, adaptation.reason
-                self.metrics.observe("espalier_trainer_adaptation_seconds", adaptation.seconds, result)
+                self.metrics.observe("espalier_trainer_adaptation_seconds", adaptation.seconds, adaptation.result)
                 before, after = adaptation.step_seconds_before, adaptation.step_seconds_after
                 if before and after:
                     kind = adaptation.action.partition("(")[0]
                     self.metrics.set("espalier_trainer_step_gain_ratio", before / after, kind)
-                if reason is not None:
-                    self.metrics.count("espalier_trainer_advice_problems_total", reason)
+                if adaptation.advice_problem is not None:
+                    self.metrics.count("espalier_trainer_advice_problems_total", adaptation.advice_problem)
 
     def step_took(self, seconds: float) -> None:
         """Take in the wall time between the ends of two optimizer steps."""

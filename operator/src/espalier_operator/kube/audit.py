@@ -40,9 +40,9 @@ class AuditLog:
         self._plans: asyncio.Queue[tuple[Snapshot, Plan]] = asyncio.Queue(_WAITING)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / DECISIONS).open("a").close()
-        # A folder may hold a hundred thousand, so they are looked up once.
-        self._snapshots = deque((file, file.stat().st_size) for file in sorted(folder.glob(f"*{_ENDING}")))
-        self._bytes = sum(size for _, size in self._snapshots)
+        self._snapshots: deque[tuple[Path, int]] | None = None
+        """Those in the folder with their sizes, oldest first; None before the first plan is written."""
+        self._bytes = 0
 
     def add(self, snapshot: Snapshot, plan: Plan) -> None:
         """Have a plan written if it decided something."""
@@ -69,6 +69,11 @@ class AuditLog:
         await self._plans.join()
 
     def _write(self, snapshot: Snapshot, plan: Plan) -> None:
+        if self._snapshots is None:
+            # A folder may hold a hundred thousand, so they are looked up once; and not before this operator leads:
+            # while it waits, the leader writes to the same folder.
+            self._snapshots = deque((file, file.stat().st_size) for file in sorted(self._folder.glob(f"*{_ENDING}")))
+            self._bytes = sum(size for _, size in self._snapshots)
         file = self._folder / f"{_name(snapshot)}{_ENDING}"
         packed = gzip.compress(snapshot.to_json().encode(), compresslevel=1, mtime=0)
         file.write_bytes(packed)
@@ -82,14 +87,14 @@ class AuditLog:
             lines.replace(self._folder / EARLIER)
         with lines.open("a", encoding="utf-8") as log:
             log.write(f"{line}\n")
-        self._remove_oldest()
+        self._remove_oldest(self._snapshots)
 
-    def _remove_oldest(self) -> None:
+    def _remove_oldest(self, snapshots: deque[tuple[Path, int]]) -> None:
         most = self._limit * (1 - 2 / _LINES_PART)
-        while self._bytes > most and len(self._snapshots) > 1:
-            file, size = self._snapshots[0]
+        while self._bytes > most and len(snapshots) > 1:
+            file, size = snapshots[0]
             file.unlink(missing_ok=True)
-            self._snapshots.popleft()
+            snapshots.popleft()
             self._bytes -= size
 
 

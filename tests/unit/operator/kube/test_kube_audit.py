@@ -36,7 +36,7 @@ def write(log: AuditLog, *snapshots: Snapshot, policy: Policy = FALLBACK) -> lis
         writing = asyncio.create_task(log.run())
         for snapshot, planned in zip(snapshots, plans, strict=True):
             log.add(snapshot, planned)
-        await log.written()
+            await log.written()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
 
@@ -95,6 +95,17 @@ def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
     assert kept[-1] == lines(tmp_path)[-1]["snapshot"]
     assert kept[0] > "19700101T000000.000000Z.json.gz"
     assert (tmp_path / EARLIER).exists()
+
+
+def test_the_next_leader_keeps_to_the_limit_with_what_was_written_while_it_waited(tmp_path: Path) -> None:
+    """All replicas may write to one claim; each starts before it leads."""
+    limit = 40_000
+    leader, standby = AuditLog(tmp_path, limit), AuditLog(tmp_path, limit)
+    write(leader, *(seen_at(float(second), jobs=20) for second in range(200)))
+    write(standby, *(seen_at(float(second), jobs=20) for second in range(200, 400)))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= limit
+    kept = sorted(file.name for file in tmp_path.glob("*.json.gz"))
+    assert kept[0] > "19700101T000320.000000Z.json.gz", "those of the former leader went first"
 
 
 def test_what_somebody_else_removed_is_no_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

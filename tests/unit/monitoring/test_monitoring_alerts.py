@@ -354,6 +354,16 @@ CASES = (
         },
         at="40m",
     ),
+    Case(
+        alert="EspalierBudgetBurnt",
+        about="a program that tells no steps, beside a job that takes some",
+        series={
+            f"espalier_job_time_used_seconds_total{{{JOB}}}": "0+60x60",
+            'espalier_job_time_used_seconds_total{namespace="team", job_name="two"}': "0+60x60",
+            'espalier_job_steps_total{namespace="team", job_name="two"}': "0+100x60",
+        },
+        at="25m",
+    ),
 )
 
 

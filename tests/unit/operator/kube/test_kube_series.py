@@ -169,6 +169,20 @@ def test_how_much_a_program_has_done_is_a_series_once_it_says_so() -> None:
     assert made["espalier_job_done_ratio"] == {("team", "one"): 0.4}
 
 
+def test_steps_are_a_series_where_they_are_known() -> None:
+    """A trainer takes steps from the start; a program may never say how many, and what is not known is not 0."""
+    known = facts("one")
+    program = replace(known, terms=replace(known.terms, program=True))
+
+    def told(step: int, of: JobFacts) -> object:
+        job = live("one", JobStatus(training=TrainingStatus(epoch=2, step=step)), of)
+        return series_of([job], Snapshot(taken_at=NOW), NOW).get("espalier_job_steps_total")
+
+    assert told(0, known) == {("team", "one"): 0}, "one that hangs before its first step is to be seen"
+    assert told(0, program) is None
+    assert told(5, program) == {("team", "one"): 5}
+
+
 def test_a_job_that_is_over_holds_nothing() -> None:
     status = JobStatus(phase=JobPhase.COMPLETE, completion_time=TIME, scheduling=SchedulingStatus(admitted_at=TIME))
     known = facts("one", admitted_at=NOW - 10, finished=True)

@@ -176,8 +176,10 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         "espalier_job_preemptions_total": {place: float(status.preemptions)},
         "espalier_job_adaptations_total": {place: float(status.adaptation_count)},
         "espalier_job_epochs_total": {place: float(status.training.epoch)},
-        "espalier_job_steps_total": {place: float(status.training.step)},
     }
+    if status.training.step or facts is None or not facts.terms.program:
+        # A program need not say how many steps it has taken: a 0 would look as if it hung before its first.
+        made["espalier_job_steps_total"] = {place: float(status.training.step)}
     if status.training.done_percentage is not None:
         made["espalier_job_done_ratio"] = {place: status.training.done_percentage / 100}
     if status.training.depth:

@@ -98,11 +98,11 @@ ALERTS: Final = (
     ),
     Alert(
         name="EspalierJobWaits",
-        expression='max by (namespace, job_name, reason) (espalier_job_waiting_seconds{reason!="Suspended"}) > 3600',
+        expression="max by (namespace, job_name, reason) (espalier_job_waiting_seconds) > 3600",
         lasts="5m",
         severity=Severity.WARNING,
         summary="Job {{ $labels.namespace }}/{{ $labels.job_name }} waits: {{ $labels.reason }}",
-        description="The job has waited for its first GPUs for {{ $value | humanizeDuration }}, because of "
+        description="The job has waited for its base GPUs for {{ $value | humanizeDuration }}, because of "
         "{{ $labels.reason }}. For details: `espalier explain {{ $labels.job_name }} -n {{ $labels.namespace }}`.",
     ),
     Alert(

@@ -47,7 +47,8 @@ _BUDGET: Final = Row(
     ),
     Panel(
         title="Waiting",
-        about="How long the job has waited for its first GPUs, and why. Empty once it has them.",
+        about="How long the job has waited for its base GPUs, this time, and why. Empty while it has them or is "
+        "suspended.",
         unit="s",
         queries=(apart("max", "reason", f"espalier_job_waiting_seconds{_THIS}"),),
         single=True,

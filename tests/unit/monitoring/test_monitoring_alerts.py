@@ -177,11 +177,10 @@ CASES = (
     ),
     Case(
         alert="EspalierJobWaits",
-        about="not for long, or because somebody wants it, or no more",
+        about="not for long, or no more",
         series={
             f'espalier_job_waiting_seconds{{{JOB}, reason="NoFreeGPU"}}': "0+60x30",
-            'espalier_job_waiting_seconds{namespace="team", job_name="two", reason="Suspended"}': "9000+60x30",
-            'espalier_job_waiting_seconds{namespace="team", job_name="three", reason="NoFreeGPU"}': "9000+60x4 stale",
+            'espalier_job_waiting_seconds{namespace="team", job_name="two", reason="NoFreeGPU"}': "9000+60x4 stale",
         },
         at="20m",
     ),

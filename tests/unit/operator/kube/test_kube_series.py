@@ -24,6 +24,8 @@ from espalier_api.status import (
     TrainingStatus,
 )
 from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.state import JobState
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
 from espalier_operator.policies.view import Share
@@ -156,9 +158,36 @@ def test_a_job_that_waits_says_for_what_and_for_how_long() -> None:
     )
     made = series_of([live("one", JobStatus(conditions=(refused,)), facts("one"))], Snapshot(taken_at=NOW), NOW)
     assert made["espalier_jobs_waiting"] == {("team", "default", "NoFreeGPU"): 1}
-    assert made["espalier_job_waiting_seconds"] == {("team", "one", "NoFreeGPU"): 60}
+    assert made["espalier_job_waiting_seconds"] == {("team", "one", "NoFreeGPU"): 10}
     assert made["espalier_gpus_waited_for"] == {("default",): 4}
     assert "espalier_job_depth" not in made, "nothing is known of its model"
+
+
+def test_a_job_has_waited_since_it_last_began_to() -> None:
+    """Not since it was created, if it trained or was suspended in between."""
+    waits = facts("one")
+    suspended = replace(waits, terms=replace(waits.terms, suspend=True))
+    trains = replace(waits, admitted_at=0.0)
+    status: JobStatus | None = None
+
+    def told(now: float, job: JobFacts) -> list[float]:
+        nonlocal status
+        at = datetime.fromtimestamp(now, UTC)
+        state = JobState(admitted_at=job.admitted_at)
+        status = status_of(job, state, Observed(), status, at)
+        made = series_of([live("one", status, job)], Snapshot(taken_at=now), now)
+        return list(made.get("espalier_job_waiting_seconds", {}).values())
+
+    day = 86_400.0
+    assert told(0.0, suspended) == []
+    assert told(day, suspended) == []
+    assert told(day + 10, waits) == [0], "it was resumed"
+    assert told(day + 30, waits) == [20]
+    assert told(day + 40, trains) == []
+    assert told(2 * day, waits) == [0], "it was preempted"
+    assert told(2 * day + 15, waits) == [15]
+    assert told(2 * day + 20, suspended) == []
+    assert told(2 * day + 30, waits) == [0]
 
 
 def test_how_much_a_program_has_done_is_a_series_once_it_says_so() -> None:

@@ -92,9 +92,10 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, sh
         waiting_for = _waits_for(job)
         if waiting_for is not None:
             waiting[job.owner.namespace, job.owner.queue, waiting_for] += 1
-            made["espalier_job_waiting_seconds"][job.owner.namespace, job.name, waiting_for] = max(
-                0.0, now - job.owner.created_at
-            )
+            since = _waits_since(job.status)
+            if since is not None:
+                waited = max(0.0, now - since)
+                made["espalier_job_waiting_seconds"][job.owner.namespace, job.name, waiting_for] = waited
             if job.facts is not None and not job.facts.terms.suspend:
                 waited_for[job.owner.queue,] += job.owner.base_gpus
         for metric, values in _of_job(job).items():
@@ -158,6 +159,19 @@ def _waits_for(job: LiveJob) -> Reason | None:
         if condition.type is ConditionType.ADMITTED and condition.status is not ConditionStatus.TRUE:
             return condition.reason
     return None
+
+
+def _waits_since(status: JobStatus) -> float | None:
+    """Return when a job without GPUs last began to wait for them, in epoch seconds; None while it is suspended.
+
+    That is when it was created, lost its GPUs, or was resumed.
+    """
+    known = {condition.type: condition for condition in status.conditions}
+    suspended = known.get(ConditionType.SUSPENDED)
+    if suspended is not None and suspended.status is ConditionStatus.TRUE:
+        return None
+    changed = (known[kind] for kind in (ConditionType.ADMITTED, ConditionType.SUSPENDED) if kind in known)
+    return max((condition.last_transition_time.timestamp() for condition in changed), default=None)
 
 
 def _first(named: Iterable[tuple[str, float]], most: int) -> dict[str, float]:

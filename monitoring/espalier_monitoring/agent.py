@@ -59,7 +59,8 @@ _ADVICE: Final = Row(
     ),
     Panel(
         title="Fallbacks by reason",
-        about="Consultations that a fallback decided: the agent did not answer in time, or its advice was not legal.",
+        about="Consultations that a fallback decided in place of the job's agent: it did not answer in time, its "
+        "advice was not legal, or its policy knows none of the allowed actions.",
         queries=(rises("espalier_advice_problems_total", "reason"),),
     ),
     Panel(

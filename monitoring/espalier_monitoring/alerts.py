@@ -38,6 +38,7 @@ class Alert:
 _JOB: Final = "by (namespace, job_name)"
 _WRITTEN: Final = '{stage="written"}'
 _WRITTEN_IN_TIME: Final = '{stage="written", le="2.5"}'
+_FALLBACKS: Final = risen("espalier_advice_problems_total", "", "30m")
 _BAD_CODES: Final = '{code=~"0|429|5.."}'
 
 ALERTS: Final = (
@@ -117,15 +118,14 @@ ALERTS: Final = (
     ),
     Alert(
         name="EspalierAdviceFallsBack",
-        expression="sum by (namespace, queue) ("
-        + risen("espalier_adaptations_total", '{source="fallback"}', "30m")
-        + ") / sum by (namespace, queue) ("
-        + risen("espalier_adaptations_total", '{source!="reclaim"}', "30m")
-        + ") > 0.2",
+        expression=f"sum by (namespace, queue) ({_FALLBACKS}) / sum by (namespace, queue) ("
+        + risen("espalier_adaptations_total", '{source="agent"}', "30m")
+        + f" or {_FALLBACKS}) > 0.2",
         severity=Severity.WARNING,
         summary="Jobs in {{ $labels.namespace }} get no advice from the agent",
         description="In half an hour, {{ $value | humanizePercentage }} of the consultations were decided by a "
-        "fallback: the agent did not answer in time, or its advice was not legal.",
+        "fallback: the agent did not answer in time, its advice was not legal, or its policy knows none of the "
+        "allowed actions.",
     ),
     Alert(
         name="EspalierSignalsSlow",

@@ -128,3 +128,9 @@ class AdaptationSpec(Strict):
     optimise_share: float = Field(default=0.01, gt=0, le=0.5)
     """Maximum share of the remaining time that the search for faster computations may cost, all attempts together. If
     that is too little for a measurement, nothing is tried."""
+
+    def agent_url(self, default: str | None) -> str | None:
+        """Return where the job's agent is, its own or the installation's `default`; None where the job asks none."""
+        if self.mode is AdaptationMode.OFF:
+            return None
+        return self.agent.url if self.agent is not None else default or None

@@ -17,6 +17,10 @@ JOB = 'namespace="team", job_name="one"'
 QUEUE = 'namespace="team", queue="default"'
 RECLAIMS = f'espalier_reclaims_total{{{QUEUE}, reason="NeededByOtherJob"'
 DECISIONS = f'espalier_adaptations_total{{{QUEUE}, action="Deepen", result="Grown"'
+ADVISED = f'{DECISIONS}, source="agent"}}'
+FELL_BACK = f'{DECISIONS}, source="fallback"}}'
+AWAY = f'espalier_advice_problems_total{{{QUEUE}, reason="AgentUnavailable"}}'
+UNKNOWN = f'espalier_advice_problems_total{{{QUEUE}, reason="ActionsUnknown"}}'
 ADVICE = "espalier_agent_advice_seconds_bucket"
 SIGNALS = "espalier_signal_seconds"
 RECORDS_LOST = "espalier_agent_records_lost_total"
@@ -207,18 +211,21 @@ CASES = (
     Case(
         alert="EspalierAdviceFallsBack",
         about="one of four, all for the first time",
-        series={f'{DECISIONS}, source="agent"}}': "_x9 3x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},
+        series={ADVISED: "_x9 3x90", FELL_BACK: "_x9 1x90", AWAY: "_x9 1x90"},
         at="20m",
         labels={"namespace": "team", "queue": "default"},
         words={"$labels.namespace": "team", "$value | humanizePercentage": "25%"},
     ),
     Case(
         alert="EspalierAdviceFallsBack",
-        about="one of four, beside decisions of a rule, which asks nobody",
+        about="two of eight, beside decisions of a rule and measurements of steps, which ask nobody",
         series={
-            f'{DECISIONS}, source="agent"}}': "_x9 3x90",
-            f'{DECISIONS}, source="fallback"}}': "_x9 1x90",
+            ADVISED: "_x9 6x90",
+            FELL_BACK: "_x9 2x90",
+            AWAY: "_x9 1x90",
+            UNKNOWN: "_x9 1x90",
             f'{DECISIONS}, source="reclaim"}}': "_x9 9x90",
+            f'{DECISIONS}, source="measurement"}}': "_x9 9x90",
         },
         at="20m",
         labels={"namespace": "team", "queue": "default"},
@@ -226,14 +233,28 @@ CASES = (
     ),
     Case(
         alert="EspalierAdviceFallsBack",
+        about="all, since the agent came to an end",
+        series={ADVISED: "5x90", FELL_BACK: "_x60 2x90", AWAY: "_x60 2x90"},
+        at="70m",
+        labels={"namespace": "team", "queue": "default"},
+        words={"$labels.namespace": "team", "$value | humanizePercentage": "100%"},
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
         about="one of ten",
-        series={f'{DECISIONS}, source="agent"}}': "_x9 9x90", f'{DECISIONS}, source="fallback"}}': "_x9 1x90"},
+        series={ADVISED: "_x9 9x90", FELL_BACK: "_x9 1x90", AWAY: "_x9 1x90"},
+        at="20m",
+    ),
+    Case(
+        alert="EspalierAdviceFallsBack",
+        about="there is no agent, by choice",
+        series={FELL_BACK: "_x9 5x90"},
         at="20m",
     ),
     Case(
         alert="EspalierAdviceFallsBack",
         about="nothing was asked for an hour, after nothing but fallbacks",
-        series={f'{DECISIONS}, source="agent"}}': "0x90", f'{DECISIONS}, source="fallback"}}': "7x90"},
+        series={ADVISED: "0x90", FELL_BACK: "7x90", AWAY: "7x90"},
         at="80m",
     ),
     Case(

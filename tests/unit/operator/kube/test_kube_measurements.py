@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -35,11 +36,11 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def told(before: JobStatus | None, after: JobStatus) -> dict[tuple[str, ...], float]:
+def told(before: JobStatus | None, after: JobStatus, owner: Owner = OWNER) -> dict[tuple[str, ...], float]:
     """Return what is counted, by metric and labels."""
     return {
         (measurement.metric, *measurement.labels): measurement.amount
-        for measurement in measurements(before, after, OWNER)
+        for measurement in measurements(before, after, owner)
     }
 
 
@@ -150,15 +151,22 @@ def test_an_adaptation_is_told_when_it_is_made_and_its_gain_when_it_is_known() -
     assert told(known, known) == {}
 
 
-def test_a_fallback_is_told_with_what_kept_the_agent_from_deciding() -> None:
-    fell_back = adaptation(
-        source=AdaptationSource.FALLBACK,
-        reason=Reason.AGENT_UNAVAILABLE,
-        action="Nothing",
-        result=AdaptationResult.DECLINED,
+@pytest.mark.parametrize("reason", [Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE, Reason.ACTIONS_UNKNOWN])
+def test_a_fallback_is_told_with_what_kept_the_agent_from_deciding(reason: Reason) -> None:
+    """Where there is no agent nothing kept it from deciding, and the rule after a reclaim asks none."""
+    status, problem = JobStatus(adaptations=(fallback(reason),)), ("espalier_advice_problems_total", *PLACE, reason)
+    assert told(JobStatus(), status)[problem] == 1
+    without = told(JobStatus(), status, replace(OWNER, has_agent=False))
+    assert problem not in without
+    assert without["espalier_adaptations_total", *PLACE, "Nothing", "fallback", "Declined"] == 1
+    ruled = adaptation(source=AdaptationSource.RECLAIM, reason=Reason.DISTILLED)
+    assert not [name for name, *_ in told(JobStatus(), JobStatus(adaptations=(ruled,))) if "problems" in name]
+
+
+def fallback(reason: Reason) -> Adaptation:
+    return adaptation(
+        source=AdaptationSource.FALLBACK, reason=reason, action="Nothing", result=AdaptationResult.DECLINED
     )
-    found = told(JobStatus(), JobStatus(adaptations=(fell_back,)))
-    assert found["espalier_advice_problems_total", *PLACE, "AgentUnavailable"] == 1
 
 
 def test_actions_that_nobody_knows_are_one_series() -> None:

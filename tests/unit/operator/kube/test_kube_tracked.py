@@ -15,6 +15,7 @@ from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra, R
 from espalier_operator.facts import Placement, Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
+from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
 from espalier_operator.kube.state.due import Due, FigurePace, News
@@ -37,8 +38,8 @@ SETTINGS = KubeSettings(persist_seconds=8.0)
 class Desk:
     """One job that is managed, and what the API server says of it."""
 
-    def __init__(self, pace: FigurePace | None = None, **spec: Any) -> None:
-        self.store = Store(SETTINGS)
+    def __init__(self, pace: FigurePace | None = None, settings: KubeSettings = SETTINGS, **spec: Any) -> None:
+        self.store = Store(settings)
         self._versions = itertools.count(1)
         self.now = EPOCH
         self.take(resources.NODES, raw_node())
@@ -47,7 +48,7 @@ class Desk:
         assert seen is not None
         assert isinstance(seen.parsed, KubeJob)
         self.job = seen.parsed
-        self.managed = ManagedJob(seen, self.store, SETTINGS, self.now, pace)
+        self.managed = ManagedJob(seen, self.store, settings, self.now, pace)
 
     def take(self, resource: resources.Resource, raw: dict[str, Any], event: str = "MODIFIED") -> None:
         version = str(next(self._versions))
@@ -92,6 +93,20 @@ class Desk:
 def facts(managed: ManagedJob) -> Any:
     assert managed.facts is not None
     return managed.facts
+
+
+@pytest.mark.parametrize(
+    ("installed", "adaptation", "has"),
+    [
+        (None, {}, False),
+        ("http://agent", {}, True),
+        (None, {"agent": {"url": "http://own"}}, True),
+        ("http://agent", {"mode": "Off"}, False),
+    ],
+)
+def test_its_owner_says_whether_an_agent_is_asked(installed: str | None, adaptation: dict[str, Any], has: bool) -> None:
+    desk = Desk(settings=replace(SETTINGS, agent_url=installed), adaptation=adaptation)
+    assert owner(desk.managed).has_agent is has
 
 
 def test_a_leader_on_a_silent_node_is_given_up_at_its_time_without_any_event() -> None:

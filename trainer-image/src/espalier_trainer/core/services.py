@@ -217,9 +217,8 @@ def build_agent(
 
     `token_file` contains the proof of the job for the installation's agent; no other is sent it.
     """
-    adaptation = job.spec.adaptation
-    url = adaptation.agent.url if adaptation.agent else default_url
-    if adaptation.mode is AdaptationMode.OFF or not url:
+    url = job.spec.adaptation.agent_url(default_url)
+    if url is None:
         return None
     return HTTPAdvisor(url, stop, token_file if url == default_url else None)
 

@@ -23,4 +23,5 @@ def owner(job: ManagedJob) -> Owner:
         base_gpus=0 if terms is None else terms.min_replicas * terms.gpus_per_worker,
         gpus_per_worker=0 if terms is None else terms.gpus_per_worker,
         created_at=job.object.created_at,
+        has_agent=job.has_agent,
     )

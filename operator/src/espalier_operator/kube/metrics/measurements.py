@@ -26,6 +26,8 @@ class Owner:
     gpus_per_worker: int
     created_at: float
     """Epoch seconds."""
+    has_agent: bool = True
+    """Whether an agent is asked how the job grows; a fallback that decides where there is none fails nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def measurements(before: JobStatus | None, after: JobStatus, owner: Owner) -> It
         yield Measurement("espalier_preemptions_total", place, more)
     yield from _waits(was, after, owner)
     yield from _lending(was, after, owner)
-    yield from _adaptations(was, after, place)
+    yield from _adaptations(was, after, owner)
 
 
 def gpu_seconds(status: JobStatus, base_gpus: int) -> dict[str, float]:
@@ -97,7 +99,8 @@ def _lending(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measure
         yield Measurement("espalier_reclaim_seconds", (outcome,), _between(max(pending), after.scheduling.changed_at))
 
 
-def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> Iterator[Measurement]:
+def _adaptations(was: JobStatus, after: JobStatus, owner: Owner) -> Iterator[Measurement]:
+    place = (owner.namespace, owner.queue)
     known = {adaptation.decision_id: adaptation for adaptation in was.adaptations}
     for adaptation in after.adaptations:
         earlier = known.get(adaptation.decision_id)
@@ -107,8 +110,8 @@ def _adaptations(was: JobStatus, after: JobStatus, place: tuple[str, str]) -> It
             yield Measurement("espalier_adaptation_seconds", (adaptation.result,), adaptation.seconds)
             if adaptation.arms:
                 yield Measurement("espalier_trials_total", (*place, adaptation.result))
-            if adaptation.reason in _ADVICE_PROBLEMS:
-                yield Measurement("espalier_advice_problems_total", (*place, adaptation.reason))
+            if owner.has_agent and adaptation.advice_problem is not None:
+                yield Measurement("espalier_advice_problems_total", (*place, adaptation.advice_problem))
         change = _change(adaptation)
         if change is not None and (earlier is None or _change(earlier) is None):
             yield Measurement("espalier_adaptation_accuracy_change_ratio", (), change)
@@ -119,7 +122,6 @@ _OUTCOMES = {
     Reason.RECLAIM_FORCED: "forced",
     Reason.GPU_LOST: "lost",
 }
-_ADVICE_PROBLEMS = (Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE)
 
 
 def _kind(action: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from espalier_api import environment
 from espalier_api.documents import dumps
-from espalier_api.job import AdaptationMode
 from espalier_api.pod_template import PodMetadata
 from espalier_api.proof import TOKEN_SECONDS, JobIdentity
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
@@ -196,10 +195,9 @@ def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
 
 def _reports_outcome(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> bool:
     """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
-    adaptation = job.job.spec.adaptation
     if (worker, index) != (Role.BASE, 0) or job.terms.program:
         return False
-    return adaptation.mode is not AdaptationMode.OFF and bool(adaptation.agent or settings.agent_url)
+    return job.job.spec.adaptation.agent_url(settings.agent_url) is not None
 
 
 def _token_volume(job: KubeJob) -> Manifest:

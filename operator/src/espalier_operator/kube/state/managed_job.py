@@ -114,6 +114,11 @@ class ManagedJob(WorkItem):
         runs = self.state.active and self.job is not None and not (self.is_remnant or self.job.terms.program)
         return runs and not self._store.reports.is_there(self.ref)
 
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent is asked how it grows."""
+        return self.job is not None and self.job.job.spec.adaptation.agent_url(self._settings.agent_url) is not None
+
     def validate(self) -> None:
         """Raise `ValueError` if its fields contradict each other. Expensive: for tests."""
         if self.job is None and (self.facts is not None or self.state.active):

@@ -10,7 +10,8 @@ def risen(metric: str, selector: str, window: str) -> str:
     """Return PromQL for how much a counter rose in `window`, for each of its series.
 
     `increase` alone misses the first event of a series, which comes into being at 1, and rare events are all first.
-    A series is new that was not there in the hour before: a shorter gap in the scrapes does not make it so.
+    A series is new that was not there in the hour before: a shorter gap in the scrapes does not make it so. An exporter
+    that removes a series has to bring it back at 0, before its next event.
     """
     series = f"{metric}{selector}"
     new = f"({series} unless max_over_time({series}[1h] offset {window}))"

@@ -58,6 +58,10 @@ class Metrics:
         histogram = self._histograms[name]
         (histogram.labels(*labels) if labels else histogram).observe(value)
 
+    def begin(self, name: str, *labels: str) -> None:
+        """Show a series of a counter or histogram before anything was counted: at zero."""
+        (self._counters.get(name) or self._histograms[name]).labels(*labels)
+
     def forget(self, name: str, *labels: str) -> None:
         """Remove a series; if it is used again, it starts at zero."""
         (self._counters.get(name) or self._histograms.get(name) or self._gauges[name]).remove(*labels)

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from espalier_api.status import JobStatus
 from espalier_monitoring.alerts import ALERTS, rules_text, says
+from espalier_operator.facts import Snapshot
+from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.measurements import Measurement, Owner
+from espalier_operator.kube.metrics.series import LiveJob
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 OPERATOR = 'instance="op:8080", pod="op"'
@@ -416,12 +422,51 @@ def test_it_fires_when_it_should(case: Case, promtool: Path, rules: Path, tmp_pa
             said = {name: text.replace(f"{{{{ {word} }}}}", value) for name, text in said.items()}
         labels = {**case.labels, "severity": alert.severity.value}
         expected = [{"exp_labels": labels, "exp_annotations": said}]
-    test = {
-        "interval": "1m",
-        "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
-        "alert_rule_test": [{"alertname": case.alert, "eval_time": case.at, "exp_alerts": expected}],
-    }
-    path = tmp_path / "test.json"
+    expects = {"alert_rule_test": [{"alertname": case.alert, "eval_time": case.at, "exp_alerts": expected}]}
+    check(promtool, rules, tmp_path, case.series, expects)
+
+
+@pytest.mark.parametrize("pause", [20, 45, 80, 104, 106, 134, 137, 200])
+def test_one_forced_reclaim_fires_however_long_the_operator_saw_no_job(
+    pause: int, promtool: Path, rules: Path, tmp_path: Path
+) -> None:
+    """It forgets what it counted in a namespace without jobs; the next event is a rise, or the first again."""
+    now = 0.0
+    metrics = Metrics(lambda: now)
+    owner = Owner(namespace="team", queue="default", base_gpus=1, gpus_per_worker=1, created_at=0.0)
+    job = LiveJob(owner=owner, name="one", status=JobStatus(), facts=None)
+    values, again = [], 5 + pause
+    for minute in range(again + 10):
+        now = 60.0 * minute
+        if minute in (3, again + 3):
+            metrics.add([Measurement("espalier_reclaims_total", ("team", "default", "NeededByOtherJob", "forced"))])
+        metrics.look([job] if minute < 5 or minute >= again else [], Snapshot(taken_at=now), {}, {}, {})
+        values.append(reclaims(metrics))
+    assert None in values[5:again], "it was forgotten"
+    series = {f'{RECLAIMS}, outcome="forced"}}': " ".join("_" if value is None else str(value) for value in values)}
+    firing = 'count(ALERTS{alertname="EspalierReclaimsForced", alertstate="firing"})'
+    at = {f"{again + 2}m": [], f"{again + 5}m": [1]}
+    tests = [
+        {"expr": firing, "eval_time": time, "exp_samples": [{"labels": "{}", "value": value} for value in found]}
+        for time, found in at.items()
+    ]
+    check(promtool, rules, tmp_path, series, {"promql_expr_test": tests})
+
+
+def reclaims(metrics: Metrics) -> float | None:
+    """Return how many forced ones are counted in a scrape; None without such a series."""
+    for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
+        for sample in family.samples:
+            if sample.name == "espalier_reclaims_total":
+                return sample.value
+    return None
+
+
+def check(promtool: Path, rules: Path, folder: Path, series: dict[str, str], expects: dict[str, object]) -> None:
+    """Assert that the rules come to what is expected of `series` of one sample a minute."""
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": "1m", "input_series": given, **expects}
+    path = folder / "test.json"
     # JSON is YAML.
     path.write_text(json.dumps({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]}))
     result = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)

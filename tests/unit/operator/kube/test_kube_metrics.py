@@ -14,7 +14,7 @@ from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.actions import Admit, GrantExtra, Plan
 from espalier_operator.facts import Snapshot
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.signals import Signals
@@ -95,6 +95,35 @@ def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
     assert found["espalier_queue_seconds_count", frozenset({"research"})] == 1
     metrics.add(measurements(None, JobStatus(), others[0]))
     assert scraped(metrics)["espalier_jobs_created_total", frozenset({"team", "queue-0"})] == 1
+
+
+def test_series_of_a_queue_that_is_used_again_begin_at_zero() -> None:
+    """Else the next event would make them, and who knows them from before would see no rise. Not for ever, nor all."""
+    now = NOW
+    metrics = Metrics(lambda: now)
+    created = "espalier_jobs_created_total"
+    others = [replace(OWNER, queue=f"queue-{number}") for number in range(MOST_REMEMBERED + 1)]
+    for owner in (OWNER, *others):
+        metrics.add(measurements(None, JobStatus(), owner))
+
+    def look_after(seconds: float, *owners: Owner) -> dict[tuple[str, frozenset[str]], float]:
+        nonlocal now
+        now += seconds
+        jobs = [replace(live("one"), owner=owner) for owner in owners]
+        metrics.look(jobs, Snapshot(taken_at=now), {}, {}, {})
+        return scraped(metrics)
+
+    def places(*owners: Owner) -> list[frozenset[str]]:
+        return [frozenset({owner.namespace, owner.queue}) for owner in owners]
+
+    first, second, *_, last = others
+    assert {place for name, place in look_after(KEPT_SECONDS + 1, OWNER) if name == created} == {*places(OWNER)}
+    found = look_after(60, OWNER, first, second)
+    assert [found.get((created, place)) for place in places(OWNER, first, second)] == [1, None, 0]
+    metrics.add(measurements(None, JobStatus(), second))
+    assert scraped(metrics)[created, *places(second)] == 1
+    look_after(REMEMBERED_SECONDS, OWNER)
+    assert (created, *places(last)) not in look_after(60, OWNER, last)
 
 
 def test_a_replica_that_waits_says_so_and_which_version_it_is() -> None:

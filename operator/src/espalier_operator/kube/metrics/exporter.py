@@ -29,6 +29,11 @@ MOST_NAMES: Final = {
 """By metric, how many names a job may choose for its third label while this operator runs. Growth makes new actions."""
 KEPT_SECONDS: Final = 900.0
 """How long counters of a namespace and queue without jobs are kept."""
+REMEMBERED_SECONDS: Final = 7200.0
+"""How long it is remembered after that which they were. An alert takes a series that begins at 1 for a first event only
+if there was none in the hour before its window (`espalier_monitoring.promql.risen`), half an hour."""
+MOST_REMEMBERED: Final = 1000
+"""Namespaces and queues that are remembered so, the newest."""
 
 
 class Metrics:
@@ -104,7 +109,9 @@ class Metrics:
         """
         now = self._clock()
         jobs = list(jobs)
-        for measurement in self._owners.gone((job.owner for job in jobs), now):
+        for measurement in self._owners.returned((job.owner for job in jobs), now):
+            self._counted.begin(measurement.metric, *measurement.labels)
+        for measurement in self._owners.gone(now):
             self._counted.forget(measurement.metric, *measurement.labels)
         series = self._chosen.limit(series_of(jobs, snapshot, now, shares), jobs)
         ages: dict[tuple[str, ...], float] = {(resource,): max(0.0, now - at) for resource, at in received_at.items()}
@@ -122,16 +129,23 @@ class Metrics:
         return self._counted.text()
 
 
+_Made = dict[tuple[str, tuple[str, ...]], Measurement]
+"""Series that are counted: by metric and values of labels, what made it."""
+
+
 class _Owners:
     """Which counted series are about which namespace and queue.
 
     Both are names that people choose, a new one for each job if they like. So series of those that have no job go, a
-    while after the last: long enough to be scraped.
+    while after the last: long enough to be scraped. They are back at zero once there is a job again, so that their next
+    event is seen as a rise.
     """
 
     def __init__(self) -> None:
-        self._series: dict[tuple[str, str], dict[tuple[str, tuple[str, ...]], Measurement]] = {}
+        self._series: dict[tuple[str, str], _Made] = {}
         self._seen_at: dict[tuple[str, str], float] = {}
+        self._gone: dict[tuple[str, str], tuple[float, _Made]] = {}
+        """Series that were forgotten, and when, the oldest first."""
 
     def made(self, measurement: Measurement, now: float) -> None:
         """Record a series that exists now."""
@@ -141,16 +155,30 @@ class _Owners:
             self._series.setdefault(owner, {})[measurement.metric, measurement.labels] = measurement
             self._seen_at[owner] = now
 
-    def gone(self, owners: Iterable[Owner], now: float) -> Iterator[Measurement]:
-        """Yield the series to be forgotten, where these `owners` have jobs now."""
+    def returned(self, owners: Iterable[Owner], now: float) -> Iterator[Measurement]:
+        """Yield the forgotten series to begin again, where these `owners` have jobs now."""
         for owner in owners:
             namespace, queue = label_values((owner.namespace, owner.queue))
             for key in ((namespace, queue), ("", queue)):
                 if key in self._seen_at:
                     self._seen_at[key] = now
+                _, series = self._gone.pop(key, (now, {}))
+                for measurement in series.values():
+                    self.made(measurement, now)
+                    yield measurement
+
+    def gone(self, now: float) -> Iterator[Measurement]:
+        """Yield the series to be forgotten, of those that have had no job for a while."""
         for key in [key for key, seen_at in self._seen_at.items() if now - seen_at > KEPT_SECONDS]:
             del self._seen_at[key]
-            yield from self._series.pop(key).values()
+            series = self._series.pop(key)
+            _, before = self._gone.pop(key, (now, {}))
+            self._gone[key] = (now, before | series)
+            yield from series.values()
+        over = len(self._gone) - MOST_REMEMBERED
+        for place, (key, (at, _)) in enumerate(list(self._gone.items())):
+            if place < over or now - at > REMEMBERED_SECONDS:
+                del self._gone[key]
 
 
 class _ChosenNames:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from espalier_api.events import EpochFinished, TrainerFinished
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.loggers import LoggedReporter, opened
 from espalier_trainer.own import join
-from espalier_trainer.report import Reporter
+from espalier_trainer.report import MemoryReporter, Reporter
 from espalier_trainer.settings import SettingsError
 
 with warnings.catch_warnings():
@@ -68,6 +71,27 @@ def test_a_ready_job_is_written_to_both(run: Callable[..., Any], tmp_path: Path)
     assert steps.finished
     assert [step for step, _ in steps.logged] == sorted(step for step, _ in steps.logged)
     assert any(figures.get("test_accuracy") == ended.test_accuracy for _, figures in steps.logged)
+
+
+@pytest.mark.parametrize("measure", ["r2", "bits_per_character"])
+def test_scores_of_jobs_without_an_accuracy_are_written(measure: str, tmp_path: Path) -> None:
+    steps, logged = Steps(), LoggedReporter(MemoryReporter())
+    logged.add(opened("tensorboard", tmp_path, "t"), close=True)
+    logged.add(steps)
+    shared: dict[str, Any] = {"time": datetime.now(UTC), "used_seconds": 1.0, "epoch": 1, "depth": 2, "parameters": 9}
+    shared |= {"max_step_gap_seconds": 0.1}
+    losses = {"train_loss": 0.7, "validation_loss": 0.6, "learning_rate": 0.1}
+    score = Score(measure=measure, value=0.5)
+    logged.record(EpochFinished(**shared, **losses, step=3, validation_score=score))
+    logged.record(EpochFinished(**shared, **losses, step=6))
+    logged.record(TrainerFinished(**shared, phase="Completed", reason="BudgetUsed", step=6, test_score=score))
+    logged.close()
+    found = scalars(tmp_path / "tensorboard")
+    assert found[f"validation_{measure}"] == [(3, 0.5)]
+    assert found[f"test_{measure}"] == [(6, 0.5)]
+    assert [step for step, _ in found["validation_loss"]] == [3, 6]
+    assert not {"validation_accuracy", "test_accuracy", "test_loss"} & found.keys()
+    assert steps.logged[-1] == (6, {f"test_{measure}": 0.5})
 
 
 def test_a_script_writes_by_one_line(leader: AdaptiveTrainingJob, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from espalier_api import environment
 from espalier_api.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished
 from espalier_api.report import Report
+from espalier_api.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, Reporter
 from espalier_trainer.settings import SettingsError
@@ -26,7 +27,7 @@ Write = Callable[[Mapping[str, float], int], None]
 """Takes figures by name, and the number of steps."""
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
-_EPOCH: Final = ("train_loss", "validation_loss", "validation_accuracy", "learning_rate", "depth", "parameters")
+_EPOCH: Final = ("train_loss", "validation_loss", "learning_rate", "depth", "parameters")
 
 
 def writer_of(target: Any) -> Write:
@@ -97,10 +98,11 @@ class LoggedReporter:
         self.reporter.record(event)
         match event:
             case EpochFinished():
-                self._write({name: getattr(event, name) for name in _EPOCH}, event.step)
+                figures = {name: getattr(event, name) for name in _EPOCH}
+                self._write(figures | _scored("validation", event.score), event.step)
             case TrainerFinished():
-                figures = {"test_accuracy": event.test_accuracy, "test_loss": event.test_loss}
-                self._write({name: value for name, value in figures.items() if value is not None}, event.step)
+                loss = {} if event.test_loss is None else {"test_loss": event.test_loss}
+                self._write(loss | _scored("test", event.score), event.step)
             case AdaptationFinished():
                 self._wrote = -INTERVAL_WALL_SECONDS  # the next report has the new size
 
@@ -115,3 +117,7 @@ class LoggedReporter:
                 write(figures, step)
             except OSError as error:  # a full disk does not end training
                 logger.warning("figures of step %d were not logged: %s", step, error)
+
+
+def _scored(split: str, score: Score | None) -> dict[str, float]:
+    return {} if score is None else {f"{split}_{score.measure}": score.value}

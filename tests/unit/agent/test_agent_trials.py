@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs_world import poor, request
+from jobs_world import PATIENCE, poor, request
 from scipy.special import stdtrit
 from test_agent_from_history import ACTIONS, decision
 from test_agent_goes_on import run
@@ -22,6 +23,8 @@ from espalier_agent.evaluation.clustered import clustered_interval, student_quan
 from espalier_agent.evaluation.on_trials import OnTrials, compare_on_trials, worse_on_trials
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.episodes import gather, split
+from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
@@ -180,6 +183,30 @@ def test_trials_of_one_job_promote_nothing() -> None:
         judged = compare_on_trials(policy, policy, gather([tried("job", name) for name in names]).tried)
         assert (judged.decisions, judged.jobs, judged.low, judged.high) == (len(names), 1, None, None)
         assert "2 are asked for" in worse_on_trials(judged, margin=0.01, least_effective=1)[0]
+
+
+def test_promote_says_that_trials_of_one_job_are_too_few(tmp_path: Path) -> None:
+    table, kept = carried_tables("digits")[0], tmp_path / "kept.db"
+    policy, asked = poor(table, 0.1), request(decision_tree(table), 0, "job")
+    for folder in ("new", "served"):
+        save_policy(policy, tmp_path / folder)
+    arms = tuple(arm(str(action), 1.0) for action in asked.actions())
+    store = OutcomeStore(kept)
+    store.start()
+    store.keep(DecisionRecord("d", datetime.now(UTC), asked, decide(policy, asked), policy.identity), 1)
+    reported = OutcomeReport(
+        job="job",
+        decision_ids=("d",),
+        final_accuracy=0.5,
+        time_budget_seconds=asked.time_budget_seconds,
+        trials=(TrialOutcome(decision_id="d", action="Nothing", arms=arms),),
+    )
+    store.report(reported).result(PATIENCE)
+    store.close(PATIENCE)
+    refused = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", "--from-history", kept, exits=3)
+    assert "1 held out" in refused.stdout
+    assert "gain +0.0000 (too few jobs for an interval)" in refused.stdout
+    assert "refused: too few trials" in refused.stderr
 
 
 @given(st.integers(1, 2000))

@@ -115,7 +115,7 @@ def _print(judgement: Judgement) -> None:
             "one of the policies would choose"
         )
         if shown.difference is not None:
-            click.echo(f"         gain {shown.difference:+.4f} (95 % {shown.low:+.4f} to {shown.high:+.4f})")
+            click.echo(f"         gain {shown.difference:+.4f} ({_interval(shown.low, shown.high)})")
 
 
 def _print_history(found: OnHistory) -> None:
@@ -125,4 +125,9 @@ def _print_history(found: OnHistory) -> None:
         + ("" if found.effective_changed is None else f", of what would change {found.effective_changed:.1f}")
     )
     if found.difference is not None:
-        click.echo(f"         accuracy {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})")
+        click.echo(f"         accuracy {found.difference:+.4f} ({_interval(found.low, found.high)})")
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    # One job says nothing of how much jobs differ.
+    return "too few jobs for an interval" if low is None else f"95 % {low:+.4f} to {high:+.4f}"

@@ -60,7 +60,7 @@ REFUSED: Final = 3
     type=RealRange(min=1),
     default=10.0,
     show_default=True,
-    help="For the history: minimum effective number of jobs, also for the changed decisions alone. Trials need two.",
+    help="For the history: minimum effective number of jobs, also for the changed decisions alone. At least two.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def promote(

@@ -2,7 +2,8 @@
 
 Tables: the mean regret of its greedy sequences must not be greater. History: of jobs that were held out, it is
 estimated what each of the two would have given, both greedy, as `history.off_policy` does; the difference has an
-interval over jobs (each one's influence on the two ratios, the delta method). Where the two differ, what each would
+interval over jobs (each one's influence on the two ratios, the delta method). It counts jobs as far as they weigh:
+many jobs of which few tried what a policy would do say no more than these few. Where the two differ, what each would
 do must have been tried in enough jobs: the interval knows nothing of what never was. It is enough that the lower end is
 not below 0 by more than a margin, a test of non-inferiority: that it is better could take years of jobs to show. Where
 the interval is too wide to say so, that is the answer, and the policy in service stays.
@@ -17,6 +18,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from espalier_agent.evaluation.clustered import student_quantile
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.evaluation.on_trials import OnTrials, choices, compare_on_trials, worse_on_trials
 from espalier_agent.history.episodes import Episode, Gathered, centred, comparable, split
@@ -27,7 +29,6 @@ from espalier_api.advice import Action, PolicyVersion
 from espalier_api.base import Record
 from espalier_api.outcomes import OutcomeTable
 
-NORMAL_95: Final = 1.96
 TOLERANCE: Final = 1e-9
 """Tolerance for mean regrets, which are sums of rounded figures."""
 
@@ -73,7 +74,8 @@ class OnHistory(Record):
     difference: float | None
     """Estimated accuracy of the new policy less that of the one in service; None where one has no weight at all."""
     low: float | None
-    """Lower end of its 95 % interval."""
+    """Lower end of its 95 % interval, by Student's t with one degree of freedom less than the smallest of the effective
+    numbers of jobs; None where that is below two."""
     high: float | None
 
 
@@ -159,23 +161,26 @@ def estimated(
     changed = torch.tensor([new != old for new, old in zip(actions, in_service, strict=True)], dtype=torch.bool)
     affected = torch.zeros(len(log.rewards), dtype=torch.bool)
     affected[log.unit[changed]] = True
+    of_changed = min(_jobs(log, each * affected) for each in weights) if bool(changed.any()) else None
     difference = low = high = None
-    if min(effective, default=0.0) > 0:
+    if min(effective) > 0:
         influences = [_influence(log, each, len(episodes)) for each in weights]
         values = [float(self_normalised(each, log.rewards)) for each in weights]
         # A decision's value is what one decision changes: that of a job is the sum over its decisions.
         scale = len(log.decisions) / len(episodes) if unit is Unit.DECISION else 1.0
         difference = scale * (values[0] - values[1])
-        correction = len(episodes) / max(len(episodes) - 1, 1)
-        error = scale * math.sqrt(correction * float(((influences[0] - influences[1]) ** 2).sum()))
-        low, high = difference - NORMAL_95 * error, difference + NORMAL_95 * error
+        jobs = min(*effective, math.inf if of_changed is None else of_changed)
+        if jobs >= 2:
+            squares = float(((influences[0] - influences[1]) ** 2).sum())
+            half = student_quantile(math.floor(jobs) - 1) * scale * math.sqrt(jobs / (jobs - 1) * squares)
+            low, high = difference - half, difference + half
     return OnHistory(
         episodes=len(episodes),
         decisions=len(log.decisions),
         changed=int(changed.sum()),
         effective=effective[0],
         effective_in_service=effective[1],
-        effective_changed=min(_jobs(log, each * affected) for each in weights) if bool(changed.any()) else None,
+        effective_changed=of_changed,
         difference=difference,
         low=low,
         high=high,
@@ -193,7 +198,7 @@ def _jobs(log: Log, weights: Tensor) -> float:
     if not bool(weights.any()):
         return 0.0
     of_jobs = weights.new_zeros(int(log.episode[-1]) + 1).index_add(0, log.episode_of_unit, weights)
-    return float(effective_size(of_jobs))
+    return round(float(effective_size(of_jobs)), 6)  # jobs of one weight are a whole number
 
 
 def _on_tables(policy: Policy, in_service: Policy, tables: Sequence[OutcomeTable]) -> OnTables:
@@ -224,17 +229,18 @@ def _worse_on_tables(found: OnTables) -> list[str]:
 
 def worse_on_history(found: OnHistory, terms: Terms) -> list[str]:
     """Return why the new policy is refused by a history, empty where it is not."""
-    effective = min(found.effective, found.effective_in_service)
-    if found.difference is None or found.low is None or effective < terms.least_effective:
+    effective, least = min(found.effective, found.effective_in_service), max(2, terms.least_effective)
+    changed = math.inf if found.effective_changed is None else found.effective_changed
+    if found.difference is None or effective < least:
         return [
             f"too little history: the {found.episodes} held-out jobs count as {effective:.1f} for what the policies "
-            f"would do, {terms.least_effective:g} are asked for"
+            f"would do, {least:g} are asked for"
         ]
-    if found.effective_changed is not None and found.effective_changed < terms.least_effective:
+    if found.low is None or changed < least:
         return [
             f"too little history of what would change: {found.changed} of {found.decisions} decisions would, and the "
-            f"held-out jobs in which either way was tried count as {found.effective_changed:.1f}, "
-            f"{terms.least_effective:g} are asked for; serve with a larger --explore, or let more jobs end"
+            f"held-out jobs in which either way was tried count as {changed:.1f}, "
+            f"{least:g} are asked for; serve with a larger --explore, or let more jobs end"
         ]
     if found.low >= -terms.margin:
         return []

@@ -251,7 +251,7 @@ def _decision(
         raise ValueError(f"behaviour_probability {behaviour} is not above 0 and at most 1")
     if not (math.isfinite(left) and math.isfinite(budget) and left >= 0 and budget > 0):
         raise ValueError(f"time_left_seconds {left} and time_budget_seconds {budget} are not times")
-    return HistoryDecision(
+    found = HistoryDecision(
         decision_id=decision_id,
         time=datetime.fromisoformat(time),
         job=job,
@@ -273,3 +273,6 @@ def _decision(
         batch_size=batch_size,
         trial=trial,
     )
+    # A request can ask for nothing else: what it refuses is named with its file here, and not where someone learns.
+    found.request()
+    return found

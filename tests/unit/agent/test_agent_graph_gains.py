@@ -75,6 +75,12 @@ def test_a_file_and_the_same_seed_give_the_same_policy(policy: Policy, tmp_path:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@pytest.mark.parametrize("steps", [1, 2, 9, 10, 11, 20])
+def test_it_learns_in_any_number_of_steps(steps: int) -> None:
+    config = CONFIG.model_copy(update={"epochs": steps, "batch": 100})
+    assert LEARNER.with_corpora([CORPUS]).learn([], config=config, seed=1).lineage.learner == "graph-gains"
+
+
 def test_no_other_learner_learns_it() -> None:
     with pytest.raises(LearningError, match="--learner graph-gains"):
         LEARNERS.load("expected").check("graph-gains", None)

@@ -34,7 +34,7 @@ class GraphGainsConfig(GrowthsConfig):
     batch: int = Field(default=64, ge=1)
     """Models."""
     learning_rate: float = Field(default=2e-3, gt=0)
-    """The highest: it rises in the first tenth, and falls to 0."""
+    """The highest: it rises in the first tenth of more than ten steps, and falls to 0."""
     weight_decay: float = Field(default=0.03, ge=0)
 
 
@@ -70,8 +70,11 @@ def _fit(
         torch.manual_seed(seed)
         network.train()
         optimizer = torch.optim.AdamW(network.parameters(), weight_decay=config.weight_decay)
+        steps = config.epochs * len(batches)
+        # A tenth of ten steps ends with the first one: OneCycleLR divides by the steps between.
+        rise = 0.1 if steps > 10 else 0.0
         schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, config.learning_rate, total_steps=config.epochs * len(batches), pct_start=0.1
+            optimizer, config.learning_rate, total_steps=steps, pct_start=rise
         )
         for epoch in range(config.epochs):
             chance.shuffle(batches)

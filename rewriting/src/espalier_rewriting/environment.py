@@ -119,7 +119,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         rule, place = int(action[0]), int(action[1])
         self._steps += 1
         reward, stopped = 0.0, rule == STOP
-        if not stopped and place < len(self._offered[rule]):
+        if 0 <= rule < STOP and 0 <= place < len(self._offered[rule]):
             before, after = self._state.cost, self._state.after(self._offered[rule][place])
             if after.cost == math.inf:  # a node does not run any more
                 reward = FORBIDDEN

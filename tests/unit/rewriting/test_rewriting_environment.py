@@ -55,8 +55,11 @@ def test_what_the_masks_forbid_changes_nothing_and_stopping_is_judged(net: Net) 
         environment.step(np.array([STOP, 0]))
     _, info = environment.reset()
     rule = next(number for number, holds in enumerate(info["rule_mask"]) if not holds)
-    _, reward, terminated, truncated, after = environment.step(np.array([rule, 3]))
-    assert (reward, terminated, truncated, after["cost"]) == (-0.1, False, False, info["cost"])
+    holds = next(number for number, holds in enumerate(info["rule_mask"]) if holds)
+    for action in ([rule, 3], [holds, -1], [rule, -1], [-1, 0], [STOP + 1, 0]):
+        _, reward, terminated, truncated, after = environment.step(np.array(action))
+        assert (reward, terminated, truncated, after["cost"]) == (-0.1, False, False, info["cost"])
+        assert environment.state is environment.start
     _, reward, terminated, _, _ = environment.step(np.array([STOP, 0]))
     assert terminated
     assert reward == pytest.approx(math.log(2.0))

@@ -21,7 +21,7 @@ from scipy.interpolate import Rbf
 
 from espalier_operator.simulation.jobs import FixedJob
 from espalier_operator.simulation.rounds import Node
-from espalier_scheduling.allocation import AllocationEnvironment
+from espalier_scheduling.allocation import AllocationEnvironment, SideBySide
 from espalier_scheduling.allocation.episodes import SlotEpisodes
 from espalier_scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_scheduling.allocation.judging import greedy
@@ -194,6 +194,23 @@ def test_the_environment_is_as_gymnasium_asks() -> None:
         AllocationEnvironment().step(0)
     with pytest.raises(ValueError, match="purpose: 'win' is none; choose one of train, choose, judge"):
         AllocationEnvironment(purpose="win")
+
+
+@pytest.mark.parametrize("odd", [-1, -2, 10**6])
+def test_what_is_no_action_lets_time_pass(odd: int) -> None:
+    def played(action: int | None) -> tuple[float, Any]:
+        environment = AllocationEnvironment(SlotForm(24))
+        _, info = environment.reset(options={"episode": 0})
+        seen, reward, *_ = environment.step(len(info["action_mask"]) - 1 if action is None else action)
+        return reward, seen
+
+    stopped, found = played(None), played(odd)
+    assert found[0] == stopped[0] < 0
+    assert all((found[1][name] == stopped[1][name]).all() for name in stopped[1])
+    many = SideBySide(num_envs=2, nodes=24)
+    _, info = many.reset(seed=0)
+    _, rewards, *_ = many.step(np.array([odd, info["action_mask"].shape[1] - 1]))
+    assert (rewards < 0).all()
 
 
 def workers_form(count: int = 5) -> WorkerForm:

@@ -113,7 +113,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         if run is None or run.over:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
         stop = self._mask.shape[0] - 1
-        chosen = stop if int(action) >= self._actions - 1 or int(action) >= stop else int(action)
+        chosen = int(action) if 0 <= int(action) < stop else stop
         if not self._mask[chosen]:
             chosen = stop if self._mask[stop] else int(self._mask.argmax())
         spent = run.take(chosen)

@@ -66,7 +66,7 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         """Give something, or let time pass, in each episode."""
         slots = self._slots
         stop = self._mask.shape[1] - 1
-        chosen = np.minimum(actions, stop)
+        chosen = np.where((actions >= 0) & (actions < stop), actions, stop)
         chosen = np.where(self._mask[np.arange(self.num_envs), chosen], chosen, stop)
         rewards, began = np.zeros(self.num_envs), self._ended.copy()
         rows, passed = act(slots, chosen, ~began)

@@ -263,6 +263,18 @@ def test_the_vectorised_environment_plays_the_same_episodes() -> None:
     assert (reward[0], over[0]) == (0, False)  # it begins again
 
 
+def test_the_vectorised_environment_plays_the_episode_that_is_named() -> None:
+    one, many = AllocationEnvironment(SlotForm(24)), SideBySide(num_envs=2, nodes=24)
+    for index in (5, 6):
+        _, info = one.reset(options={"episode": index})
+        seen, *_ = one.step(len(info["action_mask"]) - 1)
+        _, info = many.reset(seed=0, options={"episode": index})
+        both, *_ = many.step(np.full(2, info["action_mask"].shape[1] - 1))
+        assert all((both[name] == seen[name]).all() for name in seen)
+    drawn, _ = many.reset(seed=0)
+    assert not all((drawn[name][0] == drawn[name][1]).all() for name in drawn)
+
+
 def test_episodes_of_two_purposes_are_never_the_same() -> None:
     drawn = [draw(source(), purpose, index).kinds for purpose in Purpose for index in range(3)]
     assert all((one != other).any() for one, other in itertools.combinations(drawn, 2))

@@ -58,6 +58,12 @@ def widened(mask: Mask, actions: int) -> NDArray[np.int8]:
     return wide
 
 
+def episode_index(options: dict[str, Any] | None, drawing: np.random.Generator) -> int:
+    """Return the number of the episode to begin: the one that the options of `reset` name, else one that is drawn."""
+    chosen = (options or {}).get("episode")
+    return int(drawing.integers(MOST_EPISODES)) if chosen is None else int(chosen)
+
+
 class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     """Give jobs workers one at a time, then let time pass: one episode is one trace of jobs.
 
@@ -102,9 +108,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode; `options={"episode": i}` says which."""
         super().reset(seed=seed)
-        chosen = (options or {}).get("episode")
-        index = int(self.np_random.integers(MOST_EPISODES)) if chosen is None else int(chosen)
-        self._run = self.form.begin(self.purpose, index)
+        self._run = self.form.begin(self.purpose, episode_index(options, self.np_random))
         return self._look(self._run)
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:

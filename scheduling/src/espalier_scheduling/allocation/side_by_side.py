@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from espalier_scheduling.allocation.environment import (
     HOUR,
-    MOST_EPISODES,
     Observation,
+    episode_index,
     observation_space,
     observed,
     widened,
@@ -53,10 +53,13 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin all episodes; a list of seeds counts as its first."""
+        """Begin all episodes; a list of seeds counts as its first.
+
+        `options={"episode": i}` begins that one everywhere; those that follow it are drawn.
+        """
         super().reset(seed=seed[0] if isinstance(seed, list) else seed, options=options)
         for row in range(self.num_envs):
-            self._slots.begin(row, self._draw())
+            self._slots.begin(row, self._draw(options))
         self._ended[:] = False
         return self._look()
 
@@ -81,8 +84,8 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
             info["_mean_seconds"] = self._ended.copy()
         return observation, rewards, self._ended.copy(), np.zeros(self.num_envs, bool), info
 
-    def _draw(self) -> Trace:
-        return draw(source(), self.purpose, int(self.np_random.integers(MOST_EPISODES)))
+    def _draw(self, options: dict[str, Any] | None = None) -> Trace:
+        return draw(source(), self.purpose, episode_index(options, self.np_random))
 
     def _look(self) -> tuple[Observation, dict[str, Any]]:
         seen, self._mask = self._slots.seen(self._slots.window)

@@ -83,6 +83,14 @@ def test_what_cannot_be_learnt_from_is_told(
     assert complaint in done.output
 
 
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_cannot_be_is_told_before_anything_is_learnt(tmp_path: Path, seed: str) -> None:
+    arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--seed", seed]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert f"{seed} is not in the range 0<=x<=4294967295" in done.output
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from espalier_agent.commands.ranges import SEEDS
 from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
@@ -35,7 +36,14 @@ QUICK = Settings(imitated=1, epochs=3, generations=1, candidates=3, best=2, sear
     help="File to write, .safetensors.",
 )
 @click.option("--name", default="own", show_default=True, help="Name of the policy.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn.")
+@click.option(
+    "--seed",
+    type=SEEDS,
+    default=0,
+    show_default=True,
+    help="Of the network's first weights, the order of imitation and the search. Episodes and placement prior do not "
+    "depend on it.",
+)
 @click.option(
     "--episodes",
     type=click.IntRange(2, 1000),

@@ -67,6 +67,11 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
         ElasticTrainer(model, dataclasses.replace(arguments, max_steps=9), train_dataset=Endless())
     with pytest.raises(OwnLoopError, match=r"resume_from_checkpoint=True\): the job resumes from its own checkpoints"):
         ElasticTrainer(model, arguments).train(resume_from_checkpoint=True)
+    for order in ("group_by_length", "batch_rebalance"):
+        with pytest.raises(OwnLoopError, match=f"train_sampling_strategy='{order}' would .* one of random, sequential"):
+            ElasticTrainer(model, dataclasses.replace(arguments, train_sampling_strategy=order))
+    with pytest.raises(OwnLoopError, match="data_seed=7: .* spec.training.seed decides it; leave data_seed out"):
+        ElasticTrainer(model, dataclasses.replace(arguments, data_seed=7))
     arguments.load_best_model_at_end, arguments.metric_for_best_model = True, "loss"
     with pytest.raises(OwnLoopError, match="load_best_model_at_end=True would load weights from before a growth"):
         ElasticTrainer(model, arguments, grow=True)
@@ -83,6 +88,49 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 class Model(nn.Linear):
     def forward(self, features: torch.Tensor, labels: torch.Tensor) -> Any:  # type: ignore[override]
         return (nn.functional.cross_entropy(super().forward(features), labels),)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the libraries
+def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) -> None:
+    import transformers
+
+    from espalier_trainer.integrations.transformers import ElasticTrainer
+
+    class Own(ElasticTrainer):
+        order: torch.utils.data.Sampler[int] | None = None
+
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return self.order or super()._get_train_sampler(train_dataset)
+
+    def trainer(**options: Any) -> tuple[Own, list[list[int]]]:
+        arguments = transformers.TrainingArguments(
+            str(tmp_path),
+            per_device_train_batch_size=4,
+            max_steps=1000,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            **options,
+        )
+        model, seen = Model(2, 2), []
+        model.register_forward_pre_hook(
+            lambda _, given, named: seen.append(named["features"][:, 0].int().tolist()), with_kwargs=True
+        )
+        return Own(model, arguments, train_dataset=Rows(), epochs=1), seen
+
+    own, seen = trainer(train_sampling_strategy="sequential", dataloader_drop_last=True)
+    own.train()
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    own, seen = trainer()
+    own.train()
+    assert [len(batch) for batch in seen] == [4, 4, 2]
+    drawn = [number for batch in seen for number in batch]
+    assert drawn != sorted(drawn) == list(range(10))
+    own, _ = trainer()
+    own.order = torch.utils.data.WeightedRandomSampler([1.0] * 10, 10)
+    with pytest.raises(OwnLoopError, match="_get_train_sampler returns a WeightedRandomSampler, .*; return a Random"):
+        own.train()
 
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries

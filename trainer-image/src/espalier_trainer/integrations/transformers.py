@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
@@ -16,6 +16,9 @@ from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import leads
 from espalier_trainer.own.stream import Stream
 from espalier_trainer.own.trying import Validate
+
+_ORDERS: Final = ("random", "sequential")
+"""Values of `TrainingArguments.train_sampling_strategy` that workers can share."""
 
 
 class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -50,6 +53,16 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             raise OwnLoopError(
                 "auto_find_batch_size=True would train again with smaller batches, of which the other workers do not "
                 "know; set it to False and per_device_train_batch_size to what fits, accumulate=... for larger steps"
+            )
+        if self.args.train_sampling_strategy not in _ORDERS:
+            raise OwnLoopError(
+                f"train_sampling_strategy={self.args.train_sampling_strategy!r} would make batches that workers cannot "
+                f"share; set it to one of {', '.join(_ORDERS)}, and sort or pack the texts of the train_dataset before"
+            )
+        if self.args.data_seed is not None:
+            raise OwnLoopError(
+                f"data_seed={self.args.data_seed}: the order of the examples must be the same in all workers, so the "
+                "job's spec.training.seed decides it; leave data_seed out"
             )
         if self.args.world_size > 1 or self.args.n_gpu > 1:
             raise OwnLoopError("a worker of a job uses one GPU and one process: start the script with python")
@@ -146,10 +159,17 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             self.control.should_training_stop = self.control.should_epoch_stop = False
 
     def _join(self) -> tuple[Loop, Iterable[Any]]:
+        sampler = self._get_train_sampler(self.train_dataset)
+        if not isinstance(sampler, RandomSampler | SequentialSampler):
+            raise OwnLoopError(
+                f"ElasticTrainer: _get_train_sampler returns a {type(sampler).__name__}, whose order workers cannot "
+                "share; return a RandomSampler or a SequentialSampler of the train_dataset, or leave the method out"
+            )
         loader: DataLoader[Any] = DataLoader(
             self.train_dataset,
             batch_size=self.args.per_device_train_batch_size,
-            shuffle=True,
+            sampler=sampler,
+            drop_last=self.args.dataloader_drop_last,
             collate_fn=self._collator(),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory and self.args.device.type != "cpu",

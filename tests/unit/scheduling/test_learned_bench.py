@@ -45,9 +45,12 @@ def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+QUICK = ("--imitated", "100", "--decisions", "0")
+
+
 def test_a_policy_is_learnt_and_evaluated_beside_rules(tmp_path: Path) -> None:
     path, runner = tmp_path / "policy.safetensors", CliRunner()
-    options = ("--imitated", "100", "--decisions", "0", "--nodes", "8", "--without-type", "dssm")
+    options = (*QUICK, "--nodes", "8", "--without-type", "dssm")
     done = runner.invoke(cli, ["policies", "learn", "--output", str(path), *options], catch_exceptions=False)
     assert done.exit_code == 0
     lineage = read_policy(path).lineage
@@ -70,6 +73,10 @@ def test_a_policy_is_learnt_and_evaluated_beside_rules(tmp_path: Path) -> None:
         (("evaluate", "away"), "away: cannot be read"),
         (("evaluate", "drf", "--nodes", "0"), "--nodes: '0' is not one or several numbers"),
         (("learn", "--output", "here", "--without-type", "magic"), "--without-type: 'magic' is none"),
+        (
+            ("learn", "--output", "here", *QUICK, "--nodes", ",".join(map(str, range(10, 27)))),
+            "--nodes: 17 sizes, where 16 clusters are learnt on at a time; name at most 16",
+        ),
         (("learn", "--output", "away/here"), "--output: away is not a folder"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from espalier_cli.errors import InputError
 from espalier_cli.policies.options import cluster_sizes, require_folder, type_indices, write
 from espalier_scheduling.allocation.judging import NODES
 from espalier_scheduling.allocation.learning import learn_slots
@@ -27,7 +28,7 @@ _DEFAULTS = Settings()
     default=",".join(map(str, NODES)),
     show_default=True,
     metavar="N[,N...]",
-    help="Learn on clusters with these numbers of nodes, equally much on each.",
+    help=f"Learn on clusters with these numbers of nodes, at most {_DEFAULTS.episodes}, equally much on each.",
 )
 @click.option(
     "--teacher",
@@ -77,6 +78,11 @@ def learn(
     servers. Progress goes to stderr.
     """
     sizes, kinds = cluster_sizes(nodes), type_indices(without)
+    if len(sizes) > _DEFAULTS.episodes:
+        raise InputError(
+            f"--nodes: {len(sizes)} sizes, where {_DEFAULTS.episodes} clusters are learnt on at a time; name at most "
+            f"{_DEFAULTS.episodes}"
+        )
     require_folder(output)
     settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions, learner=learner)
     policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, told=lambda line: click.echo(line, err=True))

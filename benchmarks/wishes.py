@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     train, choose, judge = (2, 1, 2) if options.quick else (options.train, options.choose, options.judge)
     print(f"{command()}\n{environment('numpy')}", flush=True)
-    # As `espalier policies retrain --placement` learns it: at the family's own load.
+    # At the family's own load, as `espalier policies retrain --placement` does, which learns from 20 episodes, not 80.
     drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(train)]
     prior = learn_prior(drawn, said=lambda turn, _: progress(f"prior, round {turn + 1} of 4"))
     families = {load: Family(load=load) for load in options.loads}

@@ -277,6 +277,19 @@ def test_a_ranking_chooses_what_scores_highest_of_all(seed: int, count: int, sca
     assert picture.free >= 0
 
 
+@pytest.mark.parametrize(("power", "serves"), [(3, True), (12, False), (20, False), (37, False)])
+def test_scores_that_overflow_are_told(power: int, serves: bool) -> None:
+    view = crowd(np.random.default_rng(1), 20)
+    found = policy(2)
+    weights = {name: value * np.float32(10.0**power) for name, value in found.network.weights.items()}
+    large = LearnedAllocation(replace(found, network=Network(weights)))
+    if serves:
+        assert sum(share.workers for share in large.decide(view).shares) > 0
+    else:
+        with pytest.raises(LearnedPolicyError, match="so large that scores are not finite; learn it again"):
+            large.decide(view)
+
+
 def test_a_ranking_scores_few_jobs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view, scored = crowd(np.random.default_rng(5), 200), list[int]()
     rated = Network.rated

@@ -18,7 +18,8 @@ from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
 from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
 from espalier_operator.policies.view import Candidate, View
 from espalier_scheduling.learned import files
-from espalier_scheduling.learned.files import Serves
+from espalier_scheduling.learned.files import Serves, make_policy, write_policy
+from espalier_scheduling.learned.network import Network
 from espalier_scheduling.product.server import Served
 from policy_files import giving, write_giving
 from policy_server_process import serving
@@ -98,6 +99,15 @@ def test_a_file_whose_disk_was_away_is_read_again_though_it_is_the_same(
         with pytest.raises(PolicyFileError, match="cannot be read"):
             served.current()
     assert served.current().version.startswith("tiny@")
+
+
+def test_scores_that_overflow_are_told_and_the_next_file_is_served(url: str, file: Path) -> None:
+    whole, weights = file.read_bytes(), {name: value + 1e12 for name, value in giving().network.weights.items()}
+    write_policy(make_policy(Network(weights), giving().lineage), file)
+    with pytest.raises(PolicyFileError, match=r"tiny@\w+: its weights are so large that scores are not finite; learn"):
+        ask(url)
+    file.write_bytes(whole)
+    assert ask(url).policy == f"tiny@{giving().version}"
 
 
 def test_a_cluster_that_the_file_cannot_serve_is_refused_with_the_reason(url: str, file: Path) -> None:

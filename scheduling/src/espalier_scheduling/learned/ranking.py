@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier_scheduling.learned.description import OF_FREE
+from espalier_scheduling.learned.files import LearnedPolicyError
 from espalier_scheduling.learned.network import Floats32, Network
 from espalier_scheduling.learned.picture import Picture
 
@@ -47,7 +48,10 @@ class Ranking:
         self._look()
 
     def choice(self) -> int | None:
-        """Return the job that is to get its base workers or one more, of equal ones the first; None: stop."""
+        """Return the job that is to get its base workers or one more, of equal ones the first; None: stop.
+
+        Raises `LearnedPolicyError` where weights are so large that scores overflow.
+        """
         if not self._left:
             return None
         network, encoded, cluster = self._network, self._encoded, self._picture.cluster()
@@ -60,9 +64,13 @@ class Ranking:
         least = self._below.max() - 2 * self._changed - _ROUNDING
         (rows,) = (self._above >= least).nonzero()
         scores = self._scores(rows, around)
+        stop = network.stop(pooled, cluster) if self._may_stop else -np.inf
+        # Of what is no number, each comparison is false.
+        if not (self._changed < _UNKNOWN and np.abs(scores).max(initial=0) < _UNKNOWN and stop < _UNKNOWN):
+            raise LearnedPolicyError("its weights are so large that scores are not finite; learn it again")
         self._above[rows], self._below[rows] = scores - self._changed, scores + self._changed
         best = int(scores.argmax())
-        if self._may_stop and network.stop(pooled, cluster) > scores[best]:
+        if stop > scores[best]:
             return None
         return int(rows[best])
 

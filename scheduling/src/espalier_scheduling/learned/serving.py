@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from espalier_operator.policies.view import Decision, Elasticity, View
 from espalier_scheduling.learned.description import WORKERS_ONLY
 from espalier_scheduling.learned.files import LearnedPolicy, LearnedPolicyError
@@ -38,7 +40,10 @@ class LearnedAllocation:
         return "by the learned policy"
 
     def decide(self, view: View) -> Decision:
-        """Return shares that sum up to all GPUs at most, and to those of each type where these differ."""
+        """Return shares that sum up to all GPUs at most, and to those of each type where these differ.
+
+        Raises `LearnedPolicyError` where the scores of the network overflow.
+        """
         if len(view.gpu_types) < 2:
             return self._decide(view)
         decisions = [self._decide(part) for part in by_type(view)]
@@ -52,9 +57,10 @@ class LearnedAllocation:
     def _decide(self, view: View) -> Decision:
         picture = Picture.of(view)
         if view.jobs:
-            ranking = Ranking(self.policy.network, picture)
-            while (chosen := ranking.choice()) is not None:
-                ranking.give(chosen)
+            with np.errstate(over="ignore", invalid="ignore"):  # the ranking raises where that matters
+                ranking = Ranking(self.policy.network, picture)
+                while (chosen := ranking.choice()) is not None:
+                    ranking.give(chosen)
         return picture.decision(view.now)
 
 

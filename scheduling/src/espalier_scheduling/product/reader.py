@@ -53,14 +53,20 @@ class AllocationFile:
         return f"{self._policy.lineage.name}@{self._policy.version}"
 
     def answer(self, view: View) -> Answer:
-        """Return the workers of each job. Raises `PolicyFileError` where it cannot serve the cluster."""
+        """Return the workers of each job.
+
+        Raises `PolicyFileError` where it cannot serve the cluster, or its scores overflow.
+        """
         serves = self._policy.lineage.serves
         refusal = serves.refusal(view.gpus)
         if refusal is None and len(view.jobs) > serves.max_jobs:
             refusal = f"there are {len(view.jobs)} jobs, and the policy serves {serves.max_jobs} at most"
         if refusal is not None:
             raise PolicyFileError(f"{self.version}: {refusal}")
-        decision = self._allocation.decide(view)
+        try:
+            decision = self._allocation.decide(view)
+        except LearnedPolicyError as error:
+            raise PolicyFileError(f"{self.version}: {error}") from error
         allotments = tuple(
             Allotment(job=share.job, workers=share.workers, spare=share.spare) for share in decision.shares
         )

@@ -120,8 +120,15 @@ def test_the_same_episodes_and_seed_give_the_same_world(world: World, episodes: 
         losses = [loss for its, _, loss in told if its == part]
         assert len(losses) == 2
         assert losses[1] < losses[0]
-    with pytest.raises(ValueError, match="episodes is empty"):
-        learn_world([], TINY, 0)
+
+
+def test_a_world_is_learnt_from_two_graphs_and_not_from_fewer(environment: RewritesEnvironment) -> None:
+    single = record(environment, 2, 0, Uniform(stopping=1.0))
+    assert [len(each.seen) for each in single] == [1, 1]
+    learn_world(single, TINY, 0)
+    for few in (single[:1], []):
+        with pytest.raises(ValueError, match=rf"episodes: {len(few)} graphs were recorded; record at least two"):
+            learn_world(few, TINY, 0)
 
 
 @given(count=st.integers(2, 5000), minibatch=st.integers(2, 64))

@@ -64,11 +64,12 @@ def learn_world(
 ) -> World:
     """Learn a world model; the same episodes and seed give the same one.
 
-    Raises `ValueError` without episodes, and `espalier_agent.learners.learning.LearningError` where a loss is not
+    Raises `ValueError` for fewer than two graphs in which something was decided, as numbers are scaled by their spread
+    over graphs, and `espalier_agent.learners.learning.LearningError` where a loss is not
     finite.
     """
-    if not episodes:
-        raise ValueError("episodes is empty; record some first")
+    if (graphs := sum(len(one.seen) for one in episodes)) < 2:
+        raise ValueError(f"episodes: {graphs} graphs were recorded; record at least two")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         block = Block.of(episodes)

@@ -103,7 +103,7 @@ def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:
 
 def test_a_job_that_cannot_be_run_is_left_out_with_its_problems() -> None:
     broken = job("broken", template=gpus(0))
-    unreadable = {**job("unreadable"), "status": {"phase": "Dancing"}}
+    unreadable = {**job("unreadable"), "status": {"restarts": "many"}}
     made = seen_by_operator(lists(jobs=[broken, unreadable, job("good")]), NOW, SETTINGS)
     assert [facts.key for facts in made.snapshot.jobs] == ["default/good"]
     assert list(made.left_out) == ["default/broken", "default/unreadable"]

@@ -200,3 +200,7 @@ class JobStatus(Record):
     scheduling_policy: str = Field(default="", max_length=MAX_POLICY)
     """The scheduling policy, with its settings, by which the operator decides about the job."""
     scheduling: SchedulingStatus = SchedulingStatus()
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of `kind`, None where there is none."""
+        return next((entry for entry in self.conditions if entry.type is kind), None)

@@ -90,10 +90,23 @@ class Model(nn.Linear):
         return (nn.functional.cross_entropy(super().forward(features), labels),)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of the libraries
-def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) -> None:
+def quiet_arguments(folder: Path, **options: Any) -> Any:
+    """Return arguments of a `Trainer` of Hugging Face on a CPU that saves and prints nothing."""
     import transformers
 
+    return transformers.TrainingArguments(
+        str(folder),
+        max_steps=1000,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the libraries
+def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) -> None:
     from espalier_trainer.integrations.transformers import ElasticTrainer
 
     class Own(ElasticTrainer):
@@ -103,16 +116,7 @@ def test_a_trainer_of_hugging_face_makes_batches_as_it_was_told(tmp_path: Path) 
             return self.order or super()._get_train_sampler(train_dataset)
 
     def trainer(**options: Any) -> tuple[Own, list[list[int]]]:
-        arguments = transformers.TrainingArguments(
-            str(tmp_path),
-            per_device_train_batch_size=4,
-            max_steps=1000,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            **options,
-        )
+        arguments = quiet_arguments(tmp_path, per_device_train_batch_size=4, **options)
         model, seen = Model(2, 2), []
         model.register_forward_pre_hook(
             lambda _, given, named: seen.append(named["features"][:, 0].int().tolist()), with_kwargs=True
@@ -162,16 +166,7 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
             evaluated.append((state.global_step, state.epoch))
 
     model, optimizer, scheduler, _ = parts()
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        per_device_train_batch_size=2,
-        max_steps=1000,
-        save_strategy="no",
-        eval_strategy="epoch",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    arguments = quiet_arguments(tmp_path, per_device_train_batch_size=2, eval_strategy="epoch")
     own = ElasticTrainer(
         model,
         arguments,

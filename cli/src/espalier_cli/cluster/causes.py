@@ -38,7 +38,8 @@ def _operator(case: Case) -> list[str]:
         return [f"It was made {age} ago, and no operator has written its status. Is one running? {OPERATOR_PODS}"]
     if job.status.observed_generation < job.generation:
         return ["The operator has not acted yet on the last change of its specification."]
-    lost = any(each.type is ConditionType.RUNNING and each.reason is Reason.NODE_LOST for each in job.status.conditions)
+    running = job.status.condition(ConditionType.RUNNING)
+    lost = running is not None and running.reason is Reason.NODE_LOST
     counts = job.outcome is None and kept.admitted_at is not None and not lost  # not while its node is silent
     if counts and kept.counted_until is not None:
         silent = case.now - kept.counted_until.timestamp()

@@ -54,7 +54,7 @@ def row_of(job: Job, now: float, *, wide: bool = False, namespaced: bool = False
 def entry_of(job: Job) -> dict[str, Any]:
     """Return the row for programs."""
     status, why = job.status, standing(job)
-    admitted = job.condition(ConditionType.ADMITTED)
+    admitted = job.status.condition(ConditionType.ADMITTED)
     return {
         "namespace": job.namespace,
         "name": job.name,

@@ -89,7 +89,7 @@ def row_of(job: Job, now: float) -> JobRow:
     """Return what a live table shows of a job."""
     status = job.status
     used = status.time_budget.used_seconds
-    running = job.condition(ConditionType.RUNNING)
+    running = job.status.condition(ConditionType.RUNNING)
     counted = status.scheduling.counted_until
     if running is not None and running.status is ConditionStatus.TRUE and counted is not None:
         used += min(max(0.0, now - counted.timestamp()), _TRUSTED_SECONDS)

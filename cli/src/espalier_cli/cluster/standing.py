@@ -52,10 +52,6 @@ class Job:
         held = [entry for entry in self.status.conditions if entry.status is ConditionStatus.TRUE]
         return next((entry for entry in held if entry.type in FINISHED), None)
 
-    def condition(self, kind: ConditionType) -> Condition | None:
-        """Return its condition of `kind`, None where it has none."""
-        return next((entry for entry in self.status.conditions if entry.type is kind), None)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -97,11 +93,11 @@ def standing(job: Job) -> Standing:
     """Return why it ended; else why it waits, why it does not train yet, or what holds of its extra GPUs."""
     chosen = job.outcome
     if chosen is None:
-        chosen = _unless_true(job.condition(ConditionType.ADMITTED))
+        chosen = _unless_true(job.status.condition(ConditionType.ADMITTED))
         if chosen is None:
-            chosen = _unless_true(job.condition(ConditionType.RUNNING))
+            chosen = _unless_true(job.status.condition(ConditionType.RUNNING))
         if chosen is None:
-            chosen = job.condition(ConditionType.EXTRA_GPUS_GRANTED)
+            chosen = job.status.condition(ConditionType.EXTRA_GPUS_GRANTED)
     if chosen is None:
         message = "no operator has looked at it yet" if not job.seen else "the operator has not reported on it yet"
         return Standing(reason=None, message=message)

@@ -96,7 +96,7 @@ def status_of_invalid(
 ) -> JobStatus:
     """Return the status of a job whose specification is invalid; figures of an earlier specification are kept."""
     before = previous or JobStatus()
-    was = next((entry for entry in before.conditions if entry.type is ConditionType.ADMITTED), None)
+    was = before.condition(ConditionType.ADMITTED)
     refused = Condition(
         type=ConditionType.ADMITTED,
         status=ConditionStatus.FALSE,

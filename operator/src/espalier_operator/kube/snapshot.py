@@ -138,9 +138,7 @@ def _remembered(notes: Iterable[str], policy: str) -> Mapping[str, Any]:
 
 def rejection_of(status: JobStatus | None) -> Trouble | None:
     """Return the API server's last answer about a job's pods, as its status keeps it."""
-    for condition in () if status is None else status.conditions:
-        stands = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
-        if stands and condition.reason is Reason.POD_REJECTED:
-            may_pass = QUOTA_EXCEEDED in condition.message
-            return Trouble(reason=condition.reason, message=condition.message, may_pass=may_pass)
-    return None
+    running = None if status is None else status.condition(ConditionType.RUNNING)
+    if running is None or running.status is not ConditionStatus.FALSE or running.reason is not Reason.POD_REJECTED:
+        return None
+    return Trouble(reason=running.reason, message=running.message, may_pass=QUOTA_EXCEEDED in running.message)

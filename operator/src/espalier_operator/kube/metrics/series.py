@@ -155,10 +155,8 @@ def _waits_for(job: LiveJob) -> Reason | None:
     """Return why it has no GPUs; None where it has, or is over."""
     if job.status.completion_time is not None or job.status.scheduling.admitted_at is not None:
         return None
-    for condition in job.status.conditions:
-        if condition.type is ConditionType.ADMITTED and condition.status is not ConditionStatus.TRUE:
-            return condition.reason
-    return None
+    admitted = job.status.condition(ConditionType.ADMITTED)
+    return None if admitted is None or admitted.status is ConditionStatus.TRUE else admitted.reason
 
 
 def _waits_since(status: JobStatus) -> float | None:
@@ -166,12 +164,11 @@ def _waits_since(status: JobStatus) -> float | None:
 
     That is when it was created, lost its GPUs, or was resumed.
     """
-    known = {condition.type: condition for condition in status.conditions}
-    suspended = known.get(ConditionType.SUSPENDED)
+    suspended = status.condition(ConditionType.SUSPENDED)
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         return None
-    changed = (known[kind] for kind in (ConditionType.ADMITTED, ConditionType.SUSPENDED) if kind in known)
-    return max((condition.last_transition_time.timestamp() for condition in changed), default=None)
+    changed = (status.condition(ConditionType.ADMITTED), suspended)
+    return max((one.last_transition_time.timestamp() for one in changed if one is not None), default=None)
 
 
 def _first(named: Iterable[tuple[str, float]], most: int) -> dict[str, float]:

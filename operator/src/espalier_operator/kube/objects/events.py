@@ -66,7 +66,7 @@ def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
 
 
 def _of_condition(was: JobStatus, condition: Condition) -> Event | None:
-    known = next((entry for entry in was.conditions if entry.type is condition.type), None)
+    known = was.condition(condition.type)
     if known is not None and (known.status, known.reason) == (condition.status, condition.reason):
         return None
     ended = condition.type in (ConditionType.COMPLETE, ConditionType.FAILED)

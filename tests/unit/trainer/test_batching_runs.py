@@ -258,13 +258,15 @@ def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not
     place.allocate(1)
     first = place.start()
     assert ended(first, place) != 0, place.log  # the error is the script's
-    assert [change.batch_size for change in changes(place)] == [40, 80]
+    # How soon, and in which steps, is a matter of times.
+    *fitting, refused = (change.batch_size for change in changes(place))
+    assert 20 < max(fitting) <= 60 < refused
     failed_at = place.report().step
     again = place.start()
     until(lambda: place.report().step > failed_at + 60, place)
     place.allocate(1, budget=0.001)  # which is used up
     assert ended(again, place) == 0, place.log
-    assert {change.batch_size for change in changes(place)[2:]} <= {60}
+    assert {change.batch_size for change in changes(place)[len(fitting) + 1 :]} <= {40, 60}
     assert {speed.batch_size for speed in place.report().measurements.speeds} <= {20, 40, 60}
     figures = {metric.name: metric.value for metric in place.report().metrics}
     assert figures["batch_size"] in (40, 60)

@@ -71,7 +71,7 @@ def test_nothing_is_read_of_a_program_that_does_not_say_where(local_run) -> None
 
 def test_the_end_of_the_budget_is_sigterm_and_a_normal_end(local_run) -> None:
     script = "trap 'echo step 9/9; exit 7' TERM; while true; do sleep 0.05; done"
-    story = local_run([shell("one", script, timeBudgetSeconds=0.5)])
+    story = local_run([shell("one", script, timeBudgetSeconds=2)])  # on a busy machine a shell may begin late
     outcome = story.outcomes["one"]
     assert (outcome.phase, outcome.reason) == (JobPhase.COMPLETE, Reason.BUDGET_EXHAUSTED)
     assert (outcome.failures, outcome.exit_code) == (0, 7)
@@ -93,20 +93,21 @@ def test_exit_codes_of_the_library_mean_nothing_here(local_run, code: int) -> No
 
 
 def test_an_interrupted_program_resumes_where_it_stopped(local_run) -> None:
-    jobs = [shell("one", RESUMES)]
+    jobs = [shell("one", RESUMES.replace("12", "30"))]
 
     def has_begun(view: Any) -> bool:
-        return view.jobs[0].used_seconds > 0.5
+        file = next(local_run.directory.rglob("step"), None)
+        return file is not None and int(file.read_text() or 0) >= 3  # empty for a moment while it is written
 
     first = local_run(jobs, stop_when=has_begun)
     assert first.outcomes["one"].phase is JobPhase.SUSPENDED
     reached = first.told("one", ProgressRead)[-1].step
-    assert 0 < reached < 12
+    assert 0 < reached < 30
     second = local_run(jobs)
     assert second.outcomes["one"].reason is Reason.COMPLETED
     steps = [event.step for event in second.told("one", ProgressRead)]
     assert steps[0] >= reached
-    assert steps[-1] == 12
+    assert steps[-1] == 30
     assert second.outcomes["one"].used_seconds >= first.outcomes["one"].used_seconds
 
 

@@ -197,6 +197,13 @@ functional.cross_entropy = dear
 
 The gradient is measured every fourth step, whatever that costs on this machine."""
 
+SAME_SECONDS = """
+from espalier_trainer.measuring.speeds import Speeds
+add = Speeds.add
+Speeds.add = lambda self, key, step_seconds, sync_seconds: add(self, key, 0.01, sync_seconds)
+"""
+"""Each step is measured to take 10 ms, whatever else this machine does."""
+
 
 def changes(place: Any) -> list[BatchSizeChanged]:
     return [event for event in place.events() if isinstance(event, BatchSizeChanged)]
@@ -254,19 +261,17 @@ def test_a_script_of_the_user_gets_larger_batches_and_outlives_one_that_does_not
 ) -> None:
     training = {"batch": "Goodput", "batchSize": 20, "maxBatchSize": 160}
     job = make_job(timeBudgetSeconds=3600, adaptation={"mode": "Off"}, training=training)
-    place = workplace(job, run=SCRIPT, prelude=DEAR_STEPS.format(capacity=60))
+    place = workplace(job, run=SCRIPT, prelude=DEAR_STEPS.format(capacity=60) + SAME_SECONDS)
     place.allocate(1)
     first = place.start()
     assert ended(first, place) != 0, place.log  # the error is the script's
-    # How soon, and in which steps, is a matter of times.
-    *fitting, refused = (change.batch_size for change in changes(place))
-    assert 20 < max(fitting) <= 60 < refused
+    assert [change.batch_size for change in changes(place)] == [40, 80]
     failed_at = place.report().step
     again = place.start()
     until(lambda: place.report().step > failed_at + 60, place)
     place.allocate(1, budget=0.001)  # which is used up
     assert ended(again, place) == 0, place.log
-    assert {change.batch_size for change in changes(place)[len(fitting) + 1 :]} <= {40, 60}
+    assert {change.batch_size for change in changes(place)[2:]} <= {60}
     assert {speed.batch_size for speed in place.report().measurements.speeds} <= {20, 40, 60}
     figures = {metric.name: metric.value for metric in place.report().metrics}
     assert figures["batch_size"] in (40, 60)

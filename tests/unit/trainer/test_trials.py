@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,21 @@ BATCHES = 17
 
 GROWTH_WINS = "rules.best = lambda arms, manner, gains: next((each for each in arms if each.action != 'Nothing'), None)"
 NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
+
+THERE_AT_ONCE = """
+import time
+import espalier_trainer.core.growth as growth
+adapted = growth.Growth.adapted
+def with_all(self):
+    while self._run.progress.epoch == 0 and not self._run.team.extra_members:
+        time.sleep(0.01)
+        self._run._boundary()
+    goes_on = adapted(self)
+    print("begins an epoch as", self._run.journal.phase, flush=True)
+    return goes_on
+growth.Growth.adapted = with_all
+"""
+"""The first epoch begins once the extra workers are there."""
 
 
 @pytest.fixture
@@ -115,10 +131,14 @@ def test_training_goes_on_from_the_copy_that_won_a_race(tried):
 
 
 def test_one_extra_worker_races_against_the_base_itself(tried):
-    place = tried("Race", 1, GROWTH_WINS)
+    place = tried("Race", 1, THERE_AT_ONCE + GROWTH_WINS)
     (began,) = until(lambda: of(place, "TrialsStarted"), place)
     assert began.actions == ("Deepen(block0)", "Nothing")
+    before = place.events()[: place.events().index(began)]
+    epochs = sum(event.type == "EpochFinished" for event in before)
+    assert epochs == 1, "before its end the loss of the base is not known"
     adaptation = decided(place)
+    assert set(re.findall(r"begins an epoch as (\w+)", place.log)) == {"Training"}
     assert adaptation.result is AdaptationResult.GROWN
     won, base = adaptation.arms
     assert (won.action, base.action, base.message) == ("Deepen(block0)", "Nothing", "the base itself")

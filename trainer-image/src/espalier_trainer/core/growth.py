@@ -114,9 +114,9 @@ class Growth:
             message = f"decision {progress.consultations} is left to the leader that continues from here"
             run.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
             return False
-        run.journal.enter(TrainerPhase.ADAPTING)
-        if self._waits_for_tryers():
+        if self._waits_to_try():
             return True
+        run.journal.enter(TrainerPhase.ADAPTING)
         asked = self._asked(self._adapter, network)
         if asked.decision.problem is not None and run.services.stop():
             return False  # the question was broken off; whoever resumes asks again
@@ -169,14 +169,19 @@ class Growth:
                 "espalier.adaptation.result": str(done.result),
             }
 
-    def _waits_for_tryers(self) -> bool:
-        """Return whether a question waits for extra workers that still start, since they are to try the answer."""
+    def _waits_to_try(self) -> bool:
+        """Return whether a question waits for extra workers that still start, since they are to try the answer.
+
+        Where the base is to race, it also waits for the first epoch, after which the base's loss is known.
+        """
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
             return False
-        if len(run.team.extra_members) >= run.allocation.replicas - run.scheduler.base_replicas():
+        extra = len(run.team.extra_members)
+        if extra >= run.allocation.replicas - run.scheduler.base_replicas():
             self._lent = None
-            return False
+            races = rules.races_base(self._trials, extra, run.team.world - extra)
+            return races and self._base_loss is None and run.progress.epoch == 0
         used, generation = run.scheduler.used_seconds(), run.allocation.generation
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used

@@ -24,6 +24,7 @@ def job(name: str) -> dict[str, object]:
     return {**head, "metadata": {"name": name}, "spec": {"timeBudgetSeconds": 60}}
 
 
+@pytest.mark.sweep("signals that end a server")
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
 def test_objects_tokens_and_clients_outlive_a_restart_of_the_server(cluster: ApiServer, sig: signal.Signals) -> None:
     """`stop` and `start` are a control plane that restarts."""

@@ -106,6 +106,7 @@ def forget_history(server: ApiServer) -> None:
     server.start()
 
 
+@pytest.mark.sweep("signals that end a server")
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_of_the_api_server_disturbs_no_job(world: World, sig: signal.Signals) -> None:
     """What happened meanwhile is seen afterwards, and who runs continues."""

@@ -279,6 +279,7 @@ def changed_first(episodes: Sequence[Episode]) -> OnHistory:
     return estimated(episodes, new, old, Unit.DECISION)
 
 
+@pytest.mark.sweep("simulated histories of decisions")
 @pytest.mark.parametrize(("share", "jobs", "loss"), [(0.2, 50, 0.1), (0.05, 100, 0.3), (0.2, 400, 0.03)])
 def test_a_change_that_was_hardly_tried_is_not_put_to_work(share: float, jobs: int, loss: float) -> None:
     """It is worse. At most one of forty may pass: what the interval promises. Of 100 these are 2.5, with one of 1.6."""
@@ -318,6 +319,7 @@ def test_one_job_gives_no_interval() -> None:
     assert refusal.endswith("2 are asked for")
 
 
+@pytest.mark.sweep("simulated histories of decisions")
 @pytest.mark.parametrize("kinds", [1, 25, 50])
 def test_small_kinds_do_not_make_a_difference_look_smaller(kinds: int) -> None:
     """95 % of 200 are 190, with a deviation of 3; where kinds are of two a job's noise is twice in it."""

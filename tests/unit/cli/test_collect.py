@@ -71,6 +71,7 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.sweep("optimizers and schedules that resume")
 @pytest.mark.parametrize("training", SCHEDULES, ids=["linear", "exponential", "plateau"])
 def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[str, object]) -> None:
     """Bit for bit: accuracy, times, steps and all weights."""

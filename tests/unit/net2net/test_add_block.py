@@ -223,6 +223,7 @@ SCALED = {
 }
 
 
+@pytest.mark.sweep("descriptions that grow by a block")
 @pytest.mark.parametrize("case", SCALED.values(), ids=SCALED)
 def test_scaled_growth_doubles_the_run_and_halves_its_last_projections(case: Case) -> None:
     model, example, kind = case.build(), case.example(), Insertion.SCALED
@@ -261,6 +262,7 @@ def test_a_linear_run_of_scaled_blocks_keeps_its_sum() -> None:
     assert len(grown) == 4
 
 
+@pytest.mark.sweep("descriptions that grow by a block")
 @pytest.mark.parametrize("case", SCALED.values(), ids=SCALED)
 def test_a_run_unfolds_from_what_it_computes_to_a_scaled_run_of_twice_the_length(case: Case) -> None:
     model, example, kind = _without_dropout(case.build()), case.example(), Insertion.UNFOLD

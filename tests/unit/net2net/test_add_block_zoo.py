@@ -80,6 +80,7 @@ def _trained(model: nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
+@pytest.mark.sweep("models of the zoo")
 @pytest.mark.parametrize("name", [name for name, zoo in HUGGING_FACE.items() if zoo.runs])
 def test_a_grown_model_of_hugging_face_is_saved_loaded_and_generates_alike(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")

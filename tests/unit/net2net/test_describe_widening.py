@@ -71,6 +71,7 @@ def _described(
     return describe(model, example, insertion, operations=["Widen"], before=before)
 
 
+@pytest.mark.sweep("structures that widen")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_every_group_of_a_structure_widens_alike(name: str) -> None:
     build, example = STRUCTURES[name]
@@ -116,6 +117,7 @@ def test_growth_in_any_order_commutes(name: str, insertion: Insertion, data: st.
         assert Architecture.model_validate_json(found.model_dump_json(by_alias=True)) == found
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_networks_of_torchvision_commute(name: str) -> None:
     case = torchvision_case(name)

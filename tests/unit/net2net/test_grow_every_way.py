@@ -40,6 +40,7 @@ def _maps() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 2)), torch.randn(3, 1, 5, 5)
 
 
+@pytest.mark.sweep("networks that grow in any order")
 @pytest.mark.parametrize(("build", "run"), [(_rows, "1.0"), (_maps, "3")])
 @given(draw=st.data())
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -75,6 +75,7 @@ def _check(model: nn.Module, example: Tensor, *, kind: Insertion = Insertion.EXA
     return everywhere
 
 
+@pytest.mark.sweep("layers and activations")
 @pytest.mark.parametrize("case", LAYERS)
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.SiLU()], ids=["plain", "residual"])
 def test_layers(case: str, activation: nn.Module) -> None:
@@ -82,6 +83,7 @@ def test_layers(case: str, activation: nn.Module) -> None:
     _check(nn.Sequential(layer, copy.deepcopy(activation)), torch.randn(shape))
 
 
+@pytest.mark.sweep("layers and activations")
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "bare"])
 def test_activations(activation: nn.Module, norm: bool) -> None:
@@ -142,6 +144,7 @@ def test_shared_activation_is_grown_at_its_input_or_at_the_block() -> None:
     assert type(grown.get_submodule("0")).__name__ == "GrownSharedActivation"
 
 
+@pytest.mark.sweep("layers and activations")
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU(), nn.Sigmoid()], ids=str)
 @pytest.mark.parametrize("kind", list(Insertion))
 def test_marked_blocks(activation: nn.Module, kind: Insertion) -> None:

@@ -47,6 +47,7 @@ def test_moments_follow_the_gradients() -> None:
         torch.testing.assert_close(carried[name], wanted, rtol=1e-4, atol=2e-5, msg=name)
 
 
+@pytest.mark.sweep("torchvision models")
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "efficientnet_b0", "regnet_y_400mf", "shufflenet_v2_x0_5"])
 def test_moments_follow_the_gradients_through_every_coupling(name: str) -> None:
     """Residual, concatenating, depthwise, squeeze-excite and grouped networks, in float64 to leave rounding out."""

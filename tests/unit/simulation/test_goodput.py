@@ -32,6 +32,7 @@ def profiles(pollux: Path) -> Profiles:
     return Profiles(pollux / "traces")
 
 
+@pytest.mark.sweep("traces of Pollux")
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("workloads", [(1, 3), (2, 6)], ids=["chosen on", "judged on"])
 def test_jobs_complete_before_those_of_pollux(

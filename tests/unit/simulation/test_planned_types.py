@@ -35,6 +35,7 @@ def simulated(trace: Path, policy: str, latency: str = "none") -> Outcome:
     return outcome_of(jobs, 48)
 
 
+@pytest.mark.sweep("traces of Gavel")
 @pytest.mark.parametrize(
     ("trace", "policy", "figure", "published", "within"),
     [
@@ -50,6 +51,7 @@ def test_figures_are_near_the_published_ones(
     assert found == pytest.approx(published, rel=within)
 
 
+@pytest.mark.sweep("traces of Gavel")
 @pytest.mark.parametrize(
     ("trace", "latency", "published"),
     [("max_min_fairness", "realistic", 14_622.8), ("minimize_makespan", "none", 35_659.0)],

@@ -33,6 +33,7 @@ def profiles(pollux: Path) -> Profiles:
     return Profiles(pollux / "traces")
 
 
+@pytest.mark.sweep("traces of Pollux")
 @pytest.mark.parametrize(("policy", "load", "workload"), GATES)
 def test_jobs_take_as_long_as_published_on_average(
     policy: str, load: str, workload: int, pollux: Path, profiles: Profiles

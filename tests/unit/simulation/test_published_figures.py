@@ -21,6 +21,7 @@ def profiles(pollux: Path) -> Profiles:
     return Profiles(pollux / "traces")
 
 
+@pytest.mark.sweep("traces of Pollux")
 @pytest.mark.parametrize("workload", [1, 2, 3, 6])
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("policy", ["tiresias", "optimus"])

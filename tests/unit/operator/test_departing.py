@@ -9,7 +9,7 @@ import pytest
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, NoticeReclaim, Stop
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.settings import DEPARTING, KubeSettings
@@ -56,17 +56,21 @@ def test_extra_workers_get_notice_a_base_that_allows_it_moves_and_another_stays(
     }
 
 
-def test_one_that_gave_its_extra_workers_back_moves_after_that() -> None:
+def test_one_with_extra_workers_there_moves_at_once_and_gets_no_notice_before() -> None:
     both = trains("ns/both", extra=1, base_preemptible=True)
     seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(both, "going")), jobs=(both,))
-    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [NoticeReclaim]
-    bare = replace(both, extra=0)
-    later = replace(seen, workers=tuple(workers_of(bare, "going")), jobs=(bare,))
-    assert [type(action) for action in plan(later, FairPolicy(), NOW).actions] == [Stop]
-    stopping = replace(bare, stopping=Stopping(reason=Reason.NODE_DEPARTING, deadline=NOW + 30))
-    assert plan(replace(later, jobs=(stopping,)), FairPolicy(), NOW).actions == ()
+    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
+    stopping = replace(both, stopping=Stopping(reason=Reason.NODE_DEPARTING, deadline=NOW + 30))
+    assert plan(replace(seen, jobs=(stopping,)), FairPolicy(), NOW).actions == ()
     ended = replace(stopping, leader_running=False)
-    assert plan(replace(later, jobs=(ended,)), FairPolicy(), NOW).actions[0].reason is Reason.NODE_DEPARTING
+    assert plan(replace(seen, jobs=(ended,)), FairPolicy(), NOW).actions[0].reason is Reason.NODE_DEPARTING
+
+
+def test_one_that_has_notice_already_moves_too() -> None:
+    asked = Reclaim(extra=0, deadline=NOW + 20, reason=Reason.NEEDED_BY_OTHER_JOB)
+    both = replace(trains("ns/both", extra=1, base_preemptible=True), reclaim=asked)
+    seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(both, "going")), jobs=(both,))
+    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
 
 
 def test_nothing_new_is_placed_there() -> None:

@@ -27,15 +27,17 @@ class Claims:
     def leave_departing_gpus(self) -> None:
         """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
 
-        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved.
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved. They give back
+        what they are lent as they stop: a notice first would cost time that such a node does not have.
         """
         tick, departures = self._tick, self._tick.departures
         for node, gpus in tick.capacity.overdrawn():
             tick.reclaims.leave_node(tick.capacity, node, gpus, by=departures.get(node))
         left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
         if left:
-            moves = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
-            tick.stop([job for job in moves if job.stopping is None and not tick.is_busy(job)], Reason.NODE_DEPARTING)
+            there = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
+            moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
+            tick.stop(moves, Reason.NODE_DEPARTING)
 
     def place(self) -> None:
         """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.

@@ -177,11 +177,9 @@ class Growth:
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
             return False
-        extra = len(run.team.extra_members)
-        if extra >= run.allocation.replicas - run.scheduler.base_replicas():
+        if len(run.team.extra_members) >= run.allocation.replicas - run.scheduler.base_replicas():
             self._lent = None
-            races = rules.races_base(self._trials, extra, run.team.world - extra)
-            return races and self._base_loss is None and run.progress.epoch == 0
+            return self._races_base(run.team) and self._base_loss is None and run.progress.epoch == 0
         used, generation = run.scheduler.used_seconds(), run.allocation.generation
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used
@@ -193,7 +191,6 @@ class Growth:
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
             return False
-        base = team.world - len(team.extra_members)
         trial = begun(
             self._trials,
             asked,
@@ -203,8 +200,8 @@ class Growth:
             run.scheduler.wall_time_left(),
             run.state.trial_rates(progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
             adapter.growth_seed(run.state.network),
-            base=base,
-            loss=self._loss_of_base() if rules.races_base(self._trials, len(team.extra_members), base) else None,
+            base=_base_of(team),
+            loss=self._loss_of_base() if self._races_base(team) else None,
             moment=run.moment(),
             clock=run.services.clock,
         )
@@ -220,6 +217,9 @@ class Growth:
         self._trial = trial
         run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
         return True
+
+    def _races_base(self, team: Team) -> bool:
+        return rules.races_base(self._trials, len(team.extra_members), _base_of(team))
 
     def _loss_of_base(self) -> float | None:
         return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()
@@ -308,3 +308,8 @@ class Growth:
             run.team.noted()
         run.jumps.settled(consultation, run.progress.adaptations)
         run.journal.enter(TrainerPhase.TRAINING)
+
+
+def _base_of(team: Team) -> int:
+    """Return how many workers of a team, its leader included, are no extra ones."""
+    return team.world - len(team.extra_members)

@@ -137,7 +137,7 @@ bench-plan: .venv/.ready  ## time of one plan(), and of a tick of the operator a
 	.venv/bin/python benchmarks/plan.py
 	.venv/bin/python benchmarks/tick.py
 
-bench-policies: .venv/.ready  ## simulated completion times beside published ones, by both drivers, and their speed (3 minutes)
+bench-policies: .venv/.ready  ## simulated completion times compared with published ones, by both drivers, and their speed (3 minutes)
 	.venv/bin/python benchmarks/policies.py $(ARGS)
 
 bench-agent: .venv/.ready  ## the agent's learners: speed, fit, generalization, controls (20 minutes); ARGS=--quick
@@ -177,7 +177,7 @@ bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared w
 	.venv/bin/python benchmarks/rewrites_learned.py --unseen --runs $(RUNS)/rewrites-learned.jsonl \
 		--table $(RUNS)/rewrites-table $(ARGS)
 
-bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a world model's controllers beside PPO with as many steps (15 minutes of a core); ARGS=--quick
+bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a world model's controllers compared with PPO with as many steps (15 minutes of a core); ARGS=--quick
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/rewrites_dreamt.py --table $(RUNS)/rewrites-table $(ARGS)
 
@@ -201,7 +201,7 @@ bench-joint: .venv/.ready  ## does it pay to place jobs together that come toget
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/joint.py $(ARGS)
 
 .PHONY: bench-wishes
-bench-wishes: .venv/.ready  ## does it pay to place workers where a policy file wishes? beside the rules of placement, at three loads (10 minutes of a core); ARGS=--quick
+bench-wishes: .venv/.ready  ## does it pay to place workers where a policy file wishes? compared with the rules of placement, at three loads (10 minutes of a core); ARGS=--quick
 	OMP_NUM_THREADS=1 .venv/bin/python benchmarks/wishes.py $(ARGS)
 
 .PHONY: bench-together

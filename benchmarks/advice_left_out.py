@@ -1,7 +1,7 @@
 """What the trees know of families that they have not met: the carried corpora, without a fifth of the families in turn.
 
 Unlike `advice_unseen`, no model is trained here. First decisions and second ones are judged apart, with widening and
-without. `--graph` judges a graph network beside the trees, learned from the same families, and both together.
+without. `--graph` compares a graph network with the trees, learned from the same families, and both together.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def raced_by(policy: Policy, gpus: int) -> Rule:
     "--trials/--no-trials",
     default=True,
     show_default=True,
-    help="Also judge Confirm, whose late growths are trained beside the arms.",
+    help="Also judge Confirm, whose late growths are trained in addition to the arms.",
 )
 @click.option("--drawn", type=int, metavar="SEED", help="Judge 34 other families, which this seed draws.")
 @click.option("--policy", "others", multiple=True, type=click.Path(path_type=Path), help="Another policy. Repeatable.")

@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="models whose names contain one of these")
     parser.add_argument("--seed", type=int, default=0, help="of the weights, and of what is drawn")
-    parser.add_argument("--sample", type=int, default=0, help="so many models, drawn by the seed; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="number of models, drawn by the seed; 0: all")
     parser.add_argument("--rows", type=Path, help="keep the lines here, and go on from those that are there")
     parser.add_argument("--page", type=Path, help="write the table as a page of the documentation")
     options = parser.parse_args()

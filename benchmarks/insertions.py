@@ -1,6 +1,6 @@
 """In which way should whole blocks be inserted? Measured on corpora that were collected with `--way inserted`.
 
-For each run of blocks: test accuracy at the end, exactly inserted beside not growing, scaled and unfolding beside
+For each run of blocks: test accuracy at the end, exactly inserted compared with not growing, scaled and unfolding with
 exactly inserted. Differences are means over seeds, then over all runs of a family; intervals are 95 %, over families.
 """
 
@@ -51,7 +51,7 @@ def costs_more(ways: Mapping[str, Sequence[ArmRecord]]) -> bool:
 
 
 def differences(runs: Mapping[Run, Mapping[str, float]], way: str, beside: str) -> Iterator[tuple[str, float]]:
-    """Yield the family of each run with what `way` gains beside another one, where there are both."""
+    """Yield the family of each run with what `way` gains compared with another one, where there are both."""
     for (family, *_), ways in runs.items():
         if way in ways and beside in ways:
             yield family, ways[way] - ways[beside]

@@ -3,7 +3,7 @@
 python benchmarks/joint.py [--episodes 40] [--bursts 10 20] [--repeats 20] [--markdown] [--quick]
 
 First the CPU time of a decision: a burst of 50 jobs on 64 nodes with 4 GPUs of which a third is taken. Then episodes as
-in `placement.py`, on 24 nodes, in which so many jobs come at a time. `predicted` is the sum of seconds that the
+in `placement.py`, on 24 nodes, in which this many jobs come at a time. `predicted` is the sum of seconds that the
 placements of a burst cost by what is believed, in the mean over bursts of `one by one`; `saved` by how many percent the
 mean completion time is below that of one by one, in the mean over episodes, with its 95 % interval (Student's t).
   online   a model that begins at a prior that knows nothing of clusters, and learns
@@ -44,7 +44,7 @@ Placing = Model | Oracle
 
 
 def in_bursts(drawn: Episode, size: int) -> Episode:
-    """Return the episode in which so many jobs come at the time of the first of them."""
+    """Return the episode in which `burst` jobs come at the time of the first of them."""
     arrivals = tuple(
         replace(each, at=drawn.arrivals[index - index % size].at) for index, each in enumerate(drawn.arrivals)
     )
@@ -117,7 +117,7 @@ def oracle(_: Episode) -> Placing:
 
 
 def episodes(count: int, size: int, *, markdown: bool) -> str:
-    """Return mean completion times on so many episodes with bursts of this size."""
+    """Return mean completion times of `count` episodes with bursts of this size."""
     drawn = [in_bursts(episode(FAMILY, Purpose.JUDGE, index), size) for index in range(count)]
     rows = []
     for name, make in (("online", online), ("oracle", oracle)):

@@ -58,7 +58,7 @@ def learnt(
         path = folder / f"{title.replace(' ', '-')}-{seed}.safetensors"
         if not path.exists():
             cpu = time.process_time()
-            policy = learn_slots(seed, settings, kinds=kinds, told=lambda line: progress(f"  {line}"))
+            policy = learn_slots(seed, settings, kinds=kinds, progress=lambda line: progress(f"  {line}"))
             spent = time.process_time() - cpu
             results = {**policy.lineage.results, "cpuSeconds": round(spent, 1)}
             write_policy(make_policy(policy.network, policy.lineage.model_copy(update={"results": results})), path)

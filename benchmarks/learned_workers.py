@@ -110,7 +110,7 @@ def learnt(
         cpu = time.process_time()
         form = form_of(workloads, half)
         what = f"Pollux' workloads {' and '.join(half)} at three loads, mixed"
-        policy = learn_workers(seed, settings, form, what, told=lambda line: progress(f"  {line}"))
+        policy = learn_workers(seed, settings, form, what, progress=lambda line: progress(f"  {line}"))
         results = {**policy.lineage.results, "cpuSeconds": round(time.process_time() - cpu, 1)}
         write_policy(make_policy(policy.network, policy.lineage.model_copy(update={"results": results})), path)
     policy = read_policy(path)

@@ -9,7 +9,7 @@ nodes and pods without machines and containers:
   as kube-scheduler does, and lets them run. Its decisions take microseconds, so the operator does not wait for a busy
   scheduler; kwok, when it lists 25,000 pods again, ran none for half a minute;
 - other people's pods hold all GPUs that the jobs' base workers do not need: the cluster is full, as real ones are; with
-  `--idle-pods 20000`, that many pods without GPUs are bound beside them;
+  `--idle-pods 20000`, that many pods without GPUs are bound in addition;
 - leaders: each job has its own watch and reports every ten seconds, as the trainer does (`load/leaders.py`).
 
 Each case has a separate cluster, and these stages:

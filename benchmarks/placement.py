@@ -16,7 +16,7 @@ completion time is below that of the row, in the mean over episodes, with its 95
   SAC, entropy ..., frozen    SAC in the place of PPO, from as many decisions
   online, nodes kept whole    the same model, which also counts what it costs to open an empty node; so for others
   true prior    the model again, with the distribution from which the kinds of models and the clusters were drawn
-  slow nodes known    `online`, but told from the start how slow each node is
+  slow nodes known    `online`, but knows from the start how slow each node is
   oracle      knows the true performance; no model can be expected to be better by much
 The rows of these are means over seeds of learning, episode by episode; what each seed gives is printed first.
 The settings of each model (memory, optimism) are chosen on episodes of their own. So no episode is used twice.
@@ -132,8 +132,8 @@ def true_prior() -> Prior:
     return Prior((float(slowness.mean()), float(slowness.var())), np.array(means), covariance)
 
 
-class Told:
-    """The model that knows nothing of clusters, but is told how slow each node is, at first and after a change."""
+class Informed:
+    """The model that knows nothing of clusters but how slow each node is, at first and after a change."""
 
     def __init__(self, drawn: Episode) -> None:
         """Begin at the wide prior."""
@@ -187,12 +187,12 @@ def actor(
         kept.load_state_dict(torch.load(file, weights_only=True))
         print(f"{name}, seed {seed}: read from {file}", flush=True)
         return kept
-    told = partial(_said, f"{name}, seed {seed}")
+    line = partial(_line, f"{name}, seed {seed}")
     settings = replace(SETTINGS, decisions=decisions)
     learnt: Placing = (
-        learn_remembering(seed, settings, family, told)
+        learn_remembering(seed, settings, family, line)
         if name == "RL2"
-        else learn_placement(seed, settings, family, told, sac_entropy=sac_entropy)
+        else learn_placement(seed, settings, family, line, sac_entropy=sac_entropy)
     )
     print(f"{name}, seed {seed}: {time.process_time() - cpu:.0f} s of CPU time", flush=True)
     if file:
@@ -202,12 +202,12 @@ def actor(
     return learnt
 
 
-def _said(name: str, line: str) -> None:
+def _line(name: str, line: str) -> None:
     progress(f"{name}: {line}")
 
 
 def workers(processes: int) -> Executor:
-    """Return where seeds are learnt and judged: here, or in so many processes."""
+    """Return where seeds are learnt and judged: here, or in this number of processes."""
     if processes == 1:
         return ThreadPoolExecutor(1)
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
@@ -270,7 +270,7 @@ def draw(judged: dict[str, dict[str, Floats]], path: Path) -> None:
                 paired((100 * (found[name][:, jobs].mean(1) / found["oracle"][:, jobs].mean(1) - 1)).tolist())
                 for jobs in groups
             ]
-            aside = 0.8 * (place - len(DRAWN) // 2)  # so that intervals can be told apart
+            aside = 0.8 * (place - len(DRAWN) // 2)  # so that intervals do not overlap
             middle = [jobs.mean() + 1 + aside for jobs in groups]
             axis.errorbar(
                 middle, [each.mean for each in later], yerr=error_bars(later), marker="o", markersize=3, label=name
@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     family = replace(FAMILY, load=options.load)
     prior = learn_prior(
         [episode(family, Purpose.TRAIN, index) for index in range(train)],
-        said=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
+        on_round=lambda turn, mean: progress(f"learnt prior, round {turn + 1}: {mean:,.0f} s while it explores"),
     )
     truth, tables = true_prior(), dict[str, dict[str, Floats]]()
     with workers(options.processes) as pool:
@@ -339,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 found[name + KEPT] = seconds(judged, model(start, setting, until))
             found |= reinforced(pool, actors, judge, family, shift=shift)
             found["true prior"] = seconds(judged, model(truth, Setting(math.inf, 0.0), always))
-            found["slow nodes known"] = seconds(judged, Told)
+            found["slow nodes known"] = seconds(judged, Informed)
             found["oracle"] = seconds(judged, lambda _: Oracle())
             found["oracle" + KEPT] = seconds(judged, lambda _: Oracle(opening=ORACLE_OPENING))
             title = "cluster and workload change in the middle" if shift else "one cluster"

@@ -13,7 +13,7 @@ The rows after these have a tenth of the GPUs free, and a thousand different con
 amount of CPU, tolerates another taint, or rules out another node by its host name.
 
 The last rows are the cluster of `make bench-operator`: pods of others hold all GPUs that the base workers of 1,000 jobs
-do not need, 20,000 pods without GPUs run beside them, and 0 or 150 GPUs have just come free.
+do not need, 20,000 pods without GPUs run there too, and 0 or 150 GPUs have just come free.
 
 No snapshot is planned twice, because a plan uses again what the last ones knew of nodes (`fleet.py`). Each differs from
 the one before it by one event. `podMs`: a pod has come or gone, and a second has passed; most events are like this.

@@ -1,4 +1,4 @@
-"""Simulated completion times beside published ones: `.venv/bin/python benchmarks/policies.py [--data DIR] [--json]`.
+"""Simulated and published completion times: `.venv/bin/python benchmarks/policies.py [--data DIR] [--json]`.
 
 A row a policy, load and workload of the Pollux artifact (Qiao et al., OSDI 2021), on 16 nodes with 4 GPUs: the mean
 completion time in simulated seconds, the published one, how many jobs differ, and how many simulated jobs a second of
@@ -43,7 +43,7 @@ from espalier_operator.simulation.typed import TypedRounds
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
 POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "soonest": "pollux", "goodput": "pollux"}
-"""Ours, and the published one beside it."""
+"""Ours, with the published one to compare."""
 RUNS = 3
 DRIVERS: Mapping[str, tuple[Callable[[Sequence[SimulatedJob], Sequence[Node], Policy], Rounds | Planned], int]] = {
     "rounds": (Rounds, RUNS),

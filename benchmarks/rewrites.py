@@ -80,7 +80,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--evaluations", type=int, default=1500, help="graphs that a search may cost")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: then name a --batch that fills it")
     parser.add_argument("--batch", type=int, help="examples of a batch; absent: a few, for a CPU")
-    parser.add_argument("--compile", action="store_true", help="beside torch.compile")
+    parser.add_argument("--compile", action="store_true", help="compare with torch.compile")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Can rewriting be learnt in a dream? Controllers of a world model beside PPO with as many steps, and searches.
+"""Can rewriting be learnt in a dream? Controllers of a world model, PPO with as many steps, and searches.
 
     .venv/bin/python benchmarks/rewrites_dreamt.py [--quick] [--nets handwritten,...] [--seeds 0,1,2] [--updates 4]
         [--dreamt 25] [--temperatures 0.5,1,1.5] [--table DIR] [--markdown]
@@ -132,13 +132,13 @@ class Bench:
         """Learn in the real environment and in dreams."""
         options, steps = self.options, 0
 
-        def told(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
+        def on_update(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
             nonlocal steps
             steps = decisions
 
         real = Settings(updates=options.updates)
         began = time.process_time()
-        policy = learn({self.name: [self.world]}, real, seed, told)
+        policy = learn({self.name: [self.world]}, real, seed, on_update)
         self.judge("PPO", self.world, policy, seed, steps, time.process_time() - began)
         began = time.process_time()
         episodes = record(self.world, steps, seed)
@@ -152,7 +152,7 @@ class Bench:
             self.foreseen.append(one)
         awake = Awake(self.world, world)
         began = time.process_time()
-        controller = learn_controller(awake, real, seed, told)
+        controller = learn_controller(awake, real, seed, on_update)
         self.judge("awake", awake, controller, seed, recorded + steps, seconds + time.process_time() - began)
         for temperature in options.temperatures:
             dream = Dream(world, episodes[0].seen[0], temperature=temperature, horizon=self.world.horizon)
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{bench.name}: beam costs {bench.reference.beam.evaluations} graphs, gain {math.exp(bench.whole):.3f}"
             )
             bench.searched()
-        # Seed by seed, so that a benchmark that is stopped has told of all nets.
+        # Seed by seed, so that a benchmark that is stopped has results of all nets.
         for seed in options.seeds:
             for bench in benches:
                 bench.run(seed)

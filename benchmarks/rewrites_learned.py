@@ -79,7 +79,7 @@ class Reference:
         self.tenth = max(1, self.beam.evaluations // 10)
 
     def run(self, how: str, seed: int, found: Found, **more: float) -> Run:
-        """Return what was found, beside beam."""
+        """Return what was found, compared with beam."""
         best = self.beam.best[0][0]
         cost = found.best[0][0]
         gain = math.log(found.start / cost) / math.log(found.start / best) if best < found.start else 1.0
@@ -171,14 +171,14 @@ def learnt(reference: Reference, how: str, seed: int, options: argparse.Namespac
     families = {name: [reference.world]} if how == "policy" else others(name, options.table)
     began, costed = time.process_time(), 0
 
-    def told(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
+    def on_update(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
         nonlocal costed
         costed = decisions
         if updates % 4 == 0:
             gains = ", ".join(f"{family} {gain:.3f}" for family, gain in returns.items())
             progress(f"    update {updates}: {gains} ({time.process_time() - began:.0f} s of CPU)")
 
-    policy = learn(families, Settings(updates=options.updates), seed, told)
+    policy = learn(families, Settings(updates=options.updates), seed, on_update)
     seconds = time.process_time() - began
     found = walks(reference.world, policy, evaluations=reference.tenth, seed=seed)
     measured, quartiles = reference.measured(found, options.pairs)

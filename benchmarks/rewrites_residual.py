@@ -56,7 +56,7 @@ class Subject:
     judged_by: list[float]
 
     def loss(self, places: Collection[int]) -> float:
-        """Return how much is lost by measuring these candidates alone, beside measuring all of them."""
+        """Return how much is lost by measuring these candidates alone, compared with measuring all of them."""
         return math.log(self._gain(range(len(self.candidates))) / self._gain(places))
 
     def _gain(self, places: Collection[int]) -> float:

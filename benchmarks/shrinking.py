@@ -72,8 +72,8 @@ def markdown(runs: Sequence[Run], budget: float) -> str:
             accuracy = mean_and_deviation([run.accuracy for run in own])
             lines.append(f"| x{dearer:g} | {reclaim / budget:.0%} | {arm} | {accuracy} {less} {steps:,.0f} |")
         reasons = Counter(run.reason for run in found if run.arm == "rule")
-        told = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
-        lines.append(f"| | | decision of `rule` | {told} | | | |")
+        reasons_text = ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()))
+        lines.append(f"| | | decision of `rule` | {reasons_text} | | | |")
     return "\n".join(lines)
 
 

@@ -44,7 +44,7 @@ _WARM_UP: Final = 3
 
 
 class VirtualClock:
-    """Time that passes when it is told to."""
+    """Time that passes when it is set."""
 
     def __init__(self) -> None:
         """Begin with now."""
@@ -167,8 +167,8 @@ class Cluster:
             if number % of == part:
                 name = self.api.jobs[uid]["metadata"]["name"]
                 data = objects.report(name, leader, generation=10**6, seconds=seconds)
-                told = self.api.stored({**self.api.reports[uid], **data})
-                self.store.take(resources.CONFIG_MAPS, "MODIFIED", told)
+                stored = self.api.stored({**self.api.reports[uid], **data})
+                self.store.take(resources.CONFIG_MAPS, "MODIFIED", stored)
 
     def free_one(self) -> None:
         """Delete a pod of somebody else that holds one GPU."""

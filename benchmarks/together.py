@@ -13,7 +13,7 @@ Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers
 with its 95 % interval (Student's t); `GPU-hours` are those that jobs held, a job; `restarts` a job, the start included.
 No setting is chosen, so all episodes to judge are as good as new.
 With --runs, a run that was stopped goes on with the episodes that it had played. Remove the file if a way changed.
-With --decision, it prints the CPU time of one decision instead: about so many jobs, none of which runs yet.
+With --decision, it prints the CPU time of one decision instead: about this number of jobs, none of which runs yet.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def play(name: str, prior: Prior, family: Family, index: int) -> Played:
 
 
 def decision_seconds(jobs: int, nodes: int) -> float:
-    """Return the CPU seconds of deciding numbers and nodes of so many jobs together, by the true performance."""
+    """Return the CPU seconds of deciding numbers and nodes of this many jobs together, by the true performance."""
     drawn = episode(replace(FAMILY, jobs=jobs, nodes=nodes), Purpose.TRAIN, 0)
     at_once = replace(drawn, arrivals=tuple(replace(arrival, at=0.0) for arrival in drawn.arrivals))
     cluster = ElasticCluster(at_once)

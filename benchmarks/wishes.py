@@ -73,7 +73,7 @@ def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
 
 
 def played(family: Family, purpose: Purpose, count: int, prior: Prior, opening: float) -> list[float]:
-    """Return the mean completion times of so many episodes by wishes."""
+    """Return the mean completion times of this number of episodes by wishes."""
     return [by_wishes(Cluster(episode(family, purpose, index)), prior, opening) for index in range(count)]
 
 
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{command()}\n{environment('numpy')}", flush=True)
     # At the family's own load, as `espalier policies retrain --placement` does, which learns from 20 episodes, not 80.
     drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(train)]
-    prior = learn_prior(drawn, said=lambda turn, _: progress(f"prior, round {turn + 1} of 4"))
+    prior = learn_prior(drawn, on_round=lambda turn, _: progress(f"prior, round {turn + 1} of 4"))
     families = {load: Family(load=load) for load in options.loads}
     means = {}
     for opening in (0.0, *OPENINGS):

@@ -99,7 +99,7 @@ class Run(Record):
     blocks: int
     losses: tuple[float, ...] = ()
     """Of a scaled growth: the loss of a validation batch before it, and after each part of it."""
-    said: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
     """Of an arm that decides: the actions carried out, in order."""
     trial_seconds: float = 0.0
     """Virtual GPU-seconds that extra workers spent on a race."""

@@ -19,11 +19,11 @@ class Asking(Advisor):
     policy: Policy = field(default_factory=default_policy)
     instead: Action | None = None
     gains: dict[str, ExpectedGain] = field(default_factory=dict)
-    """What the policy expects of actions, by their texts: what it said last."""
+    """What the policy expects of actions, by their texts: from its latest advice."""
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
         """Return what the policy says."""
-        said = decide(self.policy, request)
-        self.gains = {str(entry.action): entry.gain for entry in said.probabilities if entry.gain is not None}
-        action = said.action if self.instead is None else self.instead
+        advice = decide(self.policy, request)
+        self.gains = {str(entry.action): entry.gain for entry in advice.probabilities if entry.gain is not None}
+        action = advice.action if self.instead is None else self.instead
         return Decision(f"asked-{request.progress.adaptations}", action, AdaptationSource.AGENT, "shipped")

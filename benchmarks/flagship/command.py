@@ -59,9 +59,9 @@ def carry_out(subject: Subject, options: argparse.Namespace, quick: Quick, decid
         cell = run.cell
         what = f"rate {cell.rate:g}" if cell.seed == TRIED_SEED else f"seed {cell.seed}"
         when = "" if cell.moment is None else f" at {cell.moment:.0%}"
-        said = f", {' '.join(run.said) or 'never'}, {run.blocks} blocks" if cell.arm in DECIDED else ""
+        answered = f", {' '.join(run.answered) or 'never'}, {run.blocks} blocks" if cell.arm in DECIDED else ""
         figure = f"{run.figure:.3f} {subject.short}"
-        progress(f"{cell.budget:g} s, {cell.arm}{when}, {what}: {figure} ({run.seconds:.0f} s){said}")
+        progress(f"{cell.budget:g} s, {cell.arm}{when}, {what}: {figure} ({run.seconds:.0f} s){answered}")
 
     with tempfile.TemporaryDirectory(prefix=f"espalier-{subject.name}-") as temporary:
         trunks = Path(temporary) if options.runs is None else options.runs.with_suffix(".trunks")

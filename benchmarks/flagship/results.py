@@ -132,7 +132,7 @@ class Results:
 
 
 def _next_rate(tried: dict[float, float], best: float) -> float | None:
-    """Return the next rate to try, beside the best; None where both of its neighbours are known to be worse."""
+    """Return the next rate to try, next to the best; None where both of its neighbours are known to be worse."""
     place = LADDER.index(best)
     beside = [LADDER[each] for each in (place - 1, place + 1) if 0 <= each < len(LADDER)]
     return next((rate for rate in beside if rate not in tried), None)

@@ -81,13 +81,13 @@ class Bench:
             steps=result.steps,
             blocks=blocks_of(trainer.network.architecture),
             losses=tuple([each.loss_before or 0.0 for each in jumps[:1]] + [each.loss_after or 0.0 for each in jumps]),
-            said=tuple(each.action for each in result.adaptations) if cell.arm in DECIDED else (),
+            answered=tuple(each.action for each in result.adaptations) if cell.arm in DECIDED else (),
             trial_seconds=trial_seconds,
             seconds=time.monotonic() - began,
         )
 
     def seconds(self, rate: float, blocks: int, steps: int) -> float:
-        """Return how long a run of so many steps takes here, in wall seconds, with its beginning and its end.
+        """Return how long a run of `steps` takes here, in wall seconds, with its beginning and its end.
 
         For a subject whose steps cost one virtual second.
         """

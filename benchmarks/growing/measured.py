@@ -218,7 +218,7 @@ def _kept(model: nn.Module, grown: nn.Module, example: ExampleInput, *, causal: 
 
 
 def _looks_back_only(sample: Any) -> bool:
-    """Return whether an entry of (batch, place, ...) depends on no place behind it, of its own example and no other."""
+    """Return whether an entry of (batch, place, ...) depends on no later place, and on its own example alone."""
     row, place = sample.at[0], sample.at[1]
     for seen in sample.depends:
         if seen.dim() < 3 or seen.shape[1] != sample.shape[1] or seen.shape[0] != sample.shape[0]:

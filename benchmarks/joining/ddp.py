@@ -1,6 +1,6 @@
 """DistributedDataParallel by gloo on the job in a folder: the trainer's model, data, shares, optimizer and steps.
 
-`python -m joining.ddp FOLDER WORLD RANK`: one of so many plain processes, which train the case of `case.json` without
+`python -m joining.ddp FOLDER WORLD RANK`: one of WORLD plain processes, which train the case of `case.json` without
 an end. Each is started by itself, as elastic workers are: Linux divides a busy CPU among sessions, not processes.
 `torchrun … -m joining.ddp FOLDER`: a script as torchrun expects it. torchrun restarts it at each change, and it
 continues from its checkpoint, which it writes every `CHECKPOINT_STEPS` steps.

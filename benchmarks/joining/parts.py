@@ -165,7 +165,7 @@ class Rates:
 
 
 def rates(model: Model, policy: ElasticBatch, world: int, windows: int, seconds: float) -> Rates:
-    """Let an elastic job and plain processes train the same in turn, in windows of so many `seconds`.
+    """Let an elastic job and plain processes train the same in turn, in windows of `seconds`.
 
     The others stand still (SIGSTOP), and continue where they were: so other load on the machine meets both alike. The
     windows are equally long, not of equally many steps: a process that has just been woken is given more of a busy CPU.

@@ -80,7 +80,7 @@ async def free_gpus(
 
 def _parts(freed: list[Freed], raises: list[Raised], world: World) -> dict[str, float | None]:
     """Return how long each part of the way took, from the pod that was lent a GPU: in the order of their making."""
-    parts: dict[str, list[float]] = {"Made": [], "Bound": [], "Runs": [], "Told": []}
+    parts: dict[str, list[float]] = {"Made": [], "Bound": [], "Runs": [], "Seen": []}
     left = sorted(world.stages.values(), key=lambda stages: stages.made)
     for each, raised in zip(freed, raises, strict=True):
         stages = next((one for one in left if one.job == raised.job and one.runs > 0), None)

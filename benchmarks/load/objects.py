@@ -138,7 +138,7 @@ def job(number: int, workers: int) -> Raw:
 
 def report(job: str, incarnation: str, *, generation: int, seconds: float, completed: bool = False) -> Raw:
     """Return the patch that brings a leader's report into its ConfigMap; `seconds`: for how long it has trained."""
-    told = Report(
+    report = Report(
         job=job,
         incarnation=incarnation,
         acknowledged_generation=generation,
@@ -152,7 +152,7 @@ def report(job: str, incarnation: str, *, generation: int, seconds: float, compl
         parameters=1_000_000,
         updated_time=datetime.now(UTC),
     )
-    return {"data": {REPORT_KEY: dumps(told)}}
+    return {"data": {REPORT_KEY: dumps(report)}}
 
 
 def pod_begin(pod: Raw) -> Raw:

@@ -61,8 +61,8 @@ class Process:
         """Raise `ProcessError` where it has ended."""
         if self._process.poll() is not None:
             lines = self.log.read_text(errors="replace").splitlines()[-12:]
-            said = "\n".join(lines)
-            raise ProcessError(f"{self.name} ended with exit code {self._process.returncode}; it wrote last:\n{said}")
+            output = "\n".join(lines)
+            raise ProcessError(f"{self.name} ended with exit code {self._process.returncode}; it wrote last:\n{output}")
 
     def cpu_seconds(self) -> float:
         """Return the CPU time that it has used, user and system."""

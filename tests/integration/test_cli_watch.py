@@ -162,7 +162,7 @@ def watch(story: Story, tmp_path: Path) -> Iterator[Callable[..., Watching]]:
 # ---- the command
 
 
-def test_a_life_is_told_line_by_line_and_ends_with_0(story: Story, watch: Callable[..., Watching]) -> None:
+def test_a_life_is_reported_line_by_line_and_ends_with_0(story: Story, watch: Callable[..., Watching]) -> None:
     story.tell("Old", "news of long ago")
     story.wait()
     watching = watch()

@@ -22,7 +22,7 @@ def message(world: World, job: str, kind: str) -> str:
     return str(found[0])
 
 
-def test_a_job_that_cannot_be_run_is_told_so_until_it_is_changed(world: World) -> None:
+def test_a_job_that_cannot_be_run_is_reported_until_it_is_changed(world: World) -> None:
     """The API server took it; the operator says what is wrong, in the field's words."""
     world.kubelet.add_node("node", 1)
     world.operate()
@@ -51,7 +51,7 @@ def test_a_pod_that_the_api_server_never_takes_ends_the_job(world: World) -> Non
     assert world.pods("odd") == {}
 
 
-def test_a_quota_keeps_a_job_from_starting_and_is_said(world: World) -> None:
+def test_a_quota_keeps_a_job_from_starting_and_is_reported(world: World) -> None:
     """The planner does not know of scopes. It is tried again, less and less often, and starts when there is room."""
     world.kubelet.add_node("node", 1)
     operator = world.operate()

@@ -10,7 +10,7 @@ QUICK = {"preemption": {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSec
 """Preemption of jobs that are to be lent GPUs at once."""
 
 
-def test_the_second_job_waits_for_the_gpu_of_the_first_and_is_told(world: World) -> None:
+def test_the_second_job_waits_for_the_gpu_of_the_first_and_is_reported(world: World) -> None:
     """Conditions and Events say why."""
     world.kubelet.add_node("node", 1)
     world.operate()

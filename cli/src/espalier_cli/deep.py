@@ -83,14 +83,14 @@ def _follow(lines: IO[str] | None, checked: Checked, tell: Callable[[str], None]
     """Read what the process says; returns the stage that it was in, and whether it came to an end by itself."""
     stage = "importing torch"
     for line in lines or ():
-        said = json.loads(line)
-        if "stage" in said:
-            stage = said["stage"]
-        elif "found" in said:
-            checked.found.append(said["found"])
-            tell(said["found"])
+        message = json.loads(line)
+        if "stage" in message:
+            stage = message["stage"]
+        elif "found" in message:
+            checked.found.append(message["found"])
+            tell(message["found"])
         else:
-            checked.problem = said.get("failed", "")
+            checked.problem = message.get("failed", "")
             return stage, True
     return stage, False
 

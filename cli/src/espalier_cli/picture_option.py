@@ -1,4 +1,4 @@
-"""The option that names a file for a picture, and how its errors are told.
+"""The option that names a file for a picture, and how its errors are reported.
 
 The file is checked before a command begins, since some train for hours. A command draws last, after it has printed its
 results: a disk can still be full.

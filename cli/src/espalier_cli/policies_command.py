@@ -8,7 +8,7 @@ from espalier_agent.commands.lazy import LazyGroup
 
 policies: Final = LazyGroup(
     name="policies",
-    help="Learn scheduling policies, and evaluate them beside rules.",
+    help="Learn scheduling policies, and compare them with rules.",
     elsewhere={
         "retrain": "espalier_cli.policies.retrain:retrain",
         "learn": "espalier_cli.policies.learn:learn",

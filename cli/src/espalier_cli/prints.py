@@ -27,11 +27,11 @@ class Prints:
             self._place = 0
         self._begun = b""
         """The last line, as long as it has no end."""
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
-    def told(self, text: str) -> None:
+    def skip(self, text: str) -> None:
         """Take note that `text` is on the terminal already, and need not be shown again."""
-        self._told.add(text)
+        self._shown.add(text)
 
     def show(self, console: Console, *, ended: bool = False) -> None:
         """Print the lines that have come since; with `ended`, also one that has no end."""
@@ -53,4 +53,4 @@ class Prints:
         if ended:
             whole, self._begun = [*whole, self._begun], b""
         texts = (line.decode(errors="replace").rstrip("\r").rpartition("\r")[2].rstrip() for line in whole)
-        return [text for text in texts if text and not _LOGGED.match(text) and text not in self._told]
+        return [text for text in texts if text and not _LOGGED.match(text) and text not in self._shown]

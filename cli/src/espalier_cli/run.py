@@ -108,7 +108,7 @@ def run_jobs(
 
             def on_event(job: str, event: AnyEvent) -> None:
                 if isinstance(event, Warned) and job in prints:
-                    prints[job].told(f"{event.reason}: {event.message}")
+                    prints[job].skip(f"{event.reason}: {event.message}")
                 display.show(job, event)
 
             def on_tick(view: RunView) -> None:

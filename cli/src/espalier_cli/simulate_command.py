@@ -16,7 +16,7 @@ from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.simulation_report import Run, document, print_report, title_of
-from espalier_cli.simulation_shadow import documents_of, policies_beside, print_shadows, shadows_of
+from espalier_cli.simulation_shadow import documents_of, policies_with, print_shadows, shadows_of
 from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
 from espalier_operator.planning import DEFAULT_POLICY, configured_here, takes_seed
 from espalier_operator.simulation.generate import PREFIX
@@ -121,7 +121,7 @@ def simulate(
         )
         traces = tuple(dict.fromkeys(traces))  # what is named twice is no further sample
         shadows = [] if shadow is None else shadows_of(traces, form, shadow)
-        policies = policies_beside(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
+        policies = policies_with(shadow, shadows, policies) if shadow is not None else policies or (DEFAULT_POLICY,)
         policies = tuple(dict.fromkeys(policies))
         drawn = [trace for trace in traces if trace.startswith(PREFIX)]
         kind = {"typed": form == GAVEL, "continuous": driver == PLAN}

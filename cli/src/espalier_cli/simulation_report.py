@@ -119,7 +119,7 @@ def _means(group: Sequence[Run]) -> dict[str, Interval]:
 def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Interval, int, tuple[float, int]]]:
     """Yield the mean JCT of each other policy minus that of the first one, of the same trace and seed.
 
-    What was simulated once, as nothing is drawn in it, stands beside each seed of the other.
+    What was simulated once, as nothing is drawn in it, is compared with each seed of the other.
     """
     groups = list(_groups(runs))
     for trace, policy, group in groups:

@@ -1,4 +1,4 @@
-"""`espalier simulate --shadow`: what a policy would have decided beside an operator, as a table and as JSON."""
+"""`espalier simulate --shadow`: what a policy would have decided compared with an operator, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ def shadows_of(traces: Sequence[str], form: str, policy: str) -> Shadows:
     return [(trace, policy, shadow_of(Path(trace), configured_here(policy), policy)) for trace in traces]
 
 
-def policies_beside(shadow: str, shadows: Shadows, given: Sequence[str]) -> tuple[str, ...]:
+def policies_with(shadow: str, shadows: Shadows, given: Sequence[str]) -> tuple[str, ...]:
     """Return the policies to simulate: those that were given, else those of the operators; and the shadow policy."""
     found = list(given)
     if not given:
-        for _, _, told in shadows:
+        for _, _, compared in shadows:
             try:
-                configured_here(told.policy or "")
+                configured_here(compared.policy or "")
             except ValueError as error:
                 click.echo(f"the operator's policy is not simulated: {error}", err=True)
             else:
-                found.append(told.policy or "")
+                found.append(compared.policy or "")
     return tuple(dict.fromkeys([*found, shadow]))
 
 
 def print_shadows(shadows: Shadows) -> None:
     """Print what the policy would have decided otherwise."""
-    for trace, policy, told in shadows:
+    for trace, policy, shadow in shadows:
         click.echo(
-            f"\n{trace}: of {told.plans} recorded plans, {policy} decides {told.same} like the operator"
-            f" ({told.policy or 'its policy is not known'})."
-            + (f" The snapshots of {told.left_out} others were removed." if told.left_out else "")
+            f"\n{trace}: of {shadow.plans} recorded plans, {policy} decides {shadow.same} like the operator"
+            f" ({shadow.policy or 'its policy is not known'})."
+            + (f" The snapshots of {shadow.left_out} others were removed." if shadow.left_out else "")
         )
-        if told.differences:
+        if shadow.differences:
             rows = [
-                (_time(each.at), each.job, _listed(each.did), _listed(each.would)) for each in told.differences[:SHOWN]
+                (_time(each.at), each.job, _listed(each.did), _listed(each.would))
+                for each in shadow.differences[:SHOWN]
             ]
             print_table(("TIME", "JOB", "OPERATOR", "SHADOW"), rows)
-            if (more := len(told.differences) - SHOWN) > 0:
+            if (more := len(shadow.differences) - SHOWN) > 0:
                 click.echo(f"{more} more differences; --json lists all.")
 
 
@@ -67,16 +68,16 @@ def documents_of(shadows: Shadows) -> list[dict[str, Any]]:
         {
             "trace": trace,
             "policy": policy,
-            "operatorPolicy": told.policy,
-            "plans": told.plans,
-            "same": told.same,
-            "withoutSnapshot": told.left_out,
+            "operatorPolicy": shadow.policy,
+            "plans": shadow.plans,
+            "same": shadow.same,
+            "withoutSnapshot": shadow.left_out,
             "differences": [
                 {"at": each.at, "job": each.job, "operator": list(each.did), "shadow": list(each.would)}
-                for each in told.differences
+                for each in shadow.differences
             ],
         }
-        for trace, policy, told in shadows
+        for trace, policy, shadow in shadows
     ]
 
 

@@ -28,7 +28,7 @@ def drawn(board: DrawnBoard) -> bytes:
     rows = max(place.y + place.h for place in places)
     canvas = Canvas(WIDTH, round(_HEAD + rows * _ROW + _ASIDE))
     canvas.text(_ASIDE + 4, 27, board.title, 17, bold=True)
-    canvas.text(_ASIDE + 4, 54, said(board), 10, color=MUTED)
+    canvas.text(_ASIDE + 4, 54, caption(board), 10, color=MUTED)
     for title, place in board.headings:
         at = box(place)
         canvas.text(at.left + 4, at.top + at.height / 2 + 3, title, 12, bold=True)
@@ -43,7 +43,7 @@ def box(place: GridPos) -> Box:
     return Box(_ASIDE + place.x * column, _HEAD + place.y * _ROW, place.w * column - _GAP, place.h * _ROW - _GAP)
 
 
-def said(board: DrawnBoard) -> str:
+def caption(board: DrawnBoard) -> str:
     """Return the line below the title: what was chosen, and when."""
     chosen = [f"{label} {value}" for label, value in board.chosen]
     start, end = (datetime.fromtimestamp(moment, UTC) for moment in (board.window.start, board.window.end))

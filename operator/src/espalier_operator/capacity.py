@@ -150,7 +150,7 @@ class Capacity(Stock):
     def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
         """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
 
-        `ending`: so many more as soon as pods that terminate there are gone.
+        `ending`: those that become free as soon as pods that terminate there are gone.
         """
         if node is None or node not in self._group:
             return Supply.NEVER

@@ -22,10 +22,10 @@ _NO_GROUPS: _Groups = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Mentioned:
-    """What constraints name of nodes: only by that they tell nodes apart."""
+    """What constraints name of nodes: nodes differ by nothing else."""
 
     values: Mapping[str, set[str] | None]
-    """By label: the values that are told from others; None: each from each."""
+    """By label: the values that constraints distinguish from others; None: all of them."""
     names: set[str]
     """The nodes whose names decide."""
 

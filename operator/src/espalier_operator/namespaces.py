@@ -116,7 +116,7 @@ class NamespaceLedger:
         return any(account.left + account.leaving < 0 for account in accounts if demand[account.limit.resource])
 
     def expect(self, job: JobFacts, workers: int) -> None:
-        """Count so many workers of a job as being given back."""
+        """Count `workers` of a job as being given back."""
         demand = demand_of(job)
         for account in self._accounts.get(_namespace(job), ()):
             account.leaving += workers * demand[account.limit.resource]

@@ -135,8 +135,8 @@ class Order:
         return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)
 
     def may_take(self, taker: JobFacts, has: int) -> Callable[[JobFacts, int], bool]:
-        """Return what tells of a holder whether `taker`, with `has` extra workers, may be given one that leaves the
-        holder with so many.
+        """Return whether `taker`, with `has` extra workers, may be given one of a holder: a function of the holder and
+        the number of extra workers that it is left with.
 
         It is monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take, no
         wish may that comes later by `lending_rank`. It is not true both ways.

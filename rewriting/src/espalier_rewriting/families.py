@@ -35,7 +35,7 @@ def _squeezenet(draw: random.Random) -> Net:
 
 
 def _inception(draw: random.Random) -> Net:
-    """Return a few of torchvision's Inception blocks behind a convolution."""
+    """Return a few of torchvision's Inception blocks after a convolution."""
     from torchvision.models.inception import InceptionA, InceptionC, InceptionE
 
     blocks: list[nn.Module] = []

@@ -78,7 +78,7 @@ class Reparametrised(nn.Module):
 
 
 def torchvision_net(name: str, pixels: int, **options: object) -> Callable[[], Net]:
-    """Return how to build one of torchvision's models with ten classes, and four images of so many pixels."""
+    """Return how to build one of torchvision's models with ten classes, and four images of `pixels` by `pixels`."""
 
     def build() -> Net:
         from torchvision import models  # half a second to import, so only for the nets that need it

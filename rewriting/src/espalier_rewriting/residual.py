@@ -22,7 +22,7 @@ from espalier_trainer.rewriting.search import State
 
 TREES: Final = 50
 OWN_WEIGHT: Final = 4.0
-"""Of a plan of the net itself, beside one of another net."""
+"""Of a plan of the net itself, compared with one of another net."""
 CONFIDENCE: Final = 1.0
 """Deviations of the trees that are added to what is expected."""
 

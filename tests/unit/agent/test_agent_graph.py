@@ -136,7 +136,7 @@ def test_any_graph_of_any_operators_is_answered_with_what_it_offers(graph_policy
     assert all(chance > 0 for chance in chances)
 
 
-def test_models_are_encoded_alike_alone_and_beside_larger_ones(chain: Callable[..., Architecture]) -> None:
+def test_models_are_encoded_alike_alone_and_with_larger_ones(chain: Callable[..., Architecture]) -> None:
     small, large = named_architecture("cnn1"), chain(40)
     both = NETWORK.prepare([large, small], VOCABULARY)
     times = torch.tensor([30.0], dtype=torch.float64)

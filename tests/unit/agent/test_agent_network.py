@@ -74,7 +74,7 @@ def test_layer_encoder_is_a_bidirectional_lstm_over_the_true_lengths() -> None:
         torch.testing.assert_close(models[row], hidden[0, 0])
 
 
-def test_a_model_is_encoded_alike_alone_and_beside_longer_ones() -> None:
+def test_a_model_is_encoded_alike_alone_and_with_longer_ones() -> None:
     encoder = LstmModelEncoder()
     short, long = torch.randn(3, 16), torch.randn(40, 16)
     both = {"embedded": pad_sequence([short, long], batch_first=True), "lengths": torch.tensor([3, 40])}

@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_looked_at_is_refused_once_and_looked_at_again(
     assert watch.current.identity == other.identity
 
 
-def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_said_once(
+def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_reported_once(
     folder: Path, policy: Policy, other: Policy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     looks: list[Path] = []

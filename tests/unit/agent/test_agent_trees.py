@@ -143,7 +143,7 @@ def test_what_does_not_go_together() -> None:
         LEARNER.learn(carried_tables("digits")[:1], encoder="graph")
 
 
-def test_a_corpus_is_written_alike_and_damage_is_told(tmp_path: Path) -> None:
+def test_a_corpus_is_written_alike_and_damage_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "made.json.xz"
     write_corpus(CORPUS, file)
     before = file.read_bytes()

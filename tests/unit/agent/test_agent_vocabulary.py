@@ -80,7 +80,7 @@ def test_any_attribute_gives_a_finite_vector(value: AttributeValue) -> None:
     assert np.abs(vector).max() < 1e4
 
 
-def test_known_and_unknown_are_told_apart() -> None:
+def test_known_and_unknown_are_distinguished() -> None:
     cnn1, cnn2 = named_architecture("cnn1"), named_architecture("cnn2")
     vocabulary = Vocabulary.build([cnn1], seed=0)
     assert vocabulary.unknown(cnn1) == 0

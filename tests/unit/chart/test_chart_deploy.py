@@ -72,7 +72,7 @@ def test_a_template_that_is_in_no_file_is_an_error(copy: Path) -> None:
     assert "error: new.yaml is in no file of deploy/: add it to FILES in hack/deploy" in result.stderr
 
 
-def test_what_helm_says_of_the_chart_is_said(copy: Path) -> None:
+def test_what_helm_says_of_the_chart_is_reported(copy: Path) -> None:
     (copy / "charts" / "espalier" / "templates" / "new.yaml").write_text("{{ broken")
     result = run(copy)
     assert result.returncode == 2

@@ -35,7 +35,7 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
     assert context.params["http"].port == container["ports"][0]["containerPort"]
 
 
-def test_the_operator_is_told_every_setting(helm: Helm) -> None:
+def test_the_operator_gets_every_setting(helm: Helm) -> None:
     pod = one(helm.render("full", "namespaced"), "Deployment", "gpus-operator")["spec"]["template"]["spec"]
     arguments = list(pod["containers"][0]["args"])
     # The image that has this policy is a user's own.

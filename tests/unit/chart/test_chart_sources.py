@@ -162,7 +162,7 @@ def test_every_setting_of_the_operator_is_a_value() -> None:
         *("gpu_resource", "other_gpu_resources", "gpu_type_label", "rack_label", "tolerated_taints", "trainer_image"),
         *("image_pull_policy", "departing_nodes", "traces_endpoint"),
         *("controller_name", "policy", "agent_url", "image_pull_secrets", "extra_priority_class", "watch_namespaces"),
-    }, "test_the_operator_is_told_every_setting sets these"
+    }, "test_the_operator_gets_every_setting sets these"
 
 
 def test_the_chart_says_what_it_is() -> None:

@@ -89,7 +89,7 @@ def test_commands_name_the_job_and_its_pod() -> None:
 # ---- where it stands
 
 
-def test_a_job_that_no_node_admits_is_told_which_are_excluded() -> None:
+def test_a_job_that_no_node_admits_is_shown_which_are_excluded() -> None:
     """A tainted pool counts for nobody, unless the template tolerates it."""
     taint = {"key": "team", "effect": "NoSchedule"}
     picky = gpus(1)
@@ -100,7 +100,7 @@ def test_a_job_that_no_node_admits_is_told_which_are_excluded() -> None:
     assert "1 node with 2 GPUs does not count; `espalier top` says why." in told
 
 
-def test_a_job_that_needs_more_than_gpus_is_told_what_is_missing() -> None:
+def test_a_job_that_needs_more_than_gpus_is_shown_what_is_missing() -> None:
     hungry, trainer, other = gpus(1), admitted(job("b")), pod("o", 0, "n")
     other["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "6"}}
     hungry["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2500m"}
@@ -109,7 +109,7 @@ def test_a_job_that_needs_more_than_gpus_is_told_what_is_missing() -> None:
     assert "1 node with free GPUs has too little cpu left for a worker, which requests 2.5." in told
 
 
-def test_a_job_that_kube_scheduler_could_not_place_is_told_when_it_is_tried_again() -> None:
+def test_a_job_that_kube_scheduler_could_not_place_is_shown_when_it_is_tried_again() -> None:
     actions = (
         Admit(job="default/a", gpu_type=""),
         Requeue(job="default/a", reason=Reason.UNSCHEDULABLE, message="cpu"),
@@ -119,7 +119,7 @@ def test_a_job_that_kube_scheduler_could_not_place_is_told_when_it_is_tried_agai
     assert "kube-scheduler could not place its workers, 1 time in a row. It is tried again in 60 s." in told
 
 
-def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:
+def test_a_waiting_job_is_shown_who_holds_what_and_until_when() -> None:
     holder = admitted(job("b", maxReplicas=4, preemption={"noticeSeconds": 7}), gpu_type="x", extra=3, at=NOW - 100)
     leader = worker(holder, "n", age=90)
     extras = [worker(holder, "n", role=Role.EXTRA, index=index, attempt=2) for index in range(3)]
@@ -147,7 +147,7 @@ def test_a_waiting_job_is_told_who_holds_what_and_until_when() -> None:
     assert "type y" not in told
 
 
-def test_a_job_larger_than_all_gpus_is_told_how_many_there_are() -> None:
+def test_a_job_larger_than_all_gpus_is_shown_how_many_there_are() -> None:
     raw = acted(job("a", template=gpus(16)), refusal=Reason.TOO_LARGE)
     told = stands(case(jobs=[raw], nodes=[node("n", 8)]))
     assert "It needs 16 GPUs on one node." in told
@@ -172,7 +172,7 @@ def queue_of(name: str, *quotas: Object, cohort: str | None = None) -> Object:
     }
 
 
-def test_a_job_that_waits_for_its_quota_is_told_what_the_quota_is_and_who_holds_it() -> None:
+def test_a_job_that_waits_for_its_quota_is_shown_what_the_quota_is_and_who_holds_it() -> None:
     raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.QUOTA_EXCEEDED)
     holder = admitted(job("b", minReplicas=3, maxReplicas=3), gpu_type="x")
     told = limited(raw, QUEUES, queue_of("default", {"nominal": 4}), others=[holder])
@@ -195,7 +195,7 @@ def test_a_job_that_waits_for_its_quota_is_told_what_the_quota_is_and_who_holds_
         ([queue_of("default", {"gpuType": "y", "nominal": 9})], "Queue default has no quota for GPUs of type x."),
     ],
 )
-def test_a_job_that_can_never_fit_its_queue_is_told_so(queues: Sequence[Object], quota: str) -> None:
+def test_a_job_that_can_never_fit_its_queue_is_shown_why(queues: Sequence[Object], quota: str) -> None:
     raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.QUOTA_EXCEEDED)
     told = limited(raw, QUEUES, *queues)
     assert quota in told
@@ -211,7 +211,7 @@ def test_a_job_that_can_borrow_enough_is_not_told_that_it_never_fits() -> None:
     assert "more than the queue may ever hold" not in limited(raw, QUEUES, *cohort)
 
 
-def test_a_job_that_waits_for_a_resource_quota_is_told_which() -> None:
+def test_a_job_that_waits_for_a_resource_quota_is_shown_which() -> None:
     raw = acted(job("a", minReplicas=2, maxReplicas=2), refusal=Reason.RESOURCE_QUOTA_EXCEEDED)
     quota = {
         "metadata": {"name": "team", "namespace": "default", "resourceVersion": "1"},
@@ -228,7 +228,7 @@ def remedy_of(reason: Reason) -> Sequence[str]:
     return [remedy.text, *remedy.commands]
 
 
-def test_a_training_job_that_is_lent_nothing_is_told_that_it_lacks_nothing() -> None:
+def test_a_training_job_that_is_lent_nothing_is_shown_that_it_lacks_nothing() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
     leader = worker(raw, "n")
     said = report(raw, leader)
@@ -238,7 +238,7 @@ def test_a_training_job_that_is_lent_nothing_is_told_that_it_lacks_nothing() -> 
     assert told.endswith("There is 1 GPU of type x, none free.")
 
 
-def test_a_cooldown_is_told_with_its_end() -> None:
+def test_a_cooldown_is_shown_with_its_end() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 90)
     leader = worker(raw, "n")
     said = report(raw, leader)
@@ -248,7 +248,7 @@ def test_a_cooldown_is_told_with_its_end() -> None:
     assert told.endswith("Its extra GPUs changed 48 s ago; the cooldown of 60 s ends in 12 s.")
 
 
-def test_too_little_budget_is_told_in_figures() -> None:
+def test_too_little_budget_is_shown_in_figures() -> None:
     raw = admitted(job("a", maxReplicas=2), gpu_type="x", at=NOW - 395)
     leader = worker(raw, "n", age=394)
     said = report(raw, leader, used_seconds=390.0)
@@ -257,7 +257,7 @@ def test_too_little_budget_is_told_in_figures() -> None:
     assert "left of its time budget; below 20 s nothing is lent." in told
 
 
-def test_an_image_that_cannot_be_pulled_is_told_with_message_deadline_and_command() -> None:
+def test_an_image_that_cannot_be_pulled_is_shown_with_message_deadline_and_command() -> None:
     raw = admitted(job("a", preRunningDeadlineSeconds=100), at=NOW - 40)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found: i:latest"}}
     leader = worker(raw, "n", phase="Pending", containerStatuses=[{"name": "c", "state": waiting}])
@@ -293,7 +293,7 @@ def test_a_deadline_that_passed_names_the_commands_to_type_next() -> None:
     )
 
 
-def test_a_reclaim_is_told_with_its_deadline() -> None:
+def test_a_reclaim_is_shown_with_its_deadline() -> None:
     raw, leader, said = training()
     asked = NoticeReclaim(job="default/a", extra=0, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
     what = case(jobs=[acted(raw, asked)], pods=[leader], nodes=[node("n", 4, "x")], reports=[said])
@@ -309,13 +309,13 @@ def test_a_job_nobody_has_looked_at_asks_for_the_operator() -> None:
     assert "no operator has written its status. Is one running? kubectl get pods -A" in stands(case(jobs=[job("a")]))
 
 
-def test_a_change_that_the_operator_has_not_seen_is_told() -> None:
+def test_a_change_that_the_operator_has_not_seen_is_shown() -> None:
     raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
     raw["metadata"] = raw["metadata"] | {"generation": 2}
     assert "has not acted yet on the last change of its specification" in stands(case(jobs=[raw]))
 
 
-def test_an_operator_that_fell_silent_is_told() -> None:
+def test_an_operator_that_fell_silent_is_shown() -> None:
     raw, leader, said = training()
     raw = acted(raw, counted_until=NOW - 300)
     told = stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
@@ -336,14 +336,14 @@ def test_an_operator_that_writes_seldom_or_waits_for_a_node_is_not_blamed() -> N
     assert "Is it running?" not in stands(case(jobs=[raw], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
 
 
-def test_a_job_that_cannot_be_run_is_told_every_problem() -> None:
+def test_a_job_that_cannot_be_run_is_shown_every_problem() -> None:
     what = case(jobs=[job("a", template=gpus(0), timeBudgetSeconds=-1)])
     raw = acted(job("a"), refusal=Reason.INVALID_SPEC)
     told = stands(replace(what, job=replace(case(jobs=[raw]).job)))
     assert "spec.timeBudgetSeconds: is -1; must be greater than 0." in told
 
 
-def test_a_suspended_job_that_still_ends_is_told_until_when() -> None:
+def test_a_suspended_job_that_still_ends_is_shown_until_when() -> None:
     raw, leader, said = training()
     raw = acted(raw, Stop(job="default/a", reason=Reason.SUSPENDED, deadline=NOW + 4), refusal=Reason.SUSPENDED)
     running = [entry for entry in raw["status"]["conditions"] if entry["type"] == "Running"]
@@ -409,7 +409,7 @@ def test_the_policy_is_asked_once_and_its_decision_told(monkeypatch: pytest.Monk
 # ---- programs
 
 
-def test_what_was_read_of_a_program_is_said() -> None:
+def test_what_was_read_of_a_program_is_reported() -> None:
     container = {"command": ["sh"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
     progress = {"log": {"pattern": "(?P<step>[0-9]+)"}}
     raw = admitted(

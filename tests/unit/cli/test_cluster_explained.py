@@ -112,7 +112,7 @@ def test_a_fallback_says_why_it_decided() -> None:
     assert told["Where it stands"][1] == "It asks the installation's agent; adaptation.fallback is None."
 
 
-def test_a_faster_computation_is_told_and_hides_no_decision_of_the_agent() -> None:
+def test_a_faster_computation_is_shown_and_hides_no_decision_of_the_agent() -> None:
     raw, leader, _ = training()
     decided = adaptation(
         decision_id="d0",
@@ -149,7 +149,7 @@ def test_a_faster_computation_is_told_and_hides_no_decision_of_the_agent() -> No
     assert "AgentUnavailable" in told["Where it stands"][0]
 
 
-def test_a_complete_job_is_told_in_the_past() -> None:
+def test_a_complete_job_is_shown_in_the_past() -> None:
     raw, leader, said = training()
     over = acted(raw, Finish(job="default/a", reason=Reason.BUDGET_EXHAUSTED))
     told = sections(case(jobs=[over], pods=[leader], nodes=[node("n", 4, "x")], reports=[said]))
@@ -159,13 +159,13 @@ def test_a_complete_job_is_told_in_the_past() -> None:
     assert told["Time budget"] == ("It used 80 s of 6 min 40 s.",)
 
 
-def test_the_next_decision_is_told_where_there_is_one() -> None:
+def test_the_next_decision_is_shown_where_there_is_one() -> None:
     raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
     told = sections(case(jobs=[raw], nodes=[node("n", 4, "x")]))["What would change it"]
     assert told[-1] == "As things are now, the scheduler's next decision is that it starts on its base GPUs of type x."
 
 
-def test_who_may_not_see_the_cluster_is_told_what_is_missing() -> None:
+def test_who_may_not_see_the_cluster_is_shown_what_is_missing() -> None:
     raw, leader, said = training()
     view = View(lists(jobs=[raw], pods=[leader], reports=[said]), blind="what is missing is the right to list nodes")
     blind = case_of("default", "a", view, NOW, SETTINGS)
@@ -202,7 +202,7 @@ def test_events_of_any_age_of_the_api_are_read(change: Object, at: float, times:
     assert (NOW - event.at, event.times, event.message, event.warning) == (at, times, "no GPUs", True)
 
 
-def test_the_last_events_are_told_oldest_first() -> None:
+def test_the_last_events_are_shown_oldest_first() -> None:
     raw = acted(job("a"), refusal=Reason.NO_FREE_GPU)
     events = [
         {

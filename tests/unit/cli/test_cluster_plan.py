@@ -258,7 +258,7 @@ def test_a_plan_of_nothing_says_so() -> None:
     )
 
 
-def test_a_share_is_told_with_its_type_its_nodes_and_what_was_ignored() -> None:
+def test_a_share_is_reported_with_its_type_its_nodes_and_what_was_ignored() -> None:
     """As `espalier explain` says it."""
     policy = FairPolicy()
     shares = (

@@ -126,7 +126,7 @@ def test_a_job_on_its_way_out_is_not_planned_for() -> None:
     assert seen(jobs=[raw], nodes=[node("n", 4)]).jobs == ()
 
 
-def test_a_job_that_is_over_is_told_of_while_it_has_workers() -> None:
+def test_a_job_that_is_over_is_reported_while_it_has_workers() -> None:
     raw = acted(admitted(job("a")), Finish(job="default/a", reason=Reason.COMPLETED))
     assert seen(jobs=[raw]).jobs == ()
     assert [facts.finished for facts in seen(jobs=[raw], pods=[worker(raw, "n")], nodes=[node("n", 1)]).jobs] == [True]

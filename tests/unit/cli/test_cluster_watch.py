@@ -46,7 +46,7 @@ def test_first_it_says_where_the_job_stands() -> None:
     assert str(line) == "Pending: no operator has looked at it yet"
 
 
-def test_a_change_of_status_is_said_in_the_words_of_its_events() -> None:
+def test_a_change_of_status_is_reported_in_the_words_of_its_events() -> None:
     before, after = job_of(trained()), job_of(trained(adaptation()))
     said = Narrator().of_status(before.status, after)
     assert [(line.reason, line.message) for line in said] == [
@@ -57,7 +57,7 @@ def test_a_change_of_status_is_said_in_the_words_of_its_events() -> None:
 
 
 @pytest.mark.parametrize("first", ["status", "event"])
-def test_what_comes_as_status_and_as_event_is_said_once(first: str) -> None:
+def test_what_comes_as_status_and_as_event_is_reported_once(first: str) -> None:
     before, after = job_of(trained()), job_of(trained(adaptation()))
     (line,) = Narrator().of_status(before.status, after)
     narrator = Narrator()
@@ -70,7 +70,7 @@ def test_what_comes_as_status_and_as_event_is_said_once(first: str) -> None:
     assert [told[0](), told[1]()] == [[line], []]
 
 
-def test_what_happens_twice_is_said_twice() -> None:
+def test_what_happens_twice_is_reported_twice() -> None:
     line = Line(reason="R", message="again")
     narrator = Narrator()
     assert narrator.of_event(event(line)) == [line]
@@ -86,7 +86,7 @@ def test_old_events_are_old_news() -> None:
     assert narrator.of_event(event(old, times=4)) == [old]
 
 
-def test_an_event_alone_is_said_and_marked_where_it_warns() -> None:
+def test_an_event_alone_is_reported_and_marked_where_it_warns() -> None:
     line = Line(reason="BackOff", message="x", warning=True)
     assert [str(said) for said in Narrator().of_event(event(line))] == ["warning: BackOff: x"]
 
@@ -106,7 +106,7 @@ def test_the_row_shows_what_matters() -> None:
     assert row.decision == "Deepen(block0) (Grown), grown 1 time"
 
 
-def test_progress_is_said_once_in_a_tenth_of_the_budget() -> None:
+def test_progress_is_reported_once_in_a_tenth_of_the_budget() -> None:
     narrator = Narrator()
     said = [narrator.progress(row_of(job_of(trained(used=used)), NOW)) for used in (81, 90, 100, 125)]
     assert [text is not None for text in said] == [True, False, False, True]
@@ -155,7 +155,7 @@ def test_on_a_terminal_a_table_stands_under_the_lines() -> None:
     assert "not shown" not in text
 
 
-def test_a_second_grant_after_a_first_is_said_again() -> None:
+def test_a_second_grant_after_a_first_is_reported_again() -> None:
     first = job_of(trained(lent=1))
     again = acted(trained(lent=1), GrantExtra(job="default/a", extra=2))
     said = Narrator().of_status(first.status, job_of(again))

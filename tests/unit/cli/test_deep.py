@@ -46,7 +46,7 @@ def job(**spec: object) -> AdaptiveTrainingJob:
     return AdaptiveTrainingJob.model_validate(body)
 
 
-def test_what_runs_is_told_and_what_does_not_is_an_error_with_its_line(tmp_path: Path) -> None:
+def test_what_runs_is_reported_and_what_does_not_is_an_error_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text(JOB)
     (tmp_path / "nets.py").write_text(NETS)
     command = [str(Path(sys.executable).parent / "espalier"), "validate", "--deep", "jobs.yaml"]

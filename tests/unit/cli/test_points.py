@@ -110,7 +110,7 @@ def test_the_example_may_be_the_models_own():
         (["--model", "points_nets:net", "--example", "points_nets:net"], "a batch"),
     ],
 )
-def test_what_cannot_be_used_is_said(arguments, said):
+def test_what_cannot_be_used_is_reported(arguments, said):
     code, _, err = run(*arguments)
     assert code == 2
     assert said in err

@@ -15,7 +15,7 @@ def test_new_lines_are_shown_once_without_the_librarys_own(tmp_path: Path) -> No
     log.write_text("of an earlier run\n")
     prints, stream = Prints("mine", log), io.StringIO()
     console = Console(file=stream, width=60)
-    prints.told("AgentUnavailable: no agent is known")
+    prints.skip("AgentUnavailable: no agent is known")
     with log.open("ab") as file:
         file.write(
             b"hello [bold]there[/bold]\n2026-11-25 03:11:08,975 INFO POST\nAgentUnavailable: no agent is known\n\n"

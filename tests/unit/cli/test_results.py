@@ -114,7 +114,7 @@ def test_damage_in_the_middle_of_a_history_is_named(finished_run: Callable[..., 
         read_history(path)
 
 
-def test_a_damaged_history_is_said_before_the_budget_is_spent(
+def test_a_damaged_history_is_reported_before_the_budget_is_spent(
     finished_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     """It was said at the end, in place of the result."""
@@ -357,7 +357,9 @@ def test_a_full_disk_does_not_keep_a_run_from_saying_what_it_came_to(
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_picture_that_cannot_be_written_is_said_in_a_line(tmp_path: Path, finished_run: Callable[..., Path]) -> None:
+def test_a_picture_that_cannot_be_written_is_reported_in_a_line(
+    tmp_path: Path, finished_run: Callable[..., Path]
+) -> None:
     place = tmp_path / "x.png"
     place.symlink_to("/dev/full")
     outcome = CliRunner().invoke(cli, ["compare", str(finished_run("a")), "--picture", str(place)])

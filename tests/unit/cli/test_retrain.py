@@ -74,7 +74,7 @@ def test_a_history_becomes_a_file_that_decides(tmp_path: Path) -> None:
         (20, True, "nowhere/own.safetensors", "nowhere is not a folder"),
     ],
 )
-def test_what_cannot_be_learnt_from_is_told(
+def test_what_cannot_be_learnt_from_is_reported(
     tmp_path: Path, count: int, elastic: bool, output: str, complaint: str
 ) -> None:
     folder = audit_log(tmp_path / "audit", count, elastic=elastic)
@@ -84,7 +84,7 @@ def test_what_cannot_be_learnt_from_is_told(
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32)])
-def test_a_seed_that_cannot_be_is_told_before_anything_is_learnt(tmp_path: Path, seed: str) -> None:
+def test_a_seed_that_cannot_be_is_reported_before_anything_is_learnt(tmp_path: Path, seed: str) -> None:
     arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--seed", seed]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 2
@@ -99,7 +99,7 @@ def test_a_seed_that_cannot_be_is_told_before_anything_is_learnt(tmp_path: Path,
         ("n" * 101, "has 101 characters; give 1 to 100"),
     ],
 )
-def test_a_name_that_cannot_be_is_told_before_anything_is_learnt(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_name_that_cannot_be_is_reported_before_anything_is_learnt(tmp_path: Path, name: str, complaint: str) -> None:
     """With the name of a rule, the figures of that rule would be shown as those of the file."""
     arguments = ["policies", "retrain", str(tmp_path), "--output", str(tmp_path / "own.safetensors"), "--name", name]
     done = CliRunner().invoke(cli, arguments)

@@ -28,7 +28,7 @@ def unread() -> Iterator[io.TextIOWrapper]:
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_reader_that_goes_is_said_once_and_raises_nothing(
+def test_a_reader_that_goes_is_reported_once_and_raises_nothing(
     monkeypatch: pytest.MonkeyPatch, unread: io.TextIOWrapper, name: str
 ) -> None:
     monkeypatch.setattr(sys, name, unread)

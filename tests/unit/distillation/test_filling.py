@@ -119,7 +119,7 @@ def described(module: nn.Module) -> Architecture:
     return describe(module, EXAMPLE)
 
 
-def test_readers_are_the_first_weights_behind_what_is_gone() -> None:
+def test_readers_are_the_first_weights_after_what_is_gone() -> None:
     small = net()
     once = deepen(small, "block0", EXAMPLE)
     twice = deepen(once, "block2", EXAMPLE)
@@ -140,7 +140,7 @@ def opened(model: nn.Module, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["block1", "block2"])
-def test_a_linear_block_is_folded_exactly_into_the_layer_behind_it(point: str) -> None:
+def test_a_linear_block_is_folded_exactly_into_the_layer_after_it(point: str) -> None:
     # Of a 1x1 convolution and of a linear layer: behind the former stands the average over all pixels, which it passes.
     small = net()
     large = deepen(small, point, EXAMPLE)

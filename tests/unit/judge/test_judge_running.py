@@ -15,7 +15,7 @@ import pytest
 
 from espalier_cli.judge.case import CaseFile
 from espalier_cli.judge.running import Runner
-from lasting_tasks import LASTS, Lasting
+from lasting_tasks import Lasting
 from waiting import until
 
 MODELS = CaseFile(str(Path(__file__).parent / "models.py"))
@@ -44,12 +44,11 @@ def test_an_interrupt_waits_for_no_task(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    start = time.monotonic()
+    # A task lasts for longer than pytest lets a test run.
     with pytest.raises(KeyboardInterrupt), Runner(MODELS, MODELS(), tmp_path, 2) as runner:
         runner.run([Lasting(0, began), Lasting(1, began)], lambda *_: None, time.monotonic)
     thread.join()
     assert not active_children()
-    assert time.monotonic() - start < LASTS / 2
 
 
 def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:

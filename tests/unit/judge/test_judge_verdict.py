@@ -29,7 +29,7 @@ def test_regret_harm_and_pairs() -> None:
     assert found.paired["advice", "none"][0] == pytest.approx(-0.1)
 
 
-def test_what_is_said_of_one_model() -> None:
+def test_what_is_reported_of_one_model() -> None:
     paying = judged([decision("f", ARMS, first=ARMS["Deepen(a)"], advice=ARMS["Deepen(a)"])])
     assert sentence(paying).startswith("Growing pays for this model: Deepen(a) at 20% of the budget ends +0.200")
     losing = {"Nothing": (0.5, 0.5), "Deepen(b)": (0.4, 0.4)}
@@ -64,7 +64,7 @@ def test_of_many_cases_the_best_growth_gains_nothing_by_luck() -> None:
     assert statistics.fmean(unseen_gain(one) for one in cases) == pytest.approx(0, abs=0.003)
 
 
-def test_what_is_said_of_several_cases() -> None:
+def test_what_is_reported_of_several_cases() -> None:
     arms = {"Nothing": (0.5, 0.5), "Deepen(a)": (0.9, 0.2), "Deepen(b)": (0.2, 0.8)}
     two = [decision(family, arms, first=arms["Deepen(a)"], advice=arms["Nothing"]) for family in "fg"]
     assert sentence(judged(two)) == (

@@ -86,7 +86,7 @@ def test_a_mark_is_drawn_and_named() -> None:
     assert drawn(board(panel, marks=(Marked("grew", ()),))) == without
 
 
-def test_what_was_chosen_and_when_is_said() -> None:
+def test_what_was_chosen_and_when_is_reported() -> None:
     assert said(board(lines())) == "Job one  ·  2023-11-14 22:13:20 to 22:28:20 UTC  ·  a point every 15s"
 
 

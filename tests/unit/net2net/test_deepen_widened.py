@@ -49,7 +49,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("insertion", [Insertion.EXACT, Insertion.IDENTITY_BATCH_NORM])
-def test_a_block_behind_a_widened_block_has_its_width(name: str, insertion: Insertion) -> None:
+def test_a_block_after_a_widened_block_has_its_width(name: str, insertion: Insertion) -> None:
     build, point, group = MODELS[name]
     model = build()
     once = deepen(model, point, IMAGE)

@@ -135,7 +135,7 @@ def test_networks_of_torchvision_commute(name: str) -> None:
     assert describe(model, example, before=start) == described
 
 
-def test_who_does_not_ask_is_told_nothing() -> None:
+def test_who_does_not_ask_gets_nothing() -> None:
     described = describe(digits(), torch.randn(2, 1, 8, 8))
     assert described.channels is None
     assert "channels" not in described.to_json()

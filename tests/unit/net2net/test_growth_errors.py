@@ -192,7 +192,7 @@ def test_what_cannot_grow_is_not_offered(case: str) -> None:
         deepen(build(), other, torch.randn(3, 4))
 
 
-def test_a_failing_forward_is_told() -> None:
+def test_a_failing_forward_is_reported() -> None:
     with pytest.raises(GrowthError, match=r"Sequential fails on the example input \(RuntimeError: .*give one batch"):
         growth_points(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 5))
 

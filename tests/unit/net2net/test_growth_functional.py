@@ -55,7 +55,7 @@ class OfTorch(nn.Module):
         return torch.stack([expert(inputs) for expert in self.experts]).sum(0)
 
 
-def test_what_torch_computes_is_told_by_the_forward_that_calls_it() -> None:
+def test_what_torch_computes_is_reported_by_the_forward_that_calls_it() -> None:
     """A user cannot change the files of torch."""
     model, example = OfTorch(), torch.randn(2, 3, 4)
     refused = [*refused_deepenings(model, example).values(), *refused_blocks(model, example)]
@@ -82,7 +82,7 @@ def line(mark: str) -> int:
         ("body.c", "c", "calls the function conv2d with the weight of 'body.c'", "y = self.c(x)"),
     ],
 )
-def test_a_function_that_is_called_with_a_weight_is_told_by_its_line(
+def test_a_function_that_is_called_with_a_weight_is_reported_by_its_line(
     path: str, mark: str, reason: str, remedy: str
 ) -> None:
     refused = refused_deepenings(Functional(), torch.randn(2, 3, 4, 4))

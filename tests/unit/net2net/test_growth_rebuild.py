@@ -85,7 +85,7 @@ def test_an_ungrown_description_needs_no_growth() -> None:
     assert set(again.state_dict()) == set(model.state_dict())
 
 
-def test_another_constructor_is_told_from_the_first_difference() -> None:
+def test_another_constructor_is_distinguished_from_the_first_difference() -> None:
     described = describe(deepen(_paper_model(), "0", _IMAGES), _IMAGES)
     with pytest.raises(GrowthError, match=r"the model is not the one described: layer '0\.0' should be Conv2d .*6"):
         rebuild(_paper_model(width=7), described, _IMAGES)

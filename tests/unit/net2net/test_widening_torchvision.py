@@ -114,7 +114,7 @@ def test_all_groups_together_keep_what_the_model_computes(name: str) -> None:
         assert relative_error(output, exact) <= 1e-12
 
 
-def test_rounding_behind_batch_norms_of_two_values_is_no_failure() -> None:
+def test_rounding_after_batch_norms_of_two_values_is_no_failure() -> None:
     """On images of 32 pixels the last maps are one pixel of each example: rounding is multiplied a millionfold."""
     case = torchvision_case("regnet_y_400mf")
     groups = tried_groups(case.model, trace(case.model, case.example), case.example)

@@ -93,7 +93,7 @@ def test_a_failed_job_without_a_checkpoint_begins_again_with_its_whole_budget(lo
     assert story.told("one", GPUsChanged)[0].used_seconds > 0.2, "GPUs come again, too, and not at once"
 
 
-def test_a_cause_that_a_program_has_printed_is_told_and_the_report_of_others_is_not(local_run, job_of):
+def test_a_cause_that_a_program_has_printed_is_reported_and_the_report_of_others_is_not(local_run, job_of):
     code = "import sys; print('hello'); [][1]"
     container = {"command": [sys.executable, "-c", code], "resources": {"limits": {"nvidia.com/gpu": 1}}}
     story = local_run([job_of("one", backoffLimit=1, template={"spec": {"containers": [container]}})])
@@ -356,7 +356,7 @@ def test_the_agent_is_kept_running_and_ended_with_the_run(local_run, job_of, tmp
     assert not (tmp_path / "agent.pid").exists()
 
 
-def test_the_phases_of_a_job_are_told_in_order(local_run, job_of):
+def test_the_phases_of_a_job_are_reported_in_order(local_run, job_of):
     story = local_run([job_of("one", timeBudgetSeconds=0.3)])
     told = [(event.phase, event.reason) for event in story.told("one", JobChanged)]
     assert told == [

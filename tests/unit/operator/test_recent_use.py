@@ -72,7 +72,7 @@ def test_queues_count_by_their_weight_where_there_are_any() -> None:
     assert (use_of(seen, "y/big"), use_of(seen, "y/small")) == (1.0, 4.0)
 
 
-def test_yesterdays_heavy_user_waits_behind_others_of_the_same_priority() -> None:
+def test_yesterdays_heavy_user_waits_after_others_of_the_same_priority() -> None:
     use = RecentUse(DAY)
     use.seen(world(0.0, job("heavy/r", 8, held=True)))
     waiting = (job("heavy/w", at=1), job("light/w", at=2), job("heavy/first", at=3, priority=1))

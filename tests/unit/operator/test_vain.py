@@ -30,7 +30,7 @@ def test_a_gang_that_requests_no_less_than_one_that_was_in_vain_is_hopeless() ->
         assert not vain.is_hopeless(open_)
 
 
-def test_a_gang_with_fewer_workers_that_request_more_is_told_apart() -> None:
+def test_a_gang_with_fewer_workers_that_request_more_is_distinguished() -> None:
     vain = Vain()
     vain.add(attempt(4, 100), Reason.NO_FREE_GPU)
     vain.add(attempt(2, 200), Reason.UNSCHEDULABLE)

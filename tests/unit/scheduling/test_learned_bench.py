@@ -48,7 +48,7 @@ def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
 QUICK = ("--imitated", "100", "--decisions", "0")
 
 
-def test_a_policy_is_learnt_and_evaluated_beside_rules(tmp_path: Path) -> None:
+def test_a_policy_is_learnt_and_compared_with_rules(tmp_path: Path) -> None:
     path, runner = tmp_path / "policy.safetensors", CliRunner()
     options = (*QUICK, "--nodes", "8", "--without-type", "dssm")
     done = runner.invoke(cli, ["policies", "learn", "--output", str(path), *options], catch_exceptions=False)

@@ -278,7 +278,7 @@ def test_a_ranking_chooses_what_scores_highest_of_all(seed: int, count: int, sca
 
 
 @pytest.mark.parametrize(("power", "serves"), [(3, True), (12, False), (20, False), (37, False)])
-def test_scores_that_overflow_are_told(power: int, serves: bool) -> None:
+def test_scores_that_overflow_are_reported(power: int, serves: bool) -> None:
     view = crowd(np.random.default_rng(1), 20)
     found = policy(2)
     weights = {name: value * np.float32(10.0**power) for name, value in found.network.weights.items()}

@@ -101,7 +101,7 @@ def test_a_file_whose_disk_was_away_is_read_again_though_it_is_the_same(
     assert served.current().version.startswith("tiny@")
 
 
-def test_scores_that_overflow_are_told_and_the_next_file_is_served(url: str, file: Path) -> None:
+def test_scores_that_overflow_are_reported_and_the_next_file_is_served(url: str, file: Path) -> None:
     whole, weights = file.read_bytes(), {name: value + 1e12 for name, value in giving().network.weights.items()}
     write_policy(make_policy(Network(weights), giving().lineage), file)
     with pytest.raises(PolicyFileError, match=r"tiny@\w+: its weights are so large that scores are not finite; learn"):

@@ -16,7 +16,7 @@ from espalier_scheduling.learners.passed import Chosen, Passed
 from espalier_scheduling.learners.recurrent import remembering
 from espalier_scheduling.learners.rollout import Seen, tensors
 from espalier_scheduling.placement.actor import JOB, NODE, Actor
-from espalier_scheduling.placement.recurrent import STATE, RecurrentActor, ToldEpisodes
+from espalier_scheduling.placement.recurrent import STATE, RecallingEpisodes, RecurrentActor
 from espalier_scheduling.placement.reinforced import frozen, learn_remembering
 from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose
@@ -37,7 +37,7 @@ def reader(seed: int) -> RecurrentActor:
 
 def played(network: RecurrentActor, steps: int) -> tuple[list[Seen], list[torch.Tensor]]:
     """Return what is seen, and the scores, by step: the rule decides."""
-    episodes = ToldEpisodes(itertools.count(), 2, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 2, Purpose.TRAIN, family=SMALL)
     seen, scores = [], []
     with torch.no_grad(), remembering(network, 2):
         for _ in range(steps):
@@ -58,7 +58,7 @@ def test_what_is_unrolled_is_what_was_decided_by_and_depends_on_what_came_before
 
 
 def test_episodes_tell_what_was_chosen_last_and_forget_it_when_they_are_over() -> None:
-    episodes = ToldEpisodes(itertools.count(), 1, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 1, Purpose.TRAIN, family=SMALL)
     told = episodes.seen()[0].cluster[..., NODE:]
     assert not told.any()
     for _ in range(SMALL.jobs - 1):
@@ -76,7 +76,7 @@ def test_episodes_tell_what_was_chosen_last_and_forget_it_when_they_are_over() -
 
 def test_ppo_gives_decisions_the_probabilities_with_which_they_were_taken() -> None:
     """As long as weights do not change, whatever the minibatches."""
-    episodes = ToldEpisodes(itertools.count(), 4, Purpose.TRAIN, family=SMALL)
+    episodes = RecallingEpisodes(itertools.count(), 4, Purpose.TRAIN, family=SMALL)
     heard: list[dict[str, float]] = []
     learner = Learner(episodes, reader(2), replace(SETTINGS, rate=0.0), seed=0)
     learner.improve(lambda _, figures: heard.append(figures))

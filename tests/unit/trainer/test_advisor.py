@@ -127,7 +127,7 @@ def test_dripped_answer_is_bounded_by_the_same_deadline():
     listener.close()
 
 
-def test_nobody_listening_is_said_at_once():
+def test_nobody_listening_is_reported_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(AdvisorError, match="cannot be asked \\(ConnectError") as error:

@@ -117,7 +117,7 @@ def test_news_that_cannot_be_told_leave_nobody_waiting(
     pair.meet()
 
 
-def test_news_that_a_broken_generation_did_not_hear_are_told_in_the_next(
+def test_news_that_a_broken_generation_did_not_hear_are_reported_in_the_next(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What all members compare is equal all the while: the news is of something else."""

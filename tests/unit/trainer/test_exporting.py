@@ -147,7 +147,7 @@ def readme(folder: Path) -> str:
     return (folder / "README.md").read_text()
 
 
-def test_a_disk_that_is_full_is_said_and_leaves_the_export_of_before(
+def test_a_disk_that_is_full_is_reported_and_leaves_the_export_of_before(
     trained: Callable[..., Any], tmp_path: Path, digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = trained()

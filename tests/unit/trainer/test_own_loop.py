@@ -166,7 +166,7 @@ def trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.Op
         ({"grow": True, "validate": lambda module: 0.0}, ""),
     ],
 )
-def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_told(
+def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_reported(
     leader: AdaptiveTrainingJob, tmp_path: Path, given: dict[str, Any], said: str
 ) -> None:
     job = json.loads((tmp_path / "job.json").read_text())
@@ -190,7 +190,7 @@ def test_trials_that_a_job_asks_for_and_a_script_cannot_do_are_told(
         ({}, None),
     ],
 )
-def test_the_agent_is_told_how_a_job_ended_that_it_advised(
+def test_the_agent_learns_how_a_job_ended_that_it_advised(
     advised: Callable[..., Any],
     advice_body: Callable[..., bytes],
     monkeypatch: pytest.MonkeyPatch,
@@ -217,7 +217,7 @@ def test_the_agent_is_told_how_a_job_ended_that_it_advised(
 
 
 @pytest.mark.parametrize("goodput", [False, True])
-def test_the_agent_is_told_how_many_examples_a_step_takes(
+def test_the_agent_learns_how_many_examples_a_step_takes(
     advised: Callable[..., Any], advice_body: Callable[..., bytes], tmp_path: Path, goodput: bool
 ) -> None:
     """The loader decides on it, not the job; with goodput, it changes."""
@@ -311,7 +311,7 @@ def unfrozen(loop: Any, loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
         (scheduled, "make it before join(model, optimizer, loader, scheduler)"),
     ],
 )
-def test_a_loop_that_would_go_wrong_is_told_the_remedy(
+def test_a_loop_that_would_go_wrong_is_refused_with_the_remedy(
     leader: AdaptiveTrainingJob, body: Callable[..., None], said: str
 ) -> None:
     model, optimizer = made()

@@ -617,7 +617,7 @@ def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: Adapti
         break
 
 
-def test_the_budget_is_told_in_seconds_and_as_a_part(
+def test_the_budget_is_reported_in_seconds_and_as_a_part(
     leader: AdaptiveTrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPALIER_TIME_SCALE", "10")

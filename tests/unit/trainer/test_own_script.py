@@ -281,7 +281,7 @@ def test_a_worker_comes_to_an_epoch_with_what_belongs_to_it(
         (10, "behind", -1, "raise"),
     ],
 )
-def test_a_leader_that_ends_behind_its_batches_does_nothing_twice(
+def test_a_leader_that_ends_after_its_batches_does_nothing_twice(
     scripted: Callable[..., Workplace], batches: int, where: str, rounds: int, how: str
 ) -> None:
     arguments = (str(batches), where, str(rounds))
@@ -364,7 +364,7 @@ while loop.leads and not os.path.exists("end"):
 """A loop that ends early, in all workers or in one alone."""
 
 
-def test_only_the_leader_goes_on_behind_a_loop_that_all_have_left(scripted: Callable[..., Workplace]) -> None:
+def test_only_the_leader_goes_on_after_a_loop_that_all_have_left(scripted: Callable[..., Workplace]) -> None:
     place = scripted(LEFT, "all")
     place.allocate(2)
     leader = place.start()
@@ -440,7 +440,7 @@ def test_who_comes_in_the_middle_of_an_epoch_follows_what_the_leader_decides(
     assert not any(event.type == "Warned" and event.reason == "MembersDiffer" for event in place.events())
 
 
-def test_a_leader_that_is_asked_to_end_behind_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:
+def test_a_leader_that_is_asked_to_end_after_its_loop_has_not_completed(scripted: Callable[..., Workplace]) -> None:
     text = (EXAMPLE / "elastic.py").read_text() + "\nprint('behind', flush=True)\nimport time\ntime.sleep(600)\n"
     place = scripted(text, "2")
     place.allocate(1)

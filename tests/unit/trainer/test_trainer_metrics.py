@@ -90,7 +90,7 @@ def test_only_what_a_fallback_decided_is_a_problem_of_advice(
     } == problems
 
 
-def test_before_training_nothing_is_said_of_it() -> None:
+def test_before_training_nothing_is_reported_of_it() -> None:
     """Zeros would say that no budget is left, and that there is no model."""
     metrics = MeteredReporter(MemoryReporter(), lambda: 60.0).metrics
     samples = samples_of(metrics.text().decode())

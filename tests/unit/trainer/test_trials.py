@@ -180,7 +180,7 @@ def test_a_race_narrows_and_the_worker_that_is_let_go_trains_with_the_base_again
     until(lambda: "4 members" in place.log.rpartition("1 members")[2], place)
 
 
-def test_the_agent_is_told_what_the_arms_have_shown(tried, tmp_path):
+def test_the_agent_learns_what_the_arms_have_shown(tried, tmp_path):
     """By a real service, which keeps it."""
     with serving(tmp_path) as url:
         place = tried("Confirm", 1, agent_url=url)

@@ -130,7 +130,7 @@ def test_job_of_another_name_than_the_environment_says_is_refused(start, tmp_pat
     assert "say 'team/other', but the job of" in (tmp_path / "log").read_text()
 
 
-def test_no_temporary_folder_is_said_before_torch_says_something_else(tmp_path):
+def test_no_temporary_folder_is_reported_before_torch_says_something_else(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(JOB))
     environment = {"PATH": os.environ["PATH"], "ESPALIER_JOB_FILE": str(tmp_path / "job.json")}
     done = subprocess.run(

@@ -155,8 +155,8 @@ class Adapter:
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(decision, network)
         jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
-        said = "; ".join(filter(None, (message, compared(arms) if arms else "")))
-        adaptation = asked.record(result, network, grown, progress, said).model_copy(
+        summary = "; ".join(filter(None, (message, compared(arms) if arms else "")))
+        adaptation = asked.record(result, network, grown, progress, summary).model_copy(
             update={
                 "loss_before": _finite(self.loss(network.module)) if jumps else None,
                 "loss_after": _finite(self.loss(grown.module)) if jumps else None,

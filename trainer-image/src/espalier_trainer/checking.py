@@ -48,7 +48,7 @@ _TARGETS: Final = {
     Task.LANGUAGE_MODEL: "different tokens",
 }
 _NAMED: Final = 8
-"""Places to grow that are named; of others only the number is said."""
+"""Places to grow that are named; of others only the number is printed."""
 
 
 @dataclass(frozen=True, slots=True)

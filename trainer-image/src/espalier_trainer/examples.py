@@ -72,7 +72,7 @@ class ExampleArguments(Record):
         return next(each.rows for each in self.leaves if isinstance(each, ExampleShape) and each.shape)
 
     def of_rows(self, rows: int) -> ExampleArguments:
-        """Return the same with another number of examples, in every tensor of so many rows as the first."""
+        """Return the same with another number of examples, in every tensor with as many rows as the first."""
         leaves = tuple(
             each.of_rows(rows) if isinstance(each, ExampleShape) and each.shape[:1] == (self.rows,) else each
             for each in self.leaves

@@ -192,7 +192,7 @@ class Journal:
         if test is not None and math.isfinite(test.loss):
             progress.metrics |= test.named("test")
         # A user's own loop has no evaluation by the trainer, but may have reported figures.
-        told = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
+        scores = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
         self.ending = ending
         self.reporter.record(
             TrainerFinished(
@@ -202,9 +202,9 @@ class Journal:
                 reason=ending.reason,
                 message=ending.message,
                 epoch=progress.epoch,
-                test_accuracy=told.get("test_accuracy") if test is None else accuracy_of(score),
+                test_accuracy=scores.get("test_accuracy") if test is None else accuracy_of(score),
                 test_score=other_than_accuracy(score),
-                test_loss=told.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
+                test_loss=scores.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
                 max_step_gap_seconds=progress.max_step_gap_seconds,
             )
         )

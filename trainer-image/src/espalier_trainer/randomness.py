@@ -60,14 +60,14 @@ def kept(
         for one in own:
             _seed(one, seed)
     values, tensors = before if seed is None else capture(device)
-    told = [_told(one) for one in own]
+    first = [_comparable(one) for one in own]
 
     def drawn() -> bool:
         now, of_torch = capture(device)
         return (
             now != values
             or any(not torch.equal(of_torch[name], state) for name, state in tensors.items())
-            or told != [_told(one) for one in own]
+            or first != [_comparable(one) for one in own]
         )
 
     try:
@@ -105,7 +105,7 @@ def _state(generator: Any) -> Any:
             return generator.get_state()
 
 
-def _told(generator: Any) -> Any:
+def _comparable(generator: Any) -> Any:
     """Return a generator's state as what `==` compares."""
     state = _state(generator)
     return state.tolist() if isinstance(state, Tensor) else repr(state)

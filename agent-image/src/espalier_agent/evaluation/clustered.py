@@ -33,7 +33,7 @@ def clustered_interval(values: Sequence[float], groups: Sequence[str]) -> tuple[
 
 
 def student_quantile(degrees: int) -> float:
-    """Return what a Student's t variable of so many degrees of freedom exceeds in absolute value with 5 %."""
+    """Return what a Student's t variable with these degrees of freedom exceeds in absolute value with 5 %."""
     low, high = 0.0, math.pi / 2  # of the angle atan(t / sqrt(degrees))
     for _ in range(60):
         middle = (low + high) / 2

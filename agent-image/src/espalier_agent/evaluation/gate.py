@@ -152,10 +152,10 @@ def estimated(
     done = [decision.action for decision in log.decisions]
     weights = [
         log.weights(
-            torch.tensor([0.0 if would == did else -math.inf for would, did in zip(said, done, strict=True)]),
+            torch.tensor([0.0 if would == did else -math.inf for would, did in zip(chosen, done, strict=True)]),
             cut=unit is Unit.EPISODE,
         )
-        for said in (actions, in_service)
+        for chosen in (actions, in_service)
     ]
     effective = [_jobs(log, each) for each in weights]
     changed = torch.tensor([new != old for new, old in zip(actions, in_service, strict=True)], dtype=torch.bool)

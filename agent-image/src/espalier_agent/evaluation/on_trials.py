@@ -54,15 +54,15 @@ def compare_on_trials(policy: Policy, in_service: Policy, tried: Sequence[Tried]
         (one.id, _shown(one, new), _shown(one, old), new != old)
         for one, new, old in zip(tried, choices(policy, made), choices(in_service, made), strict=True)
     ]
-    told = [(job, new - old, changed) for job, new, old, changed in pairs if new is not None and old is not None]
-    gains = [gain for _, gain, _ in told]
-    low, high = clustered_interval(gains, [job for job, _, _ in told]) or (None, None)
+    known = [(job, new - old, changed) for job, new, old, changed in pairs if new is not None and old is not None]
+    gains = [gain for _, gain, _ in known]
+    low, high = clustered_interval(gains, [job for job, _, _ in known]) or (None, None)
     return OnTrials(
-        decisions=len(told),
-        jobs=len({job for job, _, _ in told}),
-        changed=sum(changed for _, _, changed in told),
-        changed_jobs=len({job for job, _, changed in told if changed}),
-        untold=len(pairs) - len(told),
+        decisions=len(known),
+        jobs=len({job for job, _, _ in known}),
+        changed=sum(changed for _, _, changed in known),
+        changed_jobs=len({job for job, _, changed in known if changed}),
+        untold=len(pairs) - len(known),
         difference=fmean(gains) if gains else None,
         low=low,
         high=high,

@@ -26,7 +26,7 @@ from espalier_api.outcomes import OutcomeTable
 
 
 class GrowthsConfig(Record):
-    """What all such learners are told."""
+    """Settings that all such learners share."""
 
     blind: float = Field(default=0.25, ge=0, le=1)
     """Weight of rows again without costs and curve, for requests that tell neither."""

@@ -1,4 +1,4 @@
-"""A graph network that says what each growth gains: the graph encoder, beside the features that the trees read.
+"""A graph network that says what each growth gains: the graph encoder, with the features that the trees read.
 
 Each growth is scored from the states of the layers that it concerns, what it would add, the pooled state of the model,
 and `tree_features`, which have the time left, the curve, costs and sizes.

@@ -69,8 +69,8 @@ class LstmModelEncoder(nn.Module):
         """
         mirror = _mirror(lengths, embedded.shape[1])
         ahead, _ = self.layers_forward(embedded)
-        behind, _ = self.layers_backward(_reorder(embedded, mirror))
-        return torch.cat([ahead, _reorder(behind, mirror)], dim=2)
+        backward, _ = self.layers_backward(_reorder(embedded, mirror))
+        return torch.cat([ahead, _reorder(backward, mirror)], dim=2)
 
     def forward(self, prepared: dict[str, Tensor]) -> Tensor:
         """Encode prepared models: (n, 16)."""

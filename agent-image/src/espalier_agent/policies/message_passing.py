@@ -29,10 +29,10 @@ class MessagePassing(nn.Module):
         read, reading = edges
         states: Tensor = self.norm(self.layers(nodes))
         ahead = _share(reading, len(states))
-        behind = _share(read, len(states))
+        by_readers = _share(read, len(states))
         for transform in self.rounds:
             from_inputs = torch.zeros_like(states).index_add(0, reading, states[read] * ahead)
-            from_readers = torch.zeros_like(states).index_add(0, read, states[reading] * behind)
+            from_readers = torch.zeros_like(states).index_add(0, read, states[reading] * by_readers)
             states = states + torch.relu(transform(torch.cat([states, from_inputs, from_readers], dim=1)))
         return states
 

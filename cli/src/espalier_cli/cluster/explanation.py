@@ -12,7 +12,7 @@ from espalier_cli.cluster.decisions import says
 from espalier_cli.cluster.events import newest
 from espalier_cli.cluster.jobs_table import score_of
 from espalier_cli.cluster.remedies import remedy_for
-from espalier_cli.cluster.shares import told
+from espalier_cli.cluster.shares import described_share
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.wording import count, duration, of_type
 from espalier_cli.display import progress_of
@@ -108,7 +108,7 @@ def _policy(case: Case) -> list[str]:
     if case.facts is None or case.snapshot is None or case.plan is None:
         return []
     text = case.snapshot.rules.policy
-    return told(case.facts.key, case.plan, configured(text), text) + _expected_gain(case)
+    return described_share(case.facts.key, case.plan, configured(text), text) + _expected_gain(case)
 
 
 def _expected_gain(case: Case) -> list[str]:

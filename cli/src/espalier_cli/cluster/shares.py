@@ -36,10 +36,10 @@ def shares_document(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
+def described_share(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
     """Say what the policy, with its settings as `configured`, decided for a job."""
     if not plan.fallback:
-        return _told(job, plan, policy, configured)
+        return _described_share(job, plan, policy, configured)
     first = (
         f"Policy {configured} does not decide: {plan.fallback}. {FALLBACK.name} decides about all jobs until it does."
     )
@@ -48,10 +48,10 @@ def told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
             f"What policy {configured} decides is not known here: the operator's note of its last answer, in the "
             f"operator's Lease, is missing, too old or not yours to read. {FALLBACK.name} would decide like this."
         )
-    return [first, *_told(job, plan, FALLBACK, FALLBACK.name)]
+    return [first, *_described_share(job, plan, FALLBACK, FALLBACK.name)]
 
 
-def _told(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
+def _described_share(job: str, plan: Plan, policy: Policy, configured: str) -> list[str]:
     keys = [share.job for share in plan.shares]
     ignored = [f"Of its share was ignored: {what.partition(': ')[2]}." for what in plan.ignored if _is_of(what, job)]
     if job not in keys:

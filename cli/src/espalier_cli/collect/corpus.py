@@ -64,10 +64,10 @@ class CorpusOptions:
 
     def source(self) -> str:
         """Return the command that makes the same corpus with one seed."""
-        told = ",".join(f"{share * 100:g}%" for share in self.moments)
+        moments = ",".join(f"{share * 100:g}%" for share in self.moments)
         return " ".join(
             (
-                f"espalier agent collect --corpus {Path(self.name).name} --moments {told} --most {self.most}",
+                f"espalier agent collect --corpus {Path(self.name).name} --moments {moments} --most {self.most}",
                 *(f"--way {way}" for way in self.chosen()),
                 f"--throughput {self.speed:g}",
                 *(["--part {}/{}".format(*self.part)] if self.part[1] > 1 else []),

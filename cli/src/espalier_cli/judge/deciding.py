@@ -41,7 +41,7 @@ class Setting:
     speed: float = 1.0
     """How many times as fast all arms are."""
     inserted: tuple[Insertion, ...] = ()
-    """Other ways in which whole blocks are inserted, beside the exact one. If there are any, nothing else grows."""
+    """Ways other than the exact one in which whole blocks are inserted. If there are any, nothing else grows."""
 
     def facts(self) -> tuple[object, ...]:
         """Return what records depend on; ways of deciding that are not the plain one add theirs."""

@@ -52,7 +52,7 @@ class OwnModel:
     def __call__(self) -> tuple[Case, ...]:
         """Return the case; raises `CaseError`, or a `TrainerError` that names what is wrong."""
         sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
-        self._spec()  # what it refuses is told before anything is trained
+        self._spec()  # what it refuses is reported before anything is trained
         data = _data(self.dataset, self.dataset_path)
         case = Case(
             name=f"{self.model} on {self.dataset}",

@@ -58,43 +58,43 @@ def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> T
     course: Course | None = None
     moments = []
     for moment in record.moments:
-        said = proposal(policy, record, moment)
+        proposed = proposal(policy, record, moment)
         outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
-        confirmed = best(confirmation(said, moment), Trials.CONFIRM, said.gains)
+        confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
             course = course or Course.begin(case, record.seed, setting.operations)
             course.advance(moment.share * course.budget)
-            confirm = _late(course, said.growths[0])
+            confirm = _late(course, proposed.growths[0])
         moments.append(
             TrialRecord(
                 share=moment.share,
-                advice=said.action,
+                advice=proposed.action,
                 confirmed=None if confirmed is None else confirmed.action != _NOTHING,
                 confirm_accuracy=confirm,
-                race_winner=(winner := race_winner(said, moment)),
+                race_winner=(winner := race_winner(proposed, moment)),
                 race_accuracy=outcome[str(winner)],
             )
         )
     return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
 
 
-def confirmation(said: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
+def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
     """Return what came of the arms of `Confirm`, tried in turn on one extra GPU."""
     found = {arm.action: arm.slice_loss for arm in moment.arms}
-    wanted = [action for actions in arms(Trials.CONFIRM, said.growths, 1) for action in actions]
+    wanted = [action for actions in arms(Trials.CONFIRM, proposed.growths, 1) for action in actions]
     return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
 
 
-def race_winner(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
+def race_winner(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
     """Return what wins a race with `gpus` extra GPUs."""
-    won = best(raced(said, moment, gpus), Trials.RACE, said.gains)
+    won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains)
     return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
 
 
-def raced(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
+def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
     """Return what came of the arms of a `Race`: each trains on as it would without one; of one GPU against the base."""
-    wanted = [action for actions in arms(Trials.RACE, said.growths, gpus) for action in actions]
+    wanted = [action for actions in arms(Trials.RACE, proposed.growths, gpus) for action in actions]
     if wanted and Action.nothing() not in wanted:
         wanted.append(Action.nothing())
     growths = sum(action.grows for action in wanted)
@@ -103,7 +103,7 @@ def raced(said: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[
     gone: set[str] = set()
     for share in slices(Trials.RACE, growths)[:-1]:
         left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]
-        gone |= behind(share, left, found[Action.nothing()], said.gains)
+        gone |= behind(share, left, found[Action.nothing()], proposed.gains)
     return tuple(arm.model_copy(update={"loss": None}) if arm.action in gone else arm for arm in found.values())
 
 

@@ -1,4 +1,4 @@
-"""`espalier policies evaluate`: learned policies beside rules, on the same traces."""
+"""`espalier policies evaluate`: learned policies compared with rules, on the same traces."""
 
 from __future__ import annotations
 

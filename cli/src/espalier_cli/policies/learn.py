@@ -85,6 +85,6 @@ def learn(
         )
     require_folder(output)
     settings = replace(_DEFAULTS, teacher=teacher, imitated=imitated, decisions=decisions, learner=learner)
-    policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, told=lambda line: click.echo(line, err=True))
+    policy = learn_slots(seed, settings, nodes=sizes, kinds=kinds, progress=lambda line: click.echo(line, err=True))
     write(policy, output)
     click.echo(f"{output}: {policy.lineage.name}@{policy.version}, {policy.lineage.algorithm}")

@@ -21,7 +21,7 @@ from espalier_scheduling.product.learning import Settings, learn, mean_seconds, 
 from espalier_scheduling.purposes import Purpose
 
 BASELINES = ("fair", "optimus", "goodput")
-"""Rules that the file is judged beside."""
+"""Rules that the file is compared with."""
 CLUSTERS, QUICK_CLUSTERS = 20, 2
 """Simulated ones, to learn a placement prior on."""
 QUICK = Settings(imitated=1, epochs=3, generations=1, candidates=3, best=2, searched=1, chosen=1)
@@ -67,7 +67,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     if not name or len(name) > MAX_NAME:
         raise InputError(f"--name: {name!r} has {len(name)} characters; give 1 to {MAX_NAME}")
     if name in BASELINES:
-        raise InputError(f"--name: {name} is a rule that the file is judged beside; choose another name")
+        raise InputError(f"--name: {name} is a rule that the file is compared with; choose another name")
     require_folder(output)
     try:
         workload = workload_of(folder)
@@ -89,12 +89,12 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     )
     began = time.monotonic()
 
-    def told(line: str) -> None:
+    def progress(line: str) -> None:
         click.echo(f"{time.monotonic() - began:5.0f} s  {line}", err=True)
 
-    policy = learn(workload, lineage, QUICK if quick else Settings(), seed, told)
+    policy = learn(workload, lineage, QUICK if quick else Settings(), seed, progress)
     if placement:
-        policy = with_placement(policy, told, QUICK_CLUSTERS if quick else CLUSTERS)
+        policy = with_placement(policy, progress, QUICK_CLUSTERS if quick else CLUSTERS)
     write(policy, output)
     ours = LearnedAllocation(policy)
     found = {

@@ -40,10 +40,10 @@ class Preemption:
     message: str
 
 
-def judge_exit(code: int, report: Report | None, said: str = "") -> Ended | Failure | Preemption:
+def judge_exit(code: int, report: Report | None, cause: str = "") -> Ended | Failure | Preemption:
     """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
 
-    `said` is the cause by the backend or the log, for a process that has reported none.
+    `cause` is the cause by the backend or the log, for a process that has reported none.
 
     0 ends the job. 2 and 3 (`LossNotFinite`) would recur, so they fail it, and so does a report of failure with any
     reason but `TrainerFailed`: a script cannot choose the code with which an exception ends it. What else fails is
@@ -53,7 +53,7 @@ def judge_exit(code: int, report: Report | None, said: str = "") -> Ended | Fail
     """
     phase = report.phase if report is not None else TrainerPhase.STARTING
     reason = report.reason if report is not None else None
-    message = (report.message if report is not None else "") or said
+    message = (report.message if report is not None else "") or cause
     if phase is TrainerPhase.FAILED and reason not in (None, Reason.TRAINER_FAILED) and code not in _STOPPED_CODES:
         return Ended(reason=reason, failed=True, message=message)
     if code == ExitCode.INVALID:
@@ -67,7 +67,7 @@ def judge_exit(code: int, report: Report | None, said: str = "") -> Ended | Fail
     if stopped and phase is not TrainerPhase.STARTING:
         return Preemption(_describe(code))
     if code == ExitCode.SUPERSEDED:
-        message = said or "its checkpoints or its report are of a later attempt of the job; see its log"
+        message = cause or "its checkpoints or its report are of a later attempt of the job; see its log"
     return Failure(_with_cause(_describe(code), message))
 
 
@@ -227,7 +227,7 @@ def _lingers(state: JobState, seen: Observation, now: float, timing: Timing) -> 
 
 
 def _ends_by(since: float, state: JobState, timing: Timing) -> float:
-    """Return until when the process of a leader is waited for that has said its last word: not beyond a deadline to
+    """Return until when the process of a leader is waited for whose last report has come: not beyond a deadline to
     stop, after which a job that is complete would run again.
     """
     by = since + timing.linger

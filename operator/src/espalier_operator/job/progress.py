@@ -139,9 +139,9 @@ def _running_since(state: JobState, seen: Observation) -> float | None:
 
 
 def _overstays(state: JobState, seen: Observation, now: float, timing: Timing) -> bool:
-    """Return whether the leader runs on although it has said for a while that it ends, and would be started again.
+    """Return whether the leader runs on although it has reported for a while that it ends, and would be started again.
 
-    Where it says that the job is complete, the job ends soon, whatever its process does.
+    Where it reports that the job is complete, the job ends soon, whatever its process does.
     """
     done_since = ends.done_since(state, seen)
     says_so = seen.leader_runs and seen.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED)

@@ -47,7 +47,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
             fresh = replace(fresh, admitted_at=now, gpu_type=action.gpu_type, extra=0, counted_until=now)
             return fresh.granting(terms.min_replicas, Direction.UP, action.reason, terms)
         case GrantExtra():
-            # The leader is told of them once they run (`progress.look`).
+            # The leader learns of them once they run (`progress.look`).
             return replace(
                 state,
                 extra=action.extra,

@@ -80,8 +80,8 @@ class AuditLog:
         self._snapshots.append((file, len(packed)))
         self._bytes += len(packed)
         actions = [{"action": type(action).__name__, **asdict(action)} for action in plan.actions]
-        told = {"at": snapshot.taken_at, "snapshot": file.name, "fallback": plan.fallback or None, "actions": actions}
-        line = json.dumps(told)
+        entry = {"at": snapshot.taken_at, "snapshot": file.name, "fallback": plan.fallback or None, "actions": actions}
+        line = json.dumps(entry)
         lines = self._folder / DECISIONS
         if lines.exists() and lines.stat().st_size > self._limit / _LINES_PART:
             lines.replace(self._folder / EARLIER)

@@ -66,8 +66,8 @@ class LeaderProcess:
         """Record its end."""
         if self.incarnation is not None:
             self.process, self.exit_code = None, code
-            said = "" if code == 0 else cause_in(tail(self._directory / TRAINER_LOG, self._log_began))
-            end = End(code=code, at=now, external=False, message=said)
+            cause = "" if code == 0 else cause_in(tail(self._directory / TRAINER_LOG, self._log_began))
+            end = End(code=code, at=now, external=False, message=cause)
             self.incarnation = replace(self.incarnation, running=False, end=end)
 
     def lose(self, reason: Reason) -> None:

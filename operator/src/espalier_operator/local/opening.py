@@ -41,7 +41,7 @@ def opened(
 ) -> Opened:
     """Check the folder, and take up what is in it; nothing is started.
 
-    `on_event(job name, event)` gets what is said of jobs, `time_of_day` converts times of the run's clock. Raises
+    `on_event(job name, event)` gets the events of jobs, `time_of_day` converts times of the run's clock. Raises
     `LocalRunError`.
     """
     by_name = {job.metadata.name: job for job in jobs}

@@ -37,7 +37,7 @@ class FairPolicy:
 
 
 MOST_WEIGHT: Final = 10
-"""No job has more than so many times the share of a job of priority 0, nor less than one over it."""
+"""No job has more than this many times the share of a job of priority 0, nor less than one over it."""
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from espalier_operator.policies.view import Candidate, Share
 
 Worth = Callable[[Candidate, int], float]
-"""What one worker more is worth to a job that has so many."""
+"""What one more worker is worth to a job, by the number that it has."""
 
 
 def hand_out(order: Iterable[Candidate], known: Iterable[str], gpus: int, worth: Worth) -> dict[str, int]:

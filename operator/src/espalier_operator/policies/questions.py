@@ -18,7 +18,7 @@ from espalier_operator.policies.view import Candidate, Outlook, Prospect, View
 
 QUESTION_VERSION: Final = 1
 MOST_TOLD: Final = 64
-"""Speeds are told of at most so many workers of a job; with more it is expected to be as fast as with these."""
+"""Speeds are sent for at most this many workers of a job; with more it is expected to be as fast as with these."""
 
 
 class QuestionError(ValueError):
@@ -34,7 +34,7 @@ class SpeedTable:
     seconds: tuple[float, ...]
     """Of a step with 1, 2, ... workers."""
     goodputs: tuple[float, ...]
-    """With 1, 2, ... workers on as few nodes as possible; the same is told of more nodes."""
+    """With 1, 2, ... workers on as few nodes as possible; the same for more nodes."""
 
     def step_seconds(self, workers: int) -> float:
         """Return the seconds of one optimizer step with `workers` workers."""

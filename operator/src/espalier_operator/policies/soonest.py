@@ -1,4 +1,4 @@
-"""Speedup for jobs that end soon: a rule of this project, found beside learned allocation."""
+"""Speedup for jobs that end soon: a rule of this project, found while allocation was learned."""
 
 from __future__ import annotations
 

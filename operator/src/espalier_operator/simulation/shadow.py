@@ -1,4 +1,4 @@
-"""What another policy would have decided at each plan of an audit log, beside what the operator did.
+"""What another policy would have decided at each plan of an audit log, compared with what the operator did.
 
 The policy is asked about each recorded snapshot, so it always sees what really was there, not what would have come of
 its own decisions; the simulator estimates that. Only plans that decided something are recorded.
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shadow:
-    """The decisions of a policy beside those of an operator."""
+    """The decisions of a policy compared with those of an operator."""
 
     plans: int
     """Recorded ones, with their snapshots."""

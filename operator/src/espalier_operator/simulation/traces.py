@@ -72,7 +72,7 @@ def read_csv(
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
     A timestamp is in seconds, or a date with a time, in UTC where it names no time zone. Time begins with the first
-    job. Jobs without GPUs, or that ended at once, are left out, as `tell` is told. Lines may have any order. A column
+    job. Jobs without GPUs, or that ended at once, are left out: `tell` gets a line. Lines may have any order. A column
     `growth` may name the model by whose growth curve, one of `curves`, a job grows; without one the job does not.
     """
     found: list[tuple[float, float, int, Row]] = []

@@ -16,7 +16,7 @@ from espalier_rewriting.dreaming.dream import Dream
 from espalier_rewriting.dreaming.mind import MIND_SIZE, Known
 from espalier_rewriting.environment import LOCATIONS, STOP, Action
 from espalier_rewriting.learning.learnable import EAGER, Policy, Scores
-from espalier_rewriting.learning.learner import Settings, Told, practise, unheard
+from espalier_rewriting.learning.learner import OnUpdate, Settings, ignored, practise
 
 _HIDDEN: Final = 64
 
@@ -64,7 +64,9 @@ class Controller(Policy[Thought]):
         return Scores(torch.cat([rule_logs[:, :1], both.flatten(1)], dim=1), values)
 
 
-def learn_controller(environment: Dream | Awake, settings: Settings, seed: int, told: Told = unheard) -> Controller:
+def learn_controller(
+    environment: Dream | Awake, settings: Settings, seed: int, on_update: OnUpdate = ignored
+) -> Controller:
     """Learn a controller in a dream, or in the real environment; the same seed gives the same one.
 
     Raises `espalier_agent.learners.learning.LearningError` where the loss is not finite.
@@ -73,7 +75,7 @@ def learn_controller(environment: Dream | Awake, settings: Settings, seed: int, 
         torch.manual_seed(seed)
         controller = Controller()
     environment.reset(seed=seed)
-    return practise(controller, {"": [environment]}, settings, seed, told)
+    return practise(controller, {"": [environment]}, settings, seed, on_update)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

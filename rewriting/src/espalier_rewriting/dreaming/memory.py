@@ -49,22 +49,24 @@ class Memory(nn.Module):
         """Initialise with torch's defaults from the global generator."""
         super().__init__()
         self.lstm = nn.LSTM(LATENT + ACTION_SIZE, HIDDEN, batch_first=True)
-        told = HIDDEN + LATENT + ACTION_SIZE
-        self.weights = nn.Linear(told, GAUSSIANS)
-        self.moves = nn.Linear(told, GAUSSIANS * LATENT)
-        self.scales = nn.Linear(told, GAUSSIANS * LATENT)
-        self.rewards = nn.Linear(told, 1)
-        self.masks = nn.Linear(told, STOP * LOCATIONS)
-        self.ends = nn.Linear(told, 1)
+        features = HIDDEN + LATENT + ACTION_SIZE
+        self.weights = nn.Linear(features, GAUSSIANS)
+        self.moves = nn.Linear(features, GAUSSIANS * LATENT)
+        self.scales = nn.Linear(features, GAUSSIANS * LATENT)
+        self.rewards = nn.Linear(features, 1)
+        self.masks = nn.Linear(features, STOP * LOCATIONS)
+        self.ends = nn.Linear(features, 1)
 
     def forward(self, latents: Tensor, actions: Tensor, state: State | None = None) -> tuple[Foretold, State]:
         """Foretell what follows z_t (B, T, `LATENT`) and actions (B, T, `ACTION_SIZE`), and remember them."""
         inputs = torch.cat([latents, actions], dim=-1)
         hidden, state = self.lstm(inputs, state)
         # That an action stops, say, need not pass the gates of the LSTM first.
-        told = torch.cat([hidden, inputs], dim=-1)
+        features = torch.cat([hidden, inputs], dim=-1)
         # A rewrite changes little of a graph: so a Gaussian tells a move from z_t.
-        moves, scales = (head(told).unflatten(-1, (GAUSSIANS, LATENT)) for head in (self.moves, self.scales))
-        mixture = Mixture(self.weights(told), latents[..., None, :] + moves, _LEAST + nn.functional.softplus(scales))
-        masks = self.masks(told).unflatten(-1, (STOP, LOCATIONS))
-        return Foretold(mixture, self.rewards(told).squeeze(-1), masks, self.ends(told).squeeze(-1)), state
+        moves, scales = (head(features).unflatten(-1, (GAUSSIANS, LATENT)) for head in (self.moves, self.scales))
+        mixture = Mixture(
+            self.weights(features), latents[..., None, :] + moves, _LEAST + nn.functional.softplus(scales)
+        )
+        masks = self.masks(features).unflatten(-1, (STOP, LOCATIONS))
+        return Foretold(mixture, self.rewards(features).squeeze(-1), masks, self.ends(features).squeeze(-1)), state

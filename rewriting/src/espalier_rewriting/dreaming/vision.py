@@ -1,4 +1,4 @@
-"""V of the world model: a graph as a few numbers, from which can be told what a world model must know of it."""
+"""V of the world model: a graph as a few numbers, which hold what a world model must know of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHUNK: Final = 256
 class Vision(GraphEncoder):
     """The encoder that PPO learns with, and heads that tell from z_t what it must hold.
 
-    Ha and Schmidhuber (2018) learn V as an autoencoder. A graph is not told from 32 numbers; so what is told is what
+    Ha and Schmidhuber (2018) learn V as an autoencoder. 32 numbers do not hold a graph; so the heads predict what
     the rest of the model asks for: where rules hold, the cost and size of the graph, and the reward of an action. It is
     learnt before the memory and then stays: were both learnt together, the likelihood of z_{t+1} would be largest for
     a z that says nothing. An encoder that PPO has learnt would have cost steps of the real environment.
@@ -50,7 +50,7 @@ class Vision(GraphEncoder):
             parts = [self(Batch.of(seen[first : first + _CHUNK])) for first in range(0, len(seen), _CHUNK)]
         return torch.cat(parts)
 
-    def told(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def predicted(self, latents: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what z_t and actions (B, `ACTION_SIZE`) tell.
 
         Logits of the masks (B, `STOP`, `LOCATIONS`), the numbers of the whole graph (B, `WHOLE_FEATURES`), and the

@@ -90,7 +90,7 @@ def _see(world: World, episodes: Sequence[Episode[Seen]], block: Block, settings
 
     def loss(chunk: Tensor) -> Tensor:
         batch = Batch.of([graphs[one] for one in chunk.tolist()])
-        logits, whole, reward = world.vision.told(world.vision(batch), actions[chunk])
+        logits, whole, reward = world.vision.predicted(world.vision(batch), actions[chunk])
         wrong = binary_cross_entropy_with_logits(logits, masks[chunk], reduction="sum") / len(chunk)
         return wrong + mse_loss(whole, batch.whole) + mse_loss(reward, rewards[chunk])
 

@@ -43,18 +43,18 @@ class Settings:
     gradient_norm: float = 0.5
 
 
-Told = Callable[[int, int, Mapping[str, float]], None]
+OnUpdate = Callable[[int, int, Mapping[str, float]], None]
 """Hears the updates and the decisions so far, and the mean return of each family in the last update."""
 
 P = TypeVar("P", bound=Policy[Any])
 
 
-def unheard(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
+def ignored(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
     """Tell nobody."""
 
 
 def learn(
-    families: Mapping[str, Sequence[RewritesEnvironment]], settings: Settings, seed: int, told: Told = unheard
+    families: Mapping[str, Sequence[RewritesEnvironment]], settings: Settings, seed: int, on_update: OnUpdate = ignored
 ) -> RewritePolicy:
     """Learn a policy for the nets of some families; the same seed and table of costs give the same policy.
 
@@ -63,7 +63,7 @@ def learn(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = RewritePolicy()
-    return practise(policy, families, settings, seed, told)
+    return practise(policy, families, settings, seed, on_update)
 
 
 def practise(
@@ -71,7 +71,7 @@ def practise(
     families: Mapping[str, Sequence[gymnasium.Env[Any, Action]]],
     settings: Settings,
     seed: int,
-    told: Told = unheard,
+    on_update: OnUpdate = ignored,
 ) -> P:
     """Improve a policy of any kind, in place, in the environments of some families, and return it.
 
@@ -105,7 +105,9 @@ def practise(
                 loss = _loss(policy, decisions, chunk, settings, left)
                 descend(optimizer, loss, policy, settings.gradient_norm, update)
         totals = [(name, sum(episode.rewards)) for name, episode in zip(names, episodes, strict=True)]
-        told(update + 1, learnt_from, {name: fmean(total for its, total in totals if its == name) for name in families})
+        on_update(
+            update + 1, learnt_from, {name: fmean(total for its, total in totals if its == name) for name in families}
+        )
     return policy.eval()
 
 

@@ -22,7 +22,7 @@ Observation = dict[str, NDArray[np.float32]]
 
 
 def observation_space(jobs: int, options: int) -> spaces.Dict:
-    """Return the space of what is observed of so many jobs."""
+    """Return the space of what is observed of `jobs` jobs."""
     return spaces.Dict(
         {
             "jobs": spaces.Box(-MOST, MOST, (jobs, len(JOB_FEATURES)), np.float32),
@@ -44,14 +44,14 @@ def observed(seen: Inputs, jobs: int) -> Observation:
 
 
 def _padded(values: NDArray[np.float32], size: int, axis: int) -> NDArray[np.float32]:
-    """Return values with zeros behind them along an axis."""
+    """Return values padded with zeros along an axis."""
     found = np.zeros((*values.shape[:axis], size, *values.shape[axis + 1 :]), np.float32)
     found[(*[slice(None)] * axis, slice(values.shape[axis]))] = values
     return found
 
 
 def widened(mask: Mask, actions: int) -> NDArray[np.int8]:
-    """Return a mask for so many actions, of which "stop" is the last."""
+    """Return a mask for this number of actions, of which "stop" is the last."""
     wide = np.zeros((*mask.shape[:-1], actions), np.int8)
     wide[..., : mask.shape[-1] - 1] = mask[..., :-1]
     wide[..., -1] = mask[..., -1]

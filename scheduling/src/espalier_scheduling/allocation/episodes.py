@@ -82,7 +82,7 @@ class WorkerEpisodes:
     options = len(WORKERS_ONLY)
 
     def __init__(self, runs: Iterator[WorkerRun], count: int, jobs: int) -> None:
-        """Begin so many of `runs` side by side, each with `jobs` jobs at most."""
+        """Begin this number of `runs` side by side, each with `jobs` jobs at most."""
         self._coming, self._jobs = runs, jobs + 1  # the last one is nobody: padding
         self._runs = [next(runs) for _ in range(count)]
         self._look()

@@ -32,9 +32,9 @@ def learn_slots(
     *,
     nodes: Sequence[int] = NODES,
     kinds: Sequence[int] | None = None,
-    told: Callable[[str], object] = lambda line: None,
+    progress: Callable[[str], object] = lambda line: None,
 ) -> LearnedPolicy:
-    """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `told` hears how it goes.
+    """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `progress` gets lines.
 
     `kinds`: the types of which the jobs are, all of them by default. Torch is held to one thread: the network is small,
     and results are then the same for a seed.
@@ -43,7 +43,7 @@ def learn_slots(
     clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
     traces = (draw(source(), Purpose.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
     episodes = SlotEpisodes(lambda begun: Slots(source(), clusters, begun), traces, settings.episodes)
-    learner, network = _learn(episodes, seed, settings, told)
+    learner, network = _learn(episodes, seed, settings, progress)
     types = len(source().names) if kinds is None else len(kinds)
     lineage = Lineage(
         name="allocation-slots",
@@ -67,7 +67,7 @@ def learn_workers(
     form: WorkerForm,
     learnt_from: str,
     *,
-    told: Callable[[str], object] = lambda line: None,
+    progress: Callable[[str], object] = lambda line: None,
 ) -> LearnedPolicy:
     """Learn a policy for jobs with all-reduce, from a form's episodes, which `learnt_from` describes; as `learn_slots`.
 
@@ -76,7 +76,7 @@ def learn_workers(
     torch.set_num_threads(1)
     runs = (form.begin(Purpose.TRAIN, index) for index in itertools.count(seed * _APART))
     episodes = WorkerEpisodes(runs, settings.episodes, form.jobs)
-    learner, network = _learn(episodes, seed, settings, told)
+    learner, network = _learn(episodes, seed, settings, progress)
     lineage = Lineage(
         name="allocation-workers",
         actions=WORKERS_ONLY,
@@ -89,18 +89,20 @@ def learn_workers(
     return make_policy(network, lineage)
 
 
-def _learn(episodes: Episodes, seed: int, settings: Settings, told: Callable[[str], object]) -> tuple[Learner, Network]:
+def _learn(
+    episodes: Episodes, seed: int, settings: Settings, progress: Callable[[str], object]
+) -> tuple[Learner, Network]:
     twin = Twin(episodes.options, seed=seed)
     learner = Learner(episodes, twin, settings, seed)
     agreed = learner.imitate()
-    told(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
+    progress(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
 
-    def progress(turn: int, figures: dict[str, float]) -> None:
+    def on_update(turn: int, figures: dict[str, float]) -> None:
         if turn % 10 == 9:
-            told(f"{learner.learnt_from:,} decisions: a slot costs {figures['lost']:.2f} slots of jobs' time")
+            progress(f"{learner.learnt_from:,} decisions: a slot costs {figures['lost']:.2f} slots of jobs' time")
 
     if settings.decisions:
-        learner.improve(progress)
+        learner.improve(on_update)
     return learner, twin.frozen()
 
 

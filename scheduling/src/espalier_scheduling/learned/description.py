@@ -37,7 +37,7 @@ MOMENT_SECONDS: Final = 600.0
 MOST: Final = 12.0
 """What is seen is between minus and plus this."""
 MOST_SECONDS: Final = 1e7
-"""More of them, as those that a job without workers takes, are seen as so many."""
+"""More of them, as those that a job without workers takes, are seen as this number."""
 _SCALE: Final = 4.0
 """Divides logarithms of seconds: so most of what is seen is below 1."""
 

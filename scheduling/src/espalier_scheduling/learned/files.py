@@ -59,10 +59,10 @@ class Serves(Record):
     min_gpus: int = Field(ge=1)
     max_gpus: int = Field(ge=1)
     max_jobs: int = Field(ge=1)
-    """Unfinished ones at a time. More than it learnt with it serves, up to so many."""
+    """Unfinished ones at a time. More than it learnt with it serves, up to this number."""
 
     def refusal(self, gpus: int) -> str | None:
-        """Return why it cannot serve a cluster with so many GPUs, of all types; None: it can."""
+        """Return why it cannot serve a cluster with this number of GPUs, of all types; None: it can."""
         if not self.min_gpus <= gpus <= self.max_gpus:
             return (
                 f"the cluster has {gpus} GPUs, and the policy serves {self.min_gpus} to {self.max_gpus}: learn one on "

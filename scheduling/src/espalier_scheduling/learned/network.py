@@ -23,7 +23,7 @@ MASKED: Final = -1e9
 
 
 def shapes(options: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a network for so many options of a job."""
+    """Return the shape of each weight of a network for this number of options of a job."""
     jobs, offered, cluster = len(JOB_FEATURES), len(OPTION_FEATURES), len(CLUSTER_FEATURES)
     return {
         "job.weight": (hidden, jobs),

@@ -30,7 +30,7 @@ AGAIN_SECONDS: Final = 600.0
 _LEAST_STEPS: Final = 1e-9
 """A number that can be multiplied with infinite seconds."""
 MOST_WORKERS: Final = 64
-"""The speed of a job is looked up with so many workers at most, and it gets no more."""
+"""The speed of a job is looked up for at most this many workers, and it gets no more."""
 
 
 @dataclass(slots=True, eq=False)

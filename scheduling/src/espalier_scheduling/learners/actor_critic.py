@@ -24,7 +24,7 @@ from espalier_scheduling.learners.rollout import STOP, Rollout, Seen, joined, pa
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
-    from espalier_scheduling.learners.registry import Told
+    from espalier_scheduling.learners.registry import OnUpdate
 
 MEMORY: Final = 8192
 """Decisions that are remembered."""
@@ -50,7 +50,7 @@ class Remembered:
     """(episodes, width): the row of each job in what was seen next; any, where it counts nothing."""
 
 
-def improve(learner: Learner, told: Told) -> None:
+def improve(learner: Learner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
@@ -60,7 +60,7 @@ def improve(learner: Learner, told: Told) -> None:
     def update(drawn: list[Remembered]) -> dict[str, float]:
         return _update(network, optimizer, drawn, settings.others, settings.value)
 
-    replayed(learner, told, memory, _remembered, update, updates)
+    replayed(learner, on_update, memory, _remembered, update, updates)
 
 
 def _remembered(rollout: Rollout, step: int) -> Remembered:

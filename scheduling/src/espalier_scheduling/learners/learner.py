@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from espalier_scheduling.learners.descent import imitate
-from espalier_scheduling.learners.registry import LEARNERS, Told
+from espalier_scheduling.learners.registry import LEARNERS, OnUpdate
 from espalier_scheduling.learners.rollout import STOP, Episodes, Seen, columns_of, joined, tensors
 
 
@@ -40,7 +40,7 @@ class Settings:
     trace: float = 0.97
     """GAE's lambda, a decision."""
     others: float = 1.0
-    """What a decision changes for other jobs counts so much beside what it changes for its own job."""
+    """Weight of what a decision changes for other jobs, compared with what it changes for its own job."""
     clip: float = 0.2
     epochs: int = 2
     minibatch: int = 1024
@@ -91,6 +91,6 @@ class Learner:
         )  # fmt: skip
         return right / number
 
-    def improve(self, told: Told = lambda *_: None) -> None:
-        """Learn from own decisions; `told` hears the figures of each update."""
-        LEARNERS[self.settings.learner](self, told)
+    def improve(self, on_update: OnUpdate = lambda *_: None) -> None:
+        """Learn from own decisions; `on_update` gets the figures of each update."""
+        LEARNERS[self.settings.learner](self, on_update)

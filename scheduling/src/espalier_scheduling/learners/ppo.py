@@ -16,13 +16,13 @@ from espalier_scheduling.learners.rollout import Estimates, Rollout, Seen, colle
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner, Settings
-    from espalier_scheduling.learners.registry import Told
+    from espalier_scheduling.learners.registry import OnUpdate
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 """Some of the episodes."""
 
 
-def improve(learner: Learner, told: Told) -> None:
+def improve(learner: Learner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions.
 
     Raises ValueError if a network remembers and `settings.steps` are not the decisions of an episode.
@@ -44,7 +44,7 @@ def improve(learner: Learner, told: Told) -> None:
         for _ in range(settings.epochs):
             for steps, rows in _parts(network, settings, learner.rng):
                 figures |= _update(settings, network, optimizer, rollout, found, steps, rows)
-        told(turn, figures)
+        on_update(turn, figures)
 
 
 def _parts(

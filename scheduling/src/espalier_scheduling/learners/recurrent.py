@@ -24,7 +24,7 @@ class Recurrent(nn.Module, ABC):
 
     @abstractmethod
     def begun(self, episodes: int) -> Tensor:
-        """Return the state of so many episodes of which nothing was seen yet; its shape is the network's own."""
+        """Return the state of this number of episodes of which nothing was seen yet; its shape is the network's own."""
 
     @abstractmethod
     def unrolled(self, seen: list[Seen]) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ class Recurrent(nn.Module, ABC):
 
 @contextmanager
 def remembering(network: nn.Module, episodes: int) -> Iterator[None]:
-    """Let a recurrent network remember so many episodes, which begin here; other networks are left as they are."""
+    """Let a recurrent network remember this number of episodes, which begin here; others are left as they are."""
     if not isinstance(network, Recurrent):
         yield
         return

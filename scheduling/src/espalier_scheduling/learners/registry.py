@@ -10,9 +10,9 @@ from espalier_scheduling.learners import actor_critic, ppo
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
 
-Told = Callable[[int, dict[str, float]], None]
+OnUpdate = Callable[[int, dict[str, float]], None]
 """Hears the number of each update, and its figures."""
-Improve = Callable[["Learner", Told], None]
+Improve = Callable[["Learner", OnUpdate], None]
 
 LEARNERS: Final[dict[str, Improve]] = {
     "ppo": ppo.improve,

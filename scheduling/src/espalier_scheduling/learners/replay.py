@@ -9,7 +9,7 @@ from espalier_scheduling.learners.rollout import Rollout, collect
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
-    from espalier_scheduling.learners.registry import Told
+    from espalier_scheduling.learners.registry import OnUpdate
 
 MINIBATCH: Final = 256
 RememberedT = TypeVar("RememberedT")
@@ -17,7 +17,7 @@ RememberedT = TypeVar("RememberedT")
 
 def replayed(
     learner: Learner,
-    told: Told,
+    on_update: OnUpdate,
     memory: MutableSequence[RememberedT],
     remembered: Callable[[Rollout, int], RememberedT],
     update: Callable[[list[RememberedT]], dict[str, float]],
@@ -39,4 +39,4 @@ def replayed(
         for _ in range(updates):
             picked = learner.rng.integers(len(memory), size=drawn)
             figures |= update([memory[index] for index in picked])
-        told(turn, figures)
+        on_update(turn, figures)

@@ -1,7 +1,7 @@
 """Decisions of a network in many episodes at once, and what came of each: the same for all environments.
 
 What is minimised is the time that jobs are there, beyond what they would need at their best speed: the mean completion
-time but for a constant. Each decision is told at once what it changed: giving something earns by how much the job gets
+time but for a constant. Each decision is rewarded at once for its effect: giving something earns by how much a job gets
 faster, as a part of its best speed; letting time pass costs the rest, so that the rewards of a period sum up to minus
 what was lost in it (shaping by a potential: Ng, Harada and Russell, ICML 1999). Rewards and values are kept by job, and
 advantages summed up over jobs (generalised advantage estimation: Schulman et al., ICLR 2016).
@@ -31,7 +31,7 @@ class Episodes(Protocol):
 
     @property
     def options(self) -> int:
-        """What a job can get more of, so many things."""
+        """Number of things that a job can get more of."""
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -134,7 +134,7 @@ class Rollout:
 def collect(
     episodes: Episodes, network: nn.Module, steps: int, generator: torch.Generator, *, discount: float
 ) -> Rollout:
-    """Let the network decide, by its probabilities, for so many steps; `discount` is a slot's."""
+    """Let the network decide, by its probabilities, for this number of steps; `discount` is a slot's."""
     count, jobs = episodes.present.shape
     rows = np.arange(count)
     seen: list[Seen] = []

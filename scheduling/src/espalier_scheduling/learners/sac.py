@@ -20,7 +20,7 @@ from espalier_scheduling.learners.rollout import Rollout, Seen, columns_of, join
 
 if TYPE_CHECKING:
     from espalier_scheduling.learners.learner import Learner
-    from espalier_scheduling.learners.registry import Told
+    from espalier_scheduling.learners.registry import OnUpdate
     from espalier_scheduling.placement.actor import Actor
 
 RATE: Final = 3e-4
@@ -44,13 +44,13 @@ class Remembered:
     following: Seen
 
 
-def improve(learner: Learner, actor: Actor, told: Told, entropy: float) -> None:
+def improve(learner: Learner, actor: Actor, on_update: OnUpdate, entropy: float) -> None:
     """Learn from the decisions of the learner's `actor`, all of which are remembered; an update for each step.
 
     `entropy` is aimed at, as a part of that of choosing at random.
     """
     run = Run(actor, entropy)
-    replayed(learner, told, list[Remembered](), _remembered, run.update, learner.settings.steps)
+    replayed(learner, on_update, list[Remembered](), _remembered, run.update, learner.settings.steps)
 
 
 def _remembered(rollout: Rollout, step: int) -> Remembered:

@@ -10,9 +10,9 @@ from espalier_scheduling.placement.tasks import KINDS
 
 HIDDEN = 64
 NODE = 1 + KINDS + 2
-"""What is observed of a node, so many numbers."""
+"""Numbers that are observed of a node."""
 JOB = KINDS + 2
-"""What is known of a job, so many numbers."""
+"""Numbers that are known of a job."""
 _CANDIDATE, _CLUSTER = 3, 2
 """Summaries of nodes of which a candidate is described, and the cluster valued."""
 

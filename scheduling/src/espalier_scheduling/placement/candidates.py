@@ -16,7 +16,7 @@ Nodes = tuple[tuple[int, int], ...]
 
 
 def candidates(occupancy: Occupancy, gpus: int) -> tuple[Nodes, ...]:
-    """Return placements of a gang of so many GPUs, at most `MOST`; none: it does not fit.
+    """Return placements of a gang of `gpus` GPUs, at most `MOST`; none: it does not fit.
 
     First those of the usual rules, in this order: `consolidate`, `first_fit`, `emptiest`; then each single node; then,
     for gangs that need more than one, as few nodes as possible of each rack; then pairs of nodes with equal halves.
@@ -66,7 +66,7 @@ def emptiest(occupancy: Occupancy, gpus: int) -> Nodes:
 
 
 def _pairs(free: Sequence[int], racks: Sequence[range], gpus: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs of nodes with so many free GPUs each: first those of the same rack, then others."""
+    """Yield pairs of nodes with this number of free GPUs each: first those of the same rack, then others."""
     fitting = [[node for node in rack if free[node] >= gpus] for rack in racks]
     for rack in fitting:
         yield from combinations(rack, 2)

@@ -45,7 +45,7 @@ class ContendingJob(SimulatedJob):
         return self.steps_left * kinds()[self.kind].compute_seconds
 
     def worth(self, workers: int) -> float:
-        """Return how many steps one with so many workers is worth."""
+        """Return how many steps one with this number of workers is worth."""
         return 1.0
 
     def _train(self, now: float, seconds: float) -> bool:

@@ -32,13 +32,13 @@ class ElasticJob(ContendingJob):
     tried_workers = MOST_WORKERS
 
     def __init__(self, arrival: Arrival, node_gpus: int) -> None:
-        """Take what came; nodes have so many GPUs."""
+        """Take what came; nodes have this number of GPUs."""
         super().__init__(arrival)
         self._node_gpus = node_gpus
         self.most_workers, self.pause_seconds = MOST_WORKERS, RESTART_SECONDS
 
     def worth(self, workers: int) -> float:
-        """Return how many steps with its author's number one with so many workers is worth."""
+        """Return how many steps with its author's number one with this number of workers is worth."""
         noise = NOISE_SCALE * self.requested
         return adascale_gain(1.0, noise, workers) / adascale_gain(1.0, noise, self.requested)
 
@@ -53,7 +53,7 @@ class ElasticJob(ContendingJob):
         return self.steps_left
 
     def step_seconds(self, workers: int) -> float:
-        """Return the seconds in which so many workers do what is worth a step with its author's number."""
+        """Return the seconds in which this number of workers does what is worth a step with its author's number."""
         seconds = kinds()[self.kind].compute_seconds
         if workers > self._node_gpus:
             seconds += bytes_sent(Placed(self.kind, ((0, workers),))) / NETWORK_BYTES

@@ -26,7 +26,7 @@ SLOT_SECONDS: Final = 900.0
 
 
 class PlacementEpisodes:
-    """Episodes of these numbers, one after the other on each of so many clusters at a time."""
+    """Episodes of these numbers, one after the other on each cluster, with this number of clusters at a time."""
 
     options = MOST
 

@@ -18,7 +18,7 @@ from espalier_scheduling.placement.tasks import Episode
 
 
 class _Exploring:
-    """Places at random one time in so many, else by its model: so all kinds meet."""
+    """Places at random with a given probability, else by its model: so all kinds meet."""
 
     def __init__(self, model: Model, seed: int, part: float) -> None:
         self._model, self._random = model, Random(seed)
@@ -34,9 +34,9 @@ def learn_prior(
     *,
     rounds: int = 4,
     explore: float = 0.2,
-    said: Callable[[int, float], None] = lambda *_: None,
+    on_round: Callable[[int, float], None] = lambda *_: None,
 ) -> Prior:
-    """Return the prior learnt on `episodes`, each of one cluster; `said` is told the round and the mean seconds."""
+    """Return the prior learnt on `episodes`, each of one cluster; `on_round` gets the round and the mean seconds."""
     prior = wide_prior()
     for turn in range(rounds):
         beliefs: list[Belief] = []
@@ -47,7 +47,7 @@ def learn_prior(
             seconds.append(run(Cluster(episode), placer))
             beliefs.append(belief)
         prior = _next(beliefs, episodes[0].family.nodes)
-        said(turn, float(np.mean(seconds)))
+        on_round(turn, float(np.mean(seconds)))
     return prior
 
 

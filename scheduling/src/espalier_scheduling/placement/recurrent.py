@@ -5,7 +5,7 @@ it can learn how to find out what a task hides. In a task its weights stay, and 
 
     h' = GRU(h; observation, last action, last reward), and scores and values are of (observation, h').
 
-A task is an episode, thus a cluster; a change in the middle of it is not told. The source also tells the end of an
+A task is an episode, thus a cluster; a change in the middle of it is not signalled. The source also tells the end of an
 episode, for its tasks have several, and keeps the state over it; a task has one here, so that would never be seen.
 Each node has a state of its own, by the same weights, for nodes are alike until something is seen of them.
 """
@@ -33,7 +33,7 @@ from espalier_scheduling.purposes import Purpose
 STATE: Final = 32
 """Numbers that are remembered of a node."""
 _TOLD: Final = 1 + JOB + 1
-"""What is told of the last decision: the part of the node's GPUs that the job got, the job, the reward."""
+"""What is observed of the last decision: the part of the node's GPUs that the job got, the job, the reward."""
 
 
 class RecurrentActor(Recurrent):
@@ -60,9 +60,9 @@ class RecurrentActor(Recurrent):
     def forward(
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `ToldEpisodes` shows.
+        """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `RecallingEpisodes` shows.
 
-        The shapes of that are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + told).
+        The shapes of that are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + `LAST`).
         """
         seen = (jobs, options, cluster, present, mask)
         if self.state is None:
@@ -88,7 +88,7 @@ def _told(clusters: Tensor) -> Tensor:
     return torch.cat([clusters, mean], -1).flatten(1, 2)
 
 
-class ToldEpisodes(PlacementEpisodes):
+class RecallingEpisodes(PlacementEpisodes):
     """The same episodes, in which nodes also show what was chosen last, for which job, and the reward.
 
     With the first decision of an episode all of that is 0.

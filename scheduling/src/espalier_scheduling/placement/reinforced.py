@@ -13,11 +13,11 @@ import torch
 from espalier_scheduling.learners import ppo, sac
 from espalier_scheduling.learners.learner import Learner, Settings
 from espalier_scheduling.learners.recurrent import remembering
-from espalier_scheduling.learners.registry import Improve, Told
+from espalier_scheduling.learners.registry import Improve, OnUpdate
 from espalier_scheduling.learners.rollout import tensors
 from espalier_scheduling.placement.actor import Actor
 from espalier_scheduling.placement.episodes import PlacementEpisodes
-from espalier_scheduling.placement.recurrent import RecurrentActor, ToldEpisodes
+from espalier_scheduling.placement.recurrent import RecallingEpisodes, RecurrentActor
 from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose
 
@@ -35,7 +35,7 @@ def learn_placement(
     seed: int,
     settings: Settings = SETTINGS,
     family: Family | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
     *,
     sac_entropy: float | None = None,
 ) -> Actor:
@@ -46,13 +46,13 @@ def learn_placement(
     family = family or Family()
     actor = Actor(*_racks(family), seed)
 
-    def improve(learner: Learner, told: Told) -> None:
+    def improve(learner: Learner, on_update: OnUpdate) -> None:
         if sac_entropy is None:
-            learner.improve(told)
+            learner.improve(on_update)
         else:
-            sac.improve(learner, actor, told, sac_entropy)
+            sac.improve(learner, actor, on_update, sac_entropy)
 
-    _learn(actor, improve, seed, settings, family, told)
+    _learn(actor, improve, seed, settings, family, progress)
     return actor
 
 
@@ -60,7 +60,7 @@ def learn_remembering(
     seed: int,
     settings: Settings = SETTINGS,
     family: Family | None = None,
-    told: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> RecurrentActor:
     """Return a network that learnt by RL² (see `placement.recurrent`): by PPO, from as many decisions.
 
@@ -70,7 +70,7 @@ def learn_remembering(
     actor = RecurrentActor(*_racks(family), seed)
     side_by_side = settings.episodes * family.jobs
     imitated = max(1, settings.imitated // side_by_side) * side_by_side
-    _learn(actor, ppo.improve, seed, replace(settings, steps=family.jobs, imitated=imitated), family, told)
+    _learn(actor, ppo.improve, seed, replace(settings, steps=family.jobs, imitated=imitated), family, progress)
     return actor
 
 
@@ -79,26 +79,26 @@ def _racks(family: Family) -> tuple[int, int]:
 
 
 def _learn(
-    actor: Placing, improve: Improve, seed: int, settings: Settings, family: Family, told: Callable[[str], object]
+    actor: Placing, improve: Improve, seed: int, settings: Settings, family: Family, progress: Callable[[str], object]
 ) -> None:
     torch.set_num_threads(1)
     episodes = _shown(actor)(itertools.count(seed * _APART), settings.episodes, Purpose.TRAIN, family=family)
     learner = Learner(episodes, actor, settings, seed)
-    told(f"imitation of {settings.teacher}: {100 * learner.imitate():.0f} % of its decisions are the network's too")
+    progress(f"imitation of {settings.teacher}: {100 * learner.imitate():.0f} % of its decisions are the network's too")
 
-    def progress(turn: int, figures: dict[str, float]) -> None:
+    def on_update(turn: int, figures: dict[str, float]) -> None:
         if turn % 20 == 19:
             recent = [seconds for jobs in episodes.ended[-100:] for seconds in jobs]
-            told(
+            progress(
                 f"{learner.learnt_from:,} decisions: {sum(recent) / max(1, len(recent)):,.0f} s a job while it explores"
             )
 
-    improve(learner, progress)
+    improve(learner, on_update)
 
 
 def _shown(actor: Placing) -> type[PlacementEpisodes]:
     """Return the episodes that show what this network reads."""
-    return ToldEpisodes if isinstance(actor, RecurrentActor) else PlacementEpisodes
+    return RecallingEpisodes if isinstance(actor, RecurrentActor) else PlacementEpisodes
 
 
 @torch.no_grad()

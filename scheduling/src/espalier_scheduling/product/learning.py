@@ -84,7 +84,7 @@ class Sample(NamedTuple):
     """(1, jobs + 1): what the rule would choose."""
 
 
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 def mean_seconds(workload: Workload, policy: Policy, purpose: Purpose, index: int) -> float:
@@ -95,7 +95,7 @@ def mean_seconds(workload: Workload, policy: Policy, purpose: Purpose, index: in
 
 
 def learn(
-    workload: Workload, lineage: Lineage, settings: Settings, seed: int, told: Told = lambda line: None
+    workload: Workload, lineage: Lineage, settings: Settings, seed: int, progress: Progress = lambda line: None
 ) -> LearnedPolicy:
     """Return the policy that was learnt; its lineage gets algorithm, seed, decisions and what it was chosen by."""
     rules = {
@@ -103,17 +103,17 @@ def learn(
         for rule in TEACHERS
     }
     teacher = min(TEACHERS, key=lambda rule: rules[rule.name])
-    told(f"imitates the best rule: {_listed(rules)}")
+    progress(f"imitates the best rule: {_listed(rules)}")
     samples = [each for index in range(settings.imitated) for each in demonstrated(workload, teacher, index)]
-    imitation = _imitate(samples, settings, seed, told)
-    found = _search(workload, imitation, lineage, settings, seed, told)
+    imitation = _imitate(samples, settings, seed, progress)
+    found = _search(workload, imitation, lineage, settings, seed, progress)
     policies = {name: make_policy(network, lineage) for name, network in (("imitation", imitation), ("search", found))}
     means = {
         name: _mean([_seconds(workload, policy, Purpose.CHOOSE, index) for index in range(settings.chosen)])
         for name, policy in policies.items()
     }
     better = "search" if means["search"] < means["imitation"] else "imitation"
-    told(f"on episodes to choose by: {_listed(means)}")
+    progress(f"on episodes to choose by: {_listed(means)}")
     kept = lineage.model_copy(
         update={
             "algorithm": f"imitation of {teacher.name}"
@@ -161,7 +161,7 @@ def _listed(means: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {mean:,.0f} s" for name, mean in means.items())
 
 
-def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, told: Told) -> Network:
+def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, progress: Progress) -> Network:
     torch.manual_seed(seed)
     twin, rng = Twin(1, seed=seed), np.random.default_rng((61, seed))
 
@@ -175,11 +175,13 @@ def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, told: Tol
 
     count = len(samples)
     right = imitate(twin, judged, parts=count, chunks=count // 256, epochs=settings.epochs, rate=settings.rate, rng=rng)
-    told(f"imitated {count:,} decisions; {right / count:.0%} of them are the rule's")
+    progress(f"imitated {count:,} decisions; {right / count:.0%} of them are the rule's")
     return twin.frozen()
 
 
-def _search(workload: Workload, start: Network, lineage: Lineage, settings: Settings, seed: int, told: Told) -> Network:
+def _search(
+    workload: Workload, start: Network, lineage: Lineage, settings: Settings, seed: int, progress: Progress
+) -> Network:
     """Return the network with the weights that the cross-entropy method found."""
     rng = np.random.default_rng((67, seed))
     mean = np.concatenate([start.weights[name].ravel() for name in _SEARCHED]).astype(np.float64)
@@ -194,7 +196,9 @@ def _search(workload: Workload, start: Network, lineage: Lineage, settings: Sett
             seconds.append(_mean([_seconds(workload, policy, Purpose.TRAIN, index) for index in episodes]))
         best = drawn[np.argsort(seconds)[: settings.best]]
         mean, spread = best.mean(0), best.std(0) + 0.05 * settings.spread
-        told(f"search {generation + 1} of {settings.generations}: {min(seconds):,.0f} s, at first {seconds[0]:,.0f} s")
+        progress(
+            f"search {generation + 1} of {settings.generations}: {min(seconds):,.0f} s, at first {seconds[0]:,.0f} s"
+        )
     return _with(start, mean)
 
 
@@ -212,8 +216,10 @@ def _seconds(workload: Workload, policy: LearnedPolicy, purpose: Purpose, index:
     return mean_seconds(workload, LearnedAllocation(policy), purpose, index)
 
 
-def with_placement(policy: LearnedPolicy, told: Told, episodes: int) -> LearnedPolicy:
-    """Return the policy with a placement prior, learnt on so many simulated clusters."""
+def with_placement(policy: LearnedPolicy, progress: Progress, episodes: int) -> LearnedPolicy:
+    """Return the policy with a placement prior, learnt on `episodes` simulated clusters."""
     drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(episodes)]
-    prior = learn_prior(drawn, said=lambda turn, mean: told(f"placement prior, round {turn + 1}: {mean:,.0f} s a job"))
+    prior = learn_prior(
+        drawn, on_round=lambda turn, mean: progress(f"placement prior, round {turn + 1}: {mean:,.0f} s a job")
+    )
     return make_policy(policy.network, policy.lineage, tensors_of(prior))

@@ -106,7 +106,7 @@ def test_no_request_is_tried_for_ever() -> None:
 
 
 @pytest.mark.parametrize("code", [400, 401, 403, 405, 422])
-def test_what_is_refused_is_said_at_once(code: int) -> None:
+def test_what_is_refused_is_reported_at_once(code: int) -> None:
     script = Script(status(code, "Because", "of this"))
     with pytest.raises(ApiRefusalError) as caught:
         play(script, lambda client: client.get(resources.PODS, "ns", "p"))

@@ -277,7 +277,7 @@ def test_a_job_is_removed_after_its_ttl():
 # ---- what the leader is told
 
 
-def test_the_leader_is_told_of_each_change_once():
+def test_the_leader_learns_of_each_change_once():
     workers = (SECOND, FIRST_EXTRA, SECOND_EXTRA)
     assert done(STARTED, LEADER, *workers) == []
     assert done(STARTED, pod(BASE, 0, told=1), *workers) == ["tell one-base-0-0 2"]

@@ -150,13 +150,13 @@ def test_the_last_word_of_an_earlier_leader_says_nothing_of_this_one(code):
     assert seen(ended(code), worker(), said=old) == seen(ended(code), worker(), said=None)
 
 
-def test_a_last_message_of_the_container_is_told():
+def test_a_last_message_of_the_container_is_reported():
     state = terminated(1, ENDED_AT, reason="OOMKilled", message="too big")
     after = seen(leader("Failed", state=state), worker(), said=says(TRAINING))
     assert after.last_failure == "exit code 1: OOMKilled: too big"
 
 
-def test_the_end_of_the_log_is_told_as_the_cause_in_one_sentence():
+def test_the_end_of_the_log_is_reported_as_the_cause_in_one_sentence():
     """With `FallbackToLogsOnError` the kubelet gives the last 2 KiB of the log as the container's message."""
     log = (
         'in net\n  File "/code/net.py", line 3, in <module>\n    net(1)\n'

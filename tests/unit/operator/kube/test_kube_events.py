@@ -36,7 +36,7 @@ def told(before: JobStatus | None, after: JobStatus) -> list[str]:
     return [note.reason for note in events(before, after)]
 
 
-def test_an_admission_is_told_once_with_what_was_granted() -> None:
+def test_an_admission_is_reported_once_with_what_was_granted() -> None:
     """The condition and the allocation have the same reason; the allocation says more."""
     granted = Allocation(generation=1, replicas=2, gpus=4, direction=Direction.UP, reason=Reason.GPUS_GRANTED)
     after = running().model_copy(
@@ -58,7 +58,7 @@ def test_the_end_of_a_reclaim_says_whether_force_was_needed() -> None:
     assert told(asked, running(reclaim=True)) == []
 
 
-def test_nothing_is_told_twice() -> None:
+def test_nothing_is_reported_twice() -> None:
     """The same status again is no news."""
     waits = JobStatus(conditions=(condition(ConditionType.ADMITTED, ConditionStatus.FALSE, Reason.NO_FREE_GPU),))
     assert told(None, waits) == ["NoFreeGPU"]

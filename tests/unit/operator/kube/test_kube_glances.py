@@ -149,7 +149,7 @@ class Story:
         return parse_status(self.world.jobs["ns/job"]) or JobStatus()
 
 
-def test_a_leader_is_told_of_an_extra_worker_before_the_next_plan(runner: asyncio.Runner) -> None:
+def test_a_leader_learns_of_an_extra_worker_before_the_next_plan(runner: asyncio.Runner) -> None:
     story = Story(runner)
     plans, told = story.plans, story.status().allocation
     assert told.replicas == 1

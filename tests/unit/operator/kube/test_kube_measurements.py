@@ -70,7 +70,7 @@ def test_a_job_is_created_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
-def test_an_end_is_told_with_its_reason(kind: ConditionType) -> None:
+def test_an_end_is_reported_with_its_reason(kind: ConditionType) -> None:
     condition = Condition(
         type=kind, status=ConditionStatus.TRUE, reason=Reason.BUDGET_EXHAUSTED, last_transition_time=at(9)
     )
@@ -140,7 +140,7 @@ def test_a_reclaim_is_timed_from_its_notice(reason: Reason, preemptions: int, ou
     }
 
 
-def test_an_adaptation_is_told_when_it_is_made_and_its_gain_when_it_is_known() -> None:
+def test_an_adaptation_is_reported_when_it_is_made_and_its_gain_when_it_is_known() -> None:
     made = JobStatus(adaptations=(adaptation(),))
     assert told(JobStatus(), made) == {
         ("espalier_adaptations_total", *PLACE, "Deepen", "agent", "Grown"): 1,
@@ -152,7 +152,7 @@ def test_an_adaptation_is_told_when_it_is_made_and_its_gain_when_it_is_known() -
 
 
 @pytest.mark.parametrize("reason", [Reason.AGENT_UNAVAILABLE, Reason.ILLEGAL_ADVICE, Reason.ACTIONS_UNKNOWN])
-def test_a_fallback_is_told_with_what_kept_the_agent_from_deciding(reason: Reason) -> None:
+def test_a_fallback_is_reported_with_what_kept_the_agent_from_deciding(reason: Reason) -> None:
     """Where there is no agent nothing kept it from deciding, and the rule after a reclaim asks none."""
     status, problem = JobStatus(adaptations=(fallback(reason),)), ("espalier_advice_problems_total", *PLACE, reason)
     assert told(JobStatus(), status)[problem] == 1

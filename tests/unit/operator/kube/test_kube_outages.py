@@ -226,7 +226,7 @@ def test_one_that_is_given_up_is_started_again() -> None:
     assert (state.attempts, state.preemptions, state.used_seconds) == ((1, 0), 1, 90.0)
 
 
-def test_what_people_are_told_of_a_silent_node() -> None:
+def test_what_people_learn_of_a_silent_node() -> None:
     state = JobState(admitted_at=EPOCH, attempts=(0, 0), incarnations=("base-0", ""))
     pods = sort_pods(JOB, state, [pod_of()], Reach(silent=frozenset({"base-0"})))
     trouble = trouble_of(pods)

@@ -206,7 +206,7 @@ def test_its_budget_ends_it() -> None:
     assert Finish(job="ns/one", reason=Reason.BUDGET_ENFORCED) in actions
 
 
-def test_no_pod_is_made_of_it_and_its_leader_is_told_of_the_reclaim() -> None:
+def test_no_pod_is_made_of_it_and_its_leader_learns_of_the_reclaim() -> None:
     started = Started(stored(STATE))
     started.job.act(NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS))
     found = started.flush()

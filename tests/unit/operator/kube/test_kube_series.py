@@ -87,7 +87,7 @@ def decision(number: int, action: str, probabilities: dict[str, float]) -> Adapt
     )
 
 
-def test_the_last_decision_is_told_with_what_else_it_could_have_been() -> None:
+def test_the_last_decision_is_reported_with_what_else_it_could_have_been() -> None:
     """A choice of an earlier decision is forgotten, and a fallback has no probabilities."""
     made = (
         decision(1, "Deepen(a)", {"Deepen(a)": 0.75, "Nothing": 0.25}),
@@ -136,7 +136,7 @@ def test_what_growing_would_gain_is_shown_where_it_is_known(growth: GrowthForeca
     assert made.get("espalier_job_expected_gain") == gain
 
 
-def test_who_trains_together_is_told_while_the_job_runs() -> None:
+def test_who_trains_together_is_reported_while_the_job_runs() -> None:
     """A job whose leader trains alone reports no such figure."""
 
     def told(*figures: Metric, **over: object) -> object:
@@ -238,7 +238,7 @@ def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
     assert set(SCRAPED) <= operators
 
 
-def test_each_quota_is_told_with_what_is_held_of_it() -> None:
+def test_each_quota_is_reported_with_what_is_held_of_it() -> None:
     queues = (
         Queue(name="a", quotas=(Quota(gpu_type="x", nominal=3), Quota(nominal=5))),
         Queue(name="free"),

@@ -126,7 +126,7 @@ def refusal(training: TrainingSpec) -> str:
 
 
 def search_seconds(module: nn.Module, step: float) -> float:
-    """Return about how long a search for rewrites of a model takes, of which a step takes so many seconds."""
+    """Return about how long a search for rewrites of a model takes, of which a step takes this number of seconds."""
     return _SEARCHING_STEPS * step + _LAYER_SECONDS * _layers(module)
 
 

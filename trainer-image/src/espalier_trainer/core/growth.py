@@ -67,8 +67,8 @@ class Growth:
         """Warn of what the job asks for and will not get."""
         spec, journal = self._run.job.spec.adaptation, self._run.journal
         if spec.trials is not self._trials and spec.mode is not AdaptationMode.OFF:
-            told = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
-            journal.warn("TrialsNotPossible", told)
+            message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
+            journal.warn("TrialsNotPossible", message)
         if self._adapter is not None and self._cannot_grow:
             journal.cannot_grow = self._cannot_grow
             journal.warn(NOT_GROWABLE, self._cannot_grow)
@@ -232,7 +232,7 @@ class Growth:
         if self._base_loss is None or trial.base_due:
             trial.base_measured(self._loss_of_base())
         if team is not None:
-            for worker in trial.narrowed(team.told() | team.results()):
+            for worker in trial.narrowed(team.reported() | team.results()):
                 team.dismiss(worker)
         results = {} if team is None else team.results()
         verdict = trial.verdict(results, network, run.allocation.replicas)
@@ -278,7 +278,7 @@ class Growth:
         if not taken:
             run.hooks.growth_undone()
             return False
-        # What was reported of the run stays, beside where its training stands now.
+        # What was reported of the run stays, with where its training stands now.
         now = run.progress
         now.adaptations, now.consultations, now.metrics = progress.adaptations, progress.consultations, progress.metrics
         now.max_step_gap_seconds = progress.max_step_gap_seconds

@@ -62,7 +62,7 @@ _MOST_SECONDS: Final = 20.0
 _PLANNED: Final = 0.8
 """Part of what an attempt may cost after which it is broken off: that shows only between two measurements."""
 _ASKING_SECONDS: Final = 0.1
-"""Interval in which an attempt asks if it has to end: other workers are told to wait then."""
+"""Interval in which an attempt asks if it has to end: other workers wait then."""
 _KNOWN_STEPS: Final = 5
 """Steps of a network that are timed before it is known how long they take."""
 
@@ -76,7 +76,7 @@ class Probe:
     """What steps of the job are, for measurements."""
 
     batch: Callable[[int], tuple[Tensor, Tensor]]
-    """Returns inputs and targets of a step of one of so many workers."""
+    """Returns inputs and targets of a step of one of the workers, by their number."""
     method: Method
     refused: str = ""
     """Why steps of this job cannot be rewritten; '' if they can."""

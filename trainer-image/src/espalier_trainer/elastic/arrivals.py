@@ -78,9 +78,9 @@ class Arrivals:
         self.listen()
         return {worker: result for worker, result in self._apart.items() if result}
 
-    def told(self) -> dict[str, str]:
+    def reported(self) -> dict[str, str]:
         """Return by worker how far the orders are that are being carried out, as far as they have reported."""
-        found = {worker: self.rendezvous.told(worker) for worker, result in self._apart.items() if not result}
+        found = {worker: self.rendezvous.reported(worker) for worker, result in self._apart.items() if not result}
         return {worker: text for worker, text in found.items() if text}
 
     def dismiss(self, worker: str) -> None:

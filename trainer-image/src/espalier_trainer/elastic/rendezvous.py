@@ -167,9 +167,9 @@ class RendezvousServer:
         self.store.delete_key(_beat(ticket))
         self.store.set(f"plan/{ticket}", plan.to_json())
 
-    def told(self, worker: str) -> str:
+    def reported(self, worker: str) -> str:
         """Return the last report of a worker on the order that it carries out, '' if there is none."""
-        key = _told(worker)
+        key = _reported(worker)
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def dismiss(self, worker: str) -> None:
@@ -178,7 +178,7 @@ class RendezvousServer:
 
     def begin_order(self, worker: str) -> None:
         """Forget what concerned an earlier order of a worker."""
-        for key in (_told(worker), _dismissed(worker)):
+        for key in (_reported(worker), _dismissed(worker)):
             self.store.delete_key(key)
 
 
@@ -229,7 +229,7 @@ class RendezvousClient:
 
     def tell(self, worker: str, text: str) -> None:
         """Tell how far an order is carried out. Raises `LeaderAwayError`."""
-        self._asked(lambda: self.store.set(_told(worker), text))
+        self._asked(lambda: self.store.set(_reported(worker), text))
 
     def dismissed(self, worker: str) -> bool:
         """Return whether the order shall be broken off. Raises `LeaderAwayError`."""
@@ -256,8 +256,8 @@ def _beat(ticket: int) -> str:
     return f"beat/{ticket}"
 
 
-def _told(worker: str) -> str:
-    return f"told/{worker}"
+def _reported(worker: str) -> str:
+    return f"reported/{worker}"
 
 
 def _dismissed(worker: str) -> str:

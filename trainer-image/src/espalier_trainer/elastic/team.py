@@ -65,9 +65,9 @@ class Team(Generations):
         """Return by worker what came of the orders that have been carried out."""
         return self._arrivals.results()
 
-    def told(self) -> dict[str, str]:
+    def reported(self) -> dict[str, str]:
         """Return by worker how far the orders are that are being carried out, as far as they have reported."""
-        return self._arrivals.told()
+        return self._arrivals.reported()
 
     def dismiss(self, worker: str) -> None:
         """Let a worker break its order off, and take part again."""

@@ -54,9 +54,9 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         self._example, self._validate, self._report = example, validate, dict(report or {})
         self._others = others
         if not leads():
-            # Loggers begin to write before `setup`, unless they are told, as by Lightning's own launchers.
-            for told in (rank_zero_only, fabric_rank_zero_only):
-                told.rank = 1
+            # Loggers begin to write before `setup`, unless their rank is set, as by Lightning's own launchers.
+            for decorated in (rank_zero_only, fabric_rank_zero_only):
+                decorated.rank = 1
         self._trainer: Any = None
         self._module: Any = None
         self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))

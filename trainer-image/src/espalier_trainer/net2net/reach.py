@@ -74,12 +74,12 @@ def _open_sides(depends: Sequence[Tensor], samples: Sequence[Sample]) -> set[tup
             ends = [start + max(1, size // length) - 1 for start in starts]
             extents = [_extent(one, axis) for one in depends]
             before = [start - low for start, (low, _) in zip(starts, extents, strict=True)]
-            behind = [high - end for end, (_, high) in zip(ends, extents, strict=True)]
-            slack = _EVEN * (max(before) + max(behind))
-            # Distances from both borders: behind, the axis is read from its end.
-            if max(before) >= max(behind) - slack and _moves(starts, before):
+            beyond = [high - end for end, (_, high) in zip(ends, extents, strict=True)]
+            slack = _EVEN * (max(before) + max(beyond))
+            # Distances from both borders: after it, the axis is read from its end.
+            if max(before) >= max(beyond) - slack and _moves(starts, before):
                 found.add((axis, 0))
-            if max(behind) >= max(before) - slack and _moves([size - 1 - end for end in ends], behind):
+            if max(beyond) >= max(before) - slack and _moves([size - 1 - end for end in ends], beyond):
                 found.add((axis, 1))
     return found
 

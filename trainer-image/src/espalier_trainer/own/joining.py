@@ -64,7 +64,7 @@ def join(
     `optimizer` may be a list of several, which together train the model. `others` are the other parts of the training
     state: whatever has `state_dict` and `load_state_dict`, such as learning-rate schedulers, a `GradScaler`, or an
     average of the weights. With `grow` the model may be grown between two epochs, as the job's agent advises, and
-    averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes so many
+    averages of its weights with it; all stay the same objects. With `accumulate`, an optimizer step takes this many
     batches. `example` is a batch of two as the model's forward takes it (a tensor, a tuple of arguments, or a
     dictionary of named ones); it is only needed with `grow`, if a batch of the loader does not begin with it.
     `validate` takes the model, in eval mode, and returns its validation loss: with it, extra workers try a growth first
@@ -150,7 +150,7 @@ def _cannot_try(growing: Growing) -> str:
     if growing.validate is None:
         return (
             "the script gives no validation loss, by which trials are judged; give validate=, a function that takes "
-            "the model and returns it, beside grow=True where it joins (join, ElasticWorker, ElasticTrainer)"
+            "the model and returns it, in addition to grow=True where it joins (join, ElasticWorker, ElasticTrainer)"
         )
     return ""
 

@@ -129,7 +129,7 @@ class Trainer:
         return Optimiser(spec, training.memory_format, probe, self._services.scheduler, self._services.clock)
 
     def _share(self, workers: int) -> tuple[Tensor, Tensor]:
-        """Return what one of so many workers computes in a pass of a step."""
+        """Return what one of the workers computes in a pass of a step."""
         training, batching = self._training, self._run.batching
         parts = training.accumulation
         if training.elastic_batch is not ElasticBatch.SCALE_LINEAR:

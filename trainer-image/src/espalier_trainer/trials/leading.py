@@ -94,9 +94,9 @@ class Trial:
         if loss is not None:
             self.base.append((self.clock(), loss))
 
-    def narrowed(self, told: Mapping[str, str]) -> tuple[str, ...]:
-        """Return the workers whose arm does not continue; `told` is how far they are, as text, by worker."""
-        far = {worker: arms[-1] for worker, text in told.items() if (arms := self._arms(worker, text))}
+    def narrowed(self, reported: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the workers whose arm does not continue; `reported` is how far they are, as text, by worker."""
+        far = {worker: arms[-1] for worker, text in reported.items() if (arms := self._arms(worker, text))}
         nothing = next((worker for worker, order in self.orders.items() if _last(order) == _NOTHING), None)
         left = [worker for worker in self.orders if worker not in self.gone and worker != nothing]
         if any(worker not in far for worker in left) or (nothing is not None and nothing not in far):

@@ -35,7 +35,7 @@ class Order(Record):
     """Budget seconds of a second of wall time."""
 
     def moment(self, seconds: float) -> Moment:
-        """Return where an arm stands in the budget after so many seconds of wall time: where the job stands then."""
+        """Return where an arm stands in the budget after these seconds of wall time: where the job stands then."""
         return Moment(self.used_seconds + self.pace * seconds, self.budget_seconds)
 
 

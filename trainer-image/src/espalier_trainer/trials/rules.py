@@ -55,7 +55,7 @@ def ranked(
 
 
 def races_base(manner: Trials, workers: int, base: int) -> bool:
-    """Return whether a base of so many workers may be the arm of `Nothing`, which no extra worker tries then."""
+    """Return whether a base of this number of workers may be the arm of `Nothing`, which no extra worker tries then."""
     return workers == 1 and manner is Trials.RACE and base == 1
 
 

@@ -102,8 +102,8 @@ def reclaim_ended(was: JobStatus, after: JobStatus) -> Reason | None:
     pending = was.scheduling.reclaim is not None and after.scheduling.reclaim is None
     if not pending or after.completion_time is not None:
         return None
-    told = after.allocation.generation != was.allocation.generation  # a notice may have the same reason
-    if told and after.allocation.reason == Reason.GPU_LOST:
+    changed = after.allocation.generation != was.allocation.generation  # a notice may have the same reason
+    if changed and after.allocation.reason == Reason.GPU_LOST:
         return Reason.GPU_LOST
     forced = after.preemptions - was.preemptions > after.restarts - was.restarts
     return Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED

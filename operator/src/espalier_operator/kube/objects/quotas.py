@@ -42,7 +42,7 @@ def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
 
 def _requested(name: str) -> str | None:
     """Return the resource whose requests a quota limits by `name`; None: something else."""
-    if name in NATIVE:  # also without the prefix; other names without it limit what is not said of pods
+    if name in NATIVE:  # also without the prefix; other names without it limit what pods do not name
         return name
     if name == _PODS:
         return "pods"

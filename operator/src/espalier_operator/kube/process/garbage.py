@@ -26,7 +26,7 @@ class GarbageSearch:
         everything_every: float = 3600.0,
         look: float = 0.05,
     ) -> None:
-        """Search `every` so many seconds, once `is_idle` is true or after `patience` more, looking each `look` seconds.
+        """Search each `every` seconds, once `is_idle` is true or after `patience` more, looking each `look` seconds.
 
         Objects that were there at the last search are left out, except once in `everything_every` seconds.
         """

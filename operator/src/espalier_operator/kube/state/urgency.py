@@ -44,7 +44,7 @@ def urgency_of(before: Picture, after: Picture) -> float:
 
 
 def _of_state(state: JobState) -> JobState:
-    """Return `state` without what changes while workers come up: they are seen, kept promises, and told of."""
+    """Return `state` without what changes while workers come up: they are seen, kept promises, and announced."""
     return replace(
         state.essence, grant=Grant(), incarnations=(), promised_until=None, unplaced=0, hold_until=None, unpinned=False
     )

@@ -105,7 +105,7 @@ class Informer:
     async def _list_large(self, resource: resources.Resource, **selectors: str) -> Listing:
         """List a kind of which a cluster has thousands, and take in what is new; return which objects there are.
 
-        Once the kind is known, only the versions are listed: the watches have told of nearly all there is.
+        Once the kind is known, only the versions are listed: the watches have shown nearly all there is.
         """
         if self._large[resource][0].listed_version is not None:
             new: dict[str, resources.Raw] = {}
@@ -211,7 +211,7 @@ class Informer:
                 backoff.succeeded()
             pause = backoff.failed(now)
             plurals = ", ".join(resource.plural for resource in watched)
-            unreadable = not self._refused.keys().isdisjoint(watched)  # the list has said so, once
+            unreadable = not self._refused.keys().isdisjoint(watched)  # the list has warned of it, once
             level = logging.DEBUG if unreadable else logging.WARNING
             logger.log(level, "the watch of %s ended, starting again in %.0f s: %s", plurals, pause, trouble)
             await asyncio.sleep(pause)

@@ -1,7 +1,7 @@
 """Where an inserted convolution looks: to the sides to which the one that it repeats was padded.
 
-A convolution with `before` and `behind` entries of padding (its own, or of pads before it) and kernel extent
-`before + behind` looks so far back and ahead. The inserted one gets the same sides, and its identity the tap between
+A convolution with `before` and `after` entries of padding (its own, or of pads before it) and kernel extent
+`before + after` looks that far back and ahead. The inserted one gets the same sides, and its identity the tap between
 them: after a causal convolution (padded on one side) it is causal, too.
 """
 
@@ -27,27 +27,27 @@ def taps_of(graph: Graph, layer: Operation, module: Convolution) -> tuple[int, .
     while name in graph.operations and _PADS.fullmatch(graph.operations[name].operator):
         pad = graph.operations[name]
         sides = [
-            (one + before, other + behind)
-            for (one, other), (before, behind) in zip(sides, _pads(pad, len(sides)), strict=True)
+            (one + before, other + after)
+            for (one, other), (before, after) in zip(sides, _pads(pad, len(sides)), strict=True)
         ]
         if not pad.inputs:
             break
         name = pad.inputs[0]
     return tuple(
-        _tap(before, behind, size, dilation)
-        for (before, behind), size, dilation in zip(sides, module.kernel_size, module.dilation, strict=True)
+        _tap(before, after, size, dilation)
+        for (before, after), size, dilation in zip(sides, module.kernel_size, module.dilation, strict=True)
     )
 
 
-def _tap(before: int, behind: int, size: int, dilation: int) -> int:
+def _tap(before: int, after: int, size: int, dilation: int) -> int:
     extent = dilation * (size - 1)
-    if before == behind or before < 0 or behind < 0:
+    if before == after or before < 0 or after < 0:
         return tap_index(size)
-    if before + behind == extent:
+    if before + after == extent:
         return -(-before // dilation)
     if before == 0:
         return 0
-    return size - 1 if behind == 0 else tap_index(size)
+    return size - 1 if after == 0 else tap_index(size)
 
 
 def _own_padding(module: Convolution) -> list[tuple[int, int]]:

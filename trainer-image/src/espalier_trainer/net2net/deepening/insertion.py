@@ -191,7 +191,7 @@ def initialise(module: nn.Module, block: Block) -> None:
 @lru_cache(maxsize=1024)
 def insertion_layers(block: Block) -> tuple[Layer, ...]:
     """Return the description of a built block, names and inputs relative to it, `""` its input."""
-    size = tuple(max(1, 2 * (before + behind)) for before, behind in block.sides)
+    size = tuple(max(1, 2 * (before + after)) for before, after in block.sides)
     shape = (2, block.channels, *size) if size else (2, block.channels)
     graph = trace(build(block), torch.empty(shape, device="meta"))
     return relative_layers(graph, "input")
@@ -234,7 +234,7 @@ _PADS: Mapping[str, str] = {
 
 def _convolution(block: Block) -> OrderedDict[str, nn.Module]:
     dimensions = len(block.kernel_size)
-    even = any(before != behind for before, behind in block.sides)
+    even = any(before != after for before, after in block.sides)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if even:
         # No symmetric padding keeps the size; an own padding also spares `padding="same"` its warning.

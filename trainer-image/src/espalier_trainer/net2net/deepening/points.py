@@ -249,9 +249,9 @@ class _Search:
         if activation.operator not in OFFSET_AT_ZERO:
             if point_id in self._marks and self._hosts(point_id, activation.name):
                 return point_id, False
-            behind = self._innermost_host(activation)
-            if behind is not None:
-                return behind, False
+            after = self._innermost_host(activation)
+            if after is not None:
+                return after, False
         given = self._graph.operations[activation.inputs[0]]
         alone = self._graph.consumers[given.name] == (activation.name,) and given.name not in self._graph.outputs
         before = self._innermost_host(given) if alone else None

@@ -46,8 +46,8 @@ def insertion_channels(block: Block) -> Channels:
         linear = block.operator == "Linear"
         kind = nn.Linear if linear else getattr(nn, block.operator)
         around = [kind(block.channels, block.channels, *(() if linear else (1,))) for _ in range(2)]
-    size = tuple(max(1, 2 * (before + behind)) for before, behind in block.sides)
-    model = nn.Sequential(OrderedDict([(_BEFORE, around[0]), (_BLOCK, build(block)), ("behind", around[1])]))
+    size = tuple(max(1, 2 * (before + after)) for before, after in block.sides)
+    model = nn.Sequential(OrderedDict([(_BEFORE, around[0]), (_BLOCK, build(block)), ("after", around[1])]))
     graph = trace(model, torch.empty((2, block.channels, *size), device="meta"))
     groups = find_groups(model, graph)
     return _inside(_Channels(model, graph, groups).of(groups.found))

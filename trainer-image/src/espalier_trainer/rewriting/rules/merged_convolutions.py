@@ -9,7 +9,7 @@ from espalier_trainer.rewriting.rules.merging import merged
 from espalier_trainer.rewriting.rules.rule import Location, Rule, mergeable
 
 _CHANNELS = 3
-"""Channels are so many dimensions from the last one, whether there is a batch or not."""
+"""Place of the channels, counted from the last dimension, whether there is a batch or not."""
 
 
 def _find(graph: Graph, anchor: str) -> Iterator[Location]:

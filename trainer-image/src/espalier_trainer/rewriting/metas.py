@@ -28,7 +28,7 @@ def stand_in(value: Value) -> Tensor:
 def meta_of(result: Any, *, grad: bool) -> Meta:
     """Return the meta of what a node returns; `grad`: one of its inputs has a gradient.
 
-    Raises `TypeError` for a result that cannot be told apart from another: neither tensors, numbers nor tuples or
+    Raises `TypeError` for a result that cannot be compared with another: neither tensors, numbers nor tuples or
     dictionaries of them.
     """
     if isinstance(result, Tensor):
@@ -70,6 +70,7 @@ def inferred(operator: str, attributes: Attributes, inputs: tuple[Meta, ...]) ->
     return laid_out(meta, inputs) if operator == "conv2d" else meta
 
 
+@lru_cache(maxsize=100_000)
 def laid_out(meta: Meta, inputs: tuple[Meta, ...]) -> Meta:
     """Return the meta of an unknown operation on inputs that lie in memory as `inputs` say: it lies as the first."""
     if not isinstance(meta, Value) or not meta.is_images:

@@ -164,7 +164,7 @@ saturation: .venv/.ready  ## install egglog, with which `make bench-rewrites` co
 	$(UV) sync --locked --inexact --group saturation
 
 .PHONY: bench-rewrites
-bench-rewrites: saturation  ## what do rewrites of the computation gain? nine nets, searches compared, measured (1 hour of a core); ARGS=--quick
+bench-rewrites: saturation  ## what do rewrites of the computation gain? nine nets, searches compared, measured (7 minutes of a core, on a busy machine an hour); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites.py $(ARGS)
 
 .PHONY: bench-rewrites-captured

@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from espalier_trainer.elastic.broken import GroupBrokenError, Sending, broken
+from espalier_trainer.elastic.mesh import MESH_BYTES, MeshSum
 from espalier_trainer.elastic.nccl import DeviceSums
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Group:
         """Begin to sum `tensor` over all members, in place; one on a GPU is summed there."""
         if self._device_sums is not None and tensor.is_cuda:
             return self._device_sums.sending(tensor)
+        if not tensor.is_cuda and tensor.nbytes * (self.world - 1) <= MESH_BYTES:
+            return MeshSum(self, tensor)
         with broken():
             return Sending(self._group.allreduce([tensor]))
 
@@ -107,15 +110,15 @@ class Group:
         with broken():
             return Sending(self._group.broadcast([tensor], options))
 
-    def sending_to(self, tensor: Tensor, member: int) -> Sending:
-        """Begin to send `tensor`, a piece at most, to one member, which receives one of its size."""
+    def sending_to(self, tensor: Tensor, member: int, tag: int = 0) -> Sending:
+        """Begin to send `tensor`, a piece at most, to one member, which receives one of its size by the same `tag`."""
         with broken():
-            return Sending(self._group.send([tensor], member, 0), COLLECTIVE_SECONDS)
+            return Sending(self._group.send([tensor], member, tag), COLLECTIVE_SECONDS)
 
-    def receiving_from(self, tensor: Tensor, member: int) -> Sending:
-        """Begin to overwrite `tensor` with what the member sends."""
+    def receiving_from(self, tensor: Tensor, member: int, tag: int = 0) -> Sending:
+        """Begin to overwrite `tensor` with what the member sends by this `tag`."""
         with broken():
-            return Sending(self._group.recv([tensor], member, 0), COLLECTIVE_SECONDS)
+            return Sending(self._group.recv([tensor], member, tag), COLLECTIVE_SECONDS)
 
     def barrier(self) -> None:
         """Wait until all members are here."""

@@ -17,7 +17,7 @@ from espalier_trainer.elastic.broken import Sending
 if TYPE_CHECKING:
     from espalier_trainer.elastic.group import Group
 
-MESH_BYTES: Final = 1 << 20
+MESH_BYTES: Final = 1 << 22
 """What a member receives at most: of larger tensors a ring moves less."""
 _TAG: Final = 1
 """States are sent by another one."""

@@ -1,4 +1,4 @@
-"""Small tensors are summed by messages from each member to each, larger ones in a ring: what comes of it is the same."""
+"""Small tensors are summed by messages from each member to each, larger ones in a ring; the result is the same."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ bench-rewrites-captured: .venv/.ready  ## which models can be rewritten, and whe
 	.venv/bin/python benchmarks/rewrites_captured.py $(ARGS)
 
 .PHONY: bench-rewrites-learned bench-rewrites-dreamt bench-rewrites-residual
-bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared with searches, also on unseen families (1 hour of a core); ARGS=--quick
+bench-rewrites-learned: .venv/.ready  ## can rewriting be learnt? PPO compared with searches, also on unseen families (5 minutes of a core); ARGS=--quick
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/rewrites_learned.py --unseen --runs $(RUNS)/rewrites-learned.jsonl \
 		--table $(RUNS)/rewrites-table $(ARGS)
@@ -181,7 +181,7 @@ bench-rewrites-dreamt: .venv/.ready  ## can rewriting be learnt in a dream? a wo
 	@mkdir -p $(RUNS)
 	.venv/bin/python benchmarks/rewrites_dreamt.py --table $(RUNS)/rewrites-table $(ARGS)
 
-bench-rewrites-residual: .venv/.ready  ## does a learnt residual of the table of costs save measurements? (10 minutes of a core); ARGS=--quick
+bench-rewrites-residual: .venv/.ready  ## does a learnt residual of the table of costs save measurements? (a minute of a core); ARGS=--quick
 	.venv/bin/python benchmarks/rewrites_residual.py $(ARGS)
 
 .PHONY: bench-learned

@@ -37,7 +37,7 @@ from espalier_rewriting.learning import Settings, learn, walks
 from espalier_trainer.rewriting import Costs, Found
 from espalier_trainer.rewriting.search import SEARCHES, at_random
 
-NETS: Final = ("handwritten", "repvgg-like", "squeezenet")
+NETS: Final = ("handwritten", "repvgg-like", "squeezenet", "resnet50", "inception")
 BEAM: Final = 1500
 """Most graphs that beam may cost."""
 MEMBERS: Final = 4

@@ -23,18 +23,18 @@ def test_a_race_goes_on_as_its_winner_alone_and_counts_its_copies(tmp_path: Path
 
     def made(arm: Arm, moment: float | None) -> tuple[float, int, int, tuple[str, ...], float]:
         run = bench.run(Cell(budget=BUDGET, arm=arm, moment=moment, rate=0.004, seed=0))
-        return run.figure, run.steps, run.blocks, run.said, run.trial_seconds
+        return run.figure, run.steps, run.blocks, run.answered, run.trial_seconds
 
-    small, steps, _, said, none = made(Arm.ONE, None)
-    assert (said, none) == ((), 0.0)
-    raced, its_steps, blocks, said, spent = made(Arm.RACED, MOMENT)
+    small, steps, _, answered, none = made(Arm.ONE, None)
+    assert (answered, none) == ((), 0.0)
+    raced, its_steps, blocks, answered, spent = made(Arm.RACED, MOMENT)
     assert spent == pytest.approx(2 * 0.6 * (1 - MOMENT) * BUDGET)
     if blocks == 1:
-        assert (raced, its_steps, said) == (small, steps, ("Nothing",))
+        assert (raced, its_steps, answered) == (small, steps, ("Nothing",))
     else:
-        assert (blocks, said) == (2, ("AddBlock(blocks.0)",))
+        assert (blocks, answered) == (2, ("AddBlock(blocks.0)",))
         assert its_steps < steps
-    _, its_steps, blocks, said, _ = made(Arm.ADVISED, MOMENT)
-    assert said, "the agent was not asked"
-    assert blocks == 2 ** sum(each.startswith("AddBlock") for each in said)
+    _, its_steps, blocks, answered, _ = made(Arm.ADVISED, MOMENT)
+    assert answered, "the agent was not asked"
+    assert blocks == 2 ** sum(each.startswith("AddBlock") for each in answered)
     assert (its_steps < steps) == (blocks > 1)

@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_cli.cluster.decisions import rows_of, says
-from espalier_cli.cluster.shares import share_rows, told
+from espalier_cli.cluster.shares import described_share, share_rows
 from espalier_cli.main import cli
 from espalier_operator.actions import (
     Admit,
@@ -266,16 +266,16 @@ def test_a_share_is_reported_with_its_type_its_nodes_and_what_was_ignored() -> N
         Share(job="b", workers=0),
     )
     made = Plan(actions=(), refusals={}, wake_at=None, shares=shares, ignored=("b: its weight cannot be 0",))
-    first, second = told("a", made, policy, "own:k=1")
+    first, second = described_share("a", made, policy, "own:k=1")
     assert first == "Policy own:k=1 serves it as number 1 of 2, by priority, recent use and age."
     assert second == (
         "Its share is 3 workers, and 1 spare one as long as nobody needs it of type a100; wished on n (2) and m."
     )
-    assert told("b", made, policy, "own")[1:] == [
+    assert described_share("b", made, policy, "own")[1:] == [
         "Its share is none: it is to wait.",
         "Of its share was ignored: its weight cannot be 0.",
     ]
-    assert told("c", made, policy, "own") == [
+    assert described_share("c", made, policy, "own") == [
         "Policy own gives it no share: it keeps what it holds, and waits for more."
     ]
     assert share_rows(made)[0] == ["1", "a", "3", "1", "a100", "n (2) and m"]
@@ -291,10 +291,10 @@ def test_a_policy_without_an_answer_of_its_file_says_who_decides(tmp_path: Path)
     done = CliRunner().invoke(cli, ["plan", "--snapshot", str(path), "--policy", "learned", "-o", "json"])
     assert json.loads(done.stdout)["fallback"] == why
     made = Plan(actions=(), refusals={}, wake_at=None, shares=(Share(job="a", workers=1),), fallback=why)
-    unknown, served, _ = told("a", made, LearnedPolicy(), "learned:wait=0.4")
+    unknown, served, _ = described_share("a", made, LearnedPolicy(), "learned:wait=0.4")
     assert unknown.startswith("What policy learned:wait=0.4 decides is not known here: ")
     late = replace(made, fallback="its policy file did not answer within 0.4 s")
-    assert told("a", late, LearnedPolicy(), "learned:wait=0.4")[:2] == [
+    assert described_share("a", late, LearnedPolicy(), "learned:wait=0.4")[:2] == [
         "Policy learned:wait=0.4 does not decide: its policy file did not answer within 0.4 s. "
         "fair decides about all jobs until it does.",
         "Policy fair serves it as number 1 of 1, by priority, recent use and age.",

@@ -17,7 +17,7 @@ from espalier_monitoring.boards import Panel
 from espalier_monitoring.drawing.panels import Entry, arranged, span, time_ticks
 from espalier_monitoring.drawing.prometheus import Window
 from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Marked
-from espalier_monitoring.drawing.sheet import WIDTH, box, drawn, said
+from espalier_monitoring.drawing.sheet import WIDTH, box, caption, drawn
 
 WINDOW = Window(1_700_000_000, 1_700_000_900, 15)
 PLACES = {
@@ -87,7 +87,7 @@ def test_a_mark_is_drawn_and_named() -> None:
 
 
 def test_what_was_chosen_and_when_is_reported() -> None:
-    assert said(board(lines())) == "Job one  ·  2023-11-14 22:13:20 to 22:28:20 UTC  ·  a point every 15s"
+    assert caption(board(lines())) == "Job one  ·  2023-11-14 22:13:20 to 22:28:20 UTC  ·  a point every 15s"
 
 
 @given(

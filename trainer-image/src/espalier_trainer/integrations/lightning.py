@@ -55,8 +55,8 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         self._others = others
         if not leads():
             # Loggers begin to write before `setup`, unless their rank is set, as by Lightning's own launchers.
-            for decorated in (rank_zero_only, fabric_rank_zero_only):
-                decorated.rank = 1
+            for decorator in (rank_zero_only, fabric_rank_zero_only):
+                decorator.rank = 1
         self._trainer: Any = None
         self._module: Any = None
         self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))

@@ -94,7 +94,7 @@ def test_a_seed_that_cannot_be_is_reported_before_anything_is_learnt(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("fair", "--name: fair is a rule that the file is judged beside; choose another name"),
+        ("fair", "--name: fair is a rule that the file is compared with; choose another name"),
         ("", "--name: '' has 0 characters; give 1 to 100"),
         ("n" * 101, "has 101 characters; give 1 to 100"),
     ],

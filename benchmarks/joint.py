@@ -44,7 +44,7 @@ Placing = Model | Oracle
 
 
 def in_bursts(drawn: Episode, size: int) -> Episode:
-    """Return the episode in which `burst` jobs come at the time of the first of them."""
+    """Return the episode in which `size` jobs come at the time of the first of them."""
     arrivals = tuple(
         replace(each, at=drawn.arrivals[index - index % size].at) for index, each in enumerate(drawn.arrivals)
     )

@@ -117,7 +117,7 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dic
 
 
 def outlook_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredOutlook:
-    """Return the outlook at `now` of one job, whose workers train together, on nodes with `node_gpus` GPUs each."""
+    """Return the outlook at `now` of one job, whose workers train together, on nodes with `gpus_per_node` GPUs each."""
     return MeasuredOutlook(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
 
 

@@ -32,7 +32,7 @@ from espalier_scheduling.purposes import Purpose
 
 STATE: Final = 32
 """Numbers that are remembered of a node."""
-_TOLD: Final = 1 + JOB + 1
+_LAST: Final = 1 + JOB + 1
 """What is observed of the last decision: the part of the node's GPUs that the job got, the job, the reward."""
 
 
@@ -50,7 +50,7 @@ class RecurrentActor(Recurrent):
         self.actor = Actor(racks, rack_nodes, seed, state=STATE)
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
-            self.cell = nn.GRU(2 * NODE + _TOLD, STATE)
+            self.cell = nn.GRU(2 * NODE + _LAST, STATE)
         self._nodes = racks * rack_nodes
 
     def begun(self, episodes: int) -> Tensor:
@@ -62,17 +62,17 @@ class RecurrentActor(Recurrent):
     ) -> tuple[Tensor, Tensor]:
         """Return scores (episodes, candidates + 1) and the value (episodes, 1), of what `RecallingEpisodes` shows.
 
-        The shapes of that are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + `LAST`).
+        The shapes of that are those of `PlacementEpisodes.seen`, but `cluster` is (episodes, nodes, `NODE` + `_LAST`).
         """
         seen = (jobs, options, cluster, present, mask)
         if self.state is None:
             return self._judged(seen, self.begun(len(cluster)))
-        states, self.state = self.cell(_told(cluster[None]), self.state)
+        states, self.state = self.cell(_cell_inputs(cluster[None]), self.state)
         return self._judged(seen, states)
 
     def unrolled(self, seen: list[Seen]) -> tuple[Tensor, Tensor]:
         """Return what calls by step would, from the beginning on."""
-        states, _ = self.cell(_told(torch.stack([cluster for _, _, cluster, _, _ in seen])))
+        states, _ = self.cell(_cell_inputs(torch.stack([cluster for _, _, cluster, _, _ in seen])))
         return self._judged(joined(seen), states)
 
     def _judged(self, seen: Seen, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ class RecurrentActor(Recurrent):
         return found
 
 
-def _told(clusters: Tensor) -> Tensor:
+def _cell_inputs(clusters: Tensor) -> Tensor:
     """Return what the cell takes, (steps, episodes × nodes, features), of (steps, episodes, nodes, features)."""
     mean = clusters[..., :NODE].mean(2, keepdim=True).expand(-1, -1, clusters.shape[2], -1)
     return torch.cat([clusters, mean], -1).flatten(1, 2)
@@ -105,7 +105,7 @@ class RecallingEpisodes(PlacementEpisodes):
     ) -> None:
         """Begin; nothing was chosen yet."""
         super().__init__(numbers, count, purpose, shift=shift, family=family)
-        self._last = np.zeros((count, (family or Family()).nodes, _TOLD), np.float32)
+        self._last = np.zeros((count, (family or Family()).nodes, _LAST), np.float32)
 
     def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
         """Return what `PlacementEpisodes` shows; of each node the last decision comes after what is observed."""

@@ -94,7 +94,9 @@ class ApiServer:
             self.pods.append(made)
         return made
 
-    async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Any) -> Raw | None:
+    async def put_status(
+        self, resource: Resource, namespace: str, name: str, uid: str, version: str, status: Any
+    ) -> Raw | None:
         """Put a job's status in place of the one that it has."""
         self.jobs[uid] = self.stored({**self.jobs[uid], "status": status})
         return self.jobs[uid]

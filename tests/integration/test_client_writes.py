@@ -54,27 +54,37 @@ def test_a_status_is_for_one_job_and_nobody_s_namesake(api_server: ApiServer, na
     first, second = made_again(api_server, path, MINIMAL)
     status = body(JobStatus(time_budget=TimeBudgetStatus(used_seconds=7)))
 
+    version = api_server.request("GET", f"{path}/minimal")["metadata"]["resourceVersion"]
+
     def put(name: str, uid: str) -> Any:
-        return asked(api_server, lambda client: client.put_status(resources.JOBS, namespace, name, uid, status))
+        return asked(
+            api_server, lambda client: client.put_status(resources.JOBS, namespace, name, uid, version, status)
+        )
 
     assert put("minimal", first) is None
     assert "status" not in api_server.request("GET", f"{path}/minimal")
     assert put("nobody", first) is None
     assert put("minimal", second)["status"]["timeBudget"]["usedSeconds"] == 7
     assert api_server.request("GET", f"{path}/minimal")["status"]["timeBudget"]["usedSeconds"] == 7
+    status["timeBudget"]["usedSeconds"] = 8
+    assert put("minimal", second) is None, "the job has changed since this version"
+    assert api_server.request("GET", f"{path}/minimal")["status"]["timeBudget"]["usedSeconds"] == 7
     api_server.request("DELETE", f"{path}/minimal")
 
 
 def test_a_status_takes_the_place_of_what_was_there(api_server: ApiServer, namespace: str) -> None:
     path = jobs_of(namespace)
-    uid = api_server.request("POST", path, MINIMAL)["metadata"]["uid"]
+    made = api_server.request("POST", path, MINIMAL)["metadata"]
     reclaim = StandingReclaim(extra=1, deadline=datetime(2026, 1, 1, tzinfo=UTC), reason=Reason.NEEDED_BY_OTHER_JOB)
     with_it = body(JobStatus(scheduling=SchedulingStatus(reclaim=reclaim, pod_uids=("x",))))
     without = body(JobStatus(time_budget=TimeBudgetStatus(used_seconds=1)))
-    found = [
-        asked(api_server, lambda client, new=new: client.put_status(resources.JOBS, namespace, "minimal", uid, new))
-        for new in (with_it, without)
-    ]
+
+    def put(status: dict[str, Any], version: str) -> Any:
+        place = resources.JOBS, namespace, "minimal", made["uid"], version
+        return asked(api_server, lambda client: client.put_status(*place, status))
+
+    first = put(with_it, made["resourceVersion"])
+    found = first, put(without, first["metadata"]["resourceVersion"])
     assert found[0]["status"]["scheduling"]["reclaim"]["reason"] == "NeededByOtherJob"
     assert "reclaim" not in found[1]["status"]["scheduling"]
     assert found[1]["status"]["timeBudget"]["usedSeconds"] == 1

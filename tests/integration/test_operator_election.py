@@ -142,6 +142,31 @@ def test_one_operator_acts_and_hands_over(world: World, tmp_path: Path) -> None:
         world.server.start()
 
 
+def test_an_operator_that_was_frozen_writes_nothing(world: World, tmp_path: Path) -> None:
+    """Its successor acts meanwhile; woken, it finds that its lease has run out before it sends anything."""
+    world.kubelet.add_node("node", 3)
+    lease = f"--lease-seconds={LEASE_SECONDS}"
+    with ExitStack() as stack:
+
+        def started(name: str) -> OperatorProcess:
+            return stack.enter_context(OperatorProcess(world.server, tmp_path, name, lease, namespace=world.namespace))
+
+        first = started("first")
+        world.until("the first holds the lease", lambda: first.says(HOLDS))
+        world.jobs.make("job-1")
+        world.until_condition("job-1", "Running", "True", "Running")
+        first.process.send_signal(signal.SIGSTOP)
+        second = started("second")
+        world.until("the second takes the lease", lambda: second.says(HOLDS))
+        world.jobs.make("job-2")
+        world.until_condition("job-2", "Running", "True", "Running")
+        first.process.send_signal(signal.SIGCONT)
+        assert first.process.wait(PATIENCE) == 3
+        world.jobs.make("job-3")
+        world.until_condition("job-3", "Running", "True", "Running")
+        assert "was changed by somebody else" not in second.log.read_text()
+
+
 def test_a_clock_that_is_put_forward_takes_no_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library counts by the time of day: a standby whose clock jumps would act beside the holder."""
 

@@ -77,9 +77,12 @@ class ApiObjects:
         self._find(self.jobs, key, uid)
         del self.jobs[key]
 
-    def put_status(self, key: str, uid: str, status: Mapping[str, Any]) -> None:
-        """Put `status` in place of a job's."""
-        self.jobs[key] = {**self._find(self.jobs, key, uid), "status": dict(status)}
+    def put_status(self, key: str, uid: str, version: str, status: Mapping[str, Any]) -> None:
+        """Put `status` in place of a job's, which is the one of this version."""
+        job = self._find(self.jobs, key, uid)
+        if job["metadata"]["resourceVersion"] != version:
+            raise NotFoundError(key)
+        self.jobs[key] = {**job, "status": dict(status)}
 
     def create(self, manifest: Mapping[str, Any]) -> None:
         """Make a pod or a ConfigMap; other kinds are taken and forgotten."""

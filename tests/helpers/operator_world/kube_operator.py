@@ -102,9 +102,12 @@ class Client:
             raise NotOwnedError(f"{key} is somebody else's")
         return found
 
-    async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Any) -> Raw | None:
-        """Put a job's status in place of the one that it has."""
-        return await self._change(f"{namespace}/{name}", "jobs", lambda key: self._world.put_status(key, uid, status))
+    async def put_status(
+        self, resource: Resource, namespace: str, name: str, uid: str, version: str, status: Any
+    ) -> Raw | None:
+        """Put a job's status in place of the one that it has, if it has not changed since `version`."""
+        key = f"{namespace}/{name}"
+        return await self._change(key, "jobs", lambda key: self._world.put_status(key, uid, version, status))
 
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Any) -> Raw | None:
         """Annotate a pod."""

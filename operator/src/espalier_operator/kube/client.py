@@ -69,12 +69,15 @@ class Client:
         api: ApiClient,
         retries: Retries | None = None,
         requested: Callable[[str, str, int, float], None] = lambda verb, resource, code, seconds: None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         """Take over an ApiClient, which stays the caller's to close.
 
         `requested` is called for each try: verb, resource, HTTP code (0: no answer) and the seconds that it took.
+        `may_write` is asked before each try of a write: an operator that was frozen may no longer hold its Lease.
         """
         self._api, self._retries, self._requested = api, retries or Retries(), requested
+        self._may_write = may_write
         self._random = random.Random()
         self.requests: Counter[tuple[str, str, int]] = Counter()
         """Tries by verb, resource and HTTP code; 0 where no answer came."""
@@ -163,14 +166,17 @@ class Client:
         path = resource.path(namespace, name)
         return await self._present("patch", "PATCH", resource, path, body=whole, media=MERGE_PATCH)
 
-    async def put_status(self, resource: Resource, namespace: str, name: str, uid: str, status: Raw) -> Raw | None:
-        """Put `status` in place of that of the object of this UID, and return the object as it is then.
+    async def put_status(
+        self, resource: Resource, namespace: str, name: str, uid: str, version: str, status: Raw
+    ) -> Raw | None:
+        """Put `status` in place of that of the object of this UID and version; return the object as it is then.
 
-        None where there is none any more. A merge patch could not tell an object from its namesake: in a write to a
-        subresource the API server leaves metadata aside, the UID with it.
+        None where there is none any more, or somebody has changed it since. A merge patch could not tell an object from
+        its namesake: in a write to a subresource the API server leaves metadata aside, the UID with it.
         """
         operations: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": version},
             {"op": "add", "path": "/status", "value": status},
         ]
         path = resource.path(namespace, name, "status")
@@ -218,6 +224,8 @@ class Client:
         what, tries = f"{verb} {path}", tries or self._retries.tries
         for tried in range(1, tries + 1):
             retry_after = None
+            if method != "GET" and not self._may_write():
+                raise BackendError(f"{what}: not sent: this operator no longer holds the lease")
             begun = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(self._retries.deadline):

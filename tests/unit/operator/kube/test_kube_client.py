@@ -42,7 +42,7 @@ class Script:
 
 
 @asynccontextmanager
-async def talking_to(script: Script) -> AsyncIterator[Client]:
+async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Client]:
     """Give a client of a server that follows `script`."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", script.answer)
@@ -55,7 +55,7 @@ async def talking_to(script: Script) -> AsyncIterator[Client]:
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)
     try:
-        yield Client(api, QUICK)
+        yield Client(api, QUICK, may_write=may_write)
     finally:
         await api.close()  # type: ignore[no-untyped-call]
         await runner.cleanup()
@@ -149,6 +149,21 @@ def test_of_a_list_only_what_is_wanted_is_kept() -> None:
     assert (found.items, found.version, seen) == ([{"name": "a"}, {"name": "b"}], 7, items)
 
 
+def test_nothing_is_written_without_the_lease() -> None:
+    """Nor tried again once it is lost."""
+    held = [True, False]
+
+    async def run() -> list[str]:
+        script = Script(status(503, "ServiceUnavailable"), web.json_response(POD))
+        async with talking_to(script, lambda: held.pop(0)) as client:
+            with pytest.raises(BackendError, match="no longer holds the lease"):
+                await client.delete(resources.PODS, "ns", "p", "uid-1")
+            assert await client.get(resources.PODS, "ns", "p") == POD
+        return [method for method, *_ in script.asked]
+
+    assert asyncio.run(run()) == ["DELETE", "GET"]
+
+
 def test_a_page_of_a_proxy_is_an_error_of_the_backend() -> None:
     with pytest.raises(BackendError, match="the answer cannot be read"):
         play(Script(web.Response(text="<html>welcome</html>")), lambda client: client.get(resources.PODS, "ns", "p"))
@@ -223,12 +238,13 @@ def test_a_patch_is_for_one_object_and_nobody_s_namesake() -> None:
 def test_a_status_is_for_one_object_and_nobody_s_namesake() -> None:
     """What a real API server says of a namesake, a test with one says."""
     script = Script(web.json_response(POD))
-    do = lambda client: client.put_status(resources.JOBS, "ns", "j", "uid-1", {"phase": "x"})  # noqa: E731
+    do = lambda client: client.put_status(resources.JOBS, "ns", "j", "uid-1", "7", {"phase": "x"})  # noqa: E731
     assert play(script, do)[0] == POD
     ((method, path, _, body),) = script.asked
     assert (method, path) == ("PATCH", "/apis/espalier.dev/v1alpha1/namespaces/ns/adaptivetrainingjobs/j/status")
     assert body == [
         {"op": "test", "path": "/metadata/uid", "value": "uid-1"},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
         {"op": "add", "path": "/status", "value": {"phase": "x"}},
     ]
     invalid = status(422, "Invalid", 'AdaptiveTrainingJob.espalier.dev "j" is invalid: status.phase: Unsupported value')

@@ -68,8 +68,11 @@ class QueueStatuses:
                 continue
             body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
             try:
-                await self._client.put_status(resources.QUEUES, "", name, objects[name].uid, body)
+                uid, version = objects[name].uid, objects[name].version
+                answer = await self._client.put_status(resources.QUEUES, "", name, uid, version, body)
             except BackendError as error:
                 logger.warning("queue %s: its status cannot be written: %s", name, error)
                 continue
-            self._written[name] = objects[name].uid, status
+            if answer is not None:
+                self._written[name] = uid, status
+                self._store.queue_objects.put(answer)

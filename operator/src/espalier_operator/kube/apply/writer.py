@@ -63,7 +63,7 @@ class Writer:
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
-                    # It is gone. The watch drops it once the deletion arrives; until then it counts as not written.
+                    # It is gone, or somebody has changed it. The watch tells; until then it counts as not written.
                     job.mark_dirty(News.NONE, due)
                     job.writing.failed(now)
                     job.plan_ahead(status, now)
@@ -92,11 +92,14 @@ class Writer:
     # ---- status and Events
 
     async def _write(self, job: ManagedJob, status: JobStatus, now: float) -> bool:
-        """Write the status; return whether the job is still there."""
+        """Write the status; return whether that was done: the job is still there, as it was last seen."""
         namespace, name, uid = _name(job)
         body = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        seen = self._store.job(uid)
+        if seen is None:
+            return False
         job.sent = status
-        answer = await self._client.put_status(resources.JOBS, namespace, name, uid, body)
+        answer = await self._client.put_status(resources.JOBS, namespace, name, uid, seen.version, body)
         if answer is None:
             return False
         self._metrics.add(measurements(job.written, status, owner(job)))

@@ -30,6 +30,8 @@ class QueueObject:
     queue: Queue
     uid: str
     generation: int
+    version: str
+    """Its `metadata.resourceVersion`."""
     is_valid: bool
     status: QueueStatus | None
     """As it was written last, by whomever; None: never, or nobody can read it."""
@@ -44,7 +46,12 @@ def parse_queue_object(raw: Raw) -> QueueObject:
         status = None
     generation = whole(raw, "metadata", "generation") or 0
     return QueueObject(
-        queue=queue, uid=text(raw, "metadata", "uid"), generation=generation, is_valid=is_valid, status=status
+        queue=queue,
+        uid=text(raw, "metadata", "uid"),
+        generation=generation,
+        version=text(raw, "metadata", "resourceVersion"),
+        is_valid=is_valid,
+        status=status,
     )
 
 

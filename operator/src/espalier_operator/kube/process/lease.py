@@ -78,6 +78,11 @@ class Lease:
         return None if record is None else record.holder_identity
 
     @property
+    def is_held(self) -> bool:
+        """Whether it was renewed recently enough for this operator to act, by a clock that runs while it is frozen."""
+        return time.monotonic() < self._lock.renewed_at + self._times.renewal
+
+    @property
     def tried_at(self) -> float | None:
         """When the Lease was last read, `time.monotonic`; None before that."""
         return self._lock.tried_at
@@ -115,10 +120,10 @@ class Lease:
         renewing = asyncio.create_task(self._election.renew_loop())
         try:
             while not renewing.done():
-                left = self._lock.renewed_at + self._times.renewal - time.monotonic()
-                if left <= 0:
+                if not self.is_held:
                     return
-                await asyncio.wait([renewing], timeout=left)
+                left = self._lock.renewed_at + self._times.renewal - time.monotonic()
+                await asyncio.wait([renewing], timeout=max(0.0, left))
         finally:
             renewing.cancel()
             for error in await asyncio.gather(renewing, return_exceptions=True):

@@ -140,7 +140,11 @@ class _Service:
         """Schedule until asked to end, or until the Lease is lost."""
         self._since = time.monotonic()
         self._operator = Operator(
-            Client(api, requested=self._metrics.requested),
+            Client(
+                api,
+                requested=self._metrics.requested,
+                may_write=lambda: self._lease is None or self._lease.is_held,
+            ),
             api.configuration,
             self._settings,
             kopf_started=self.catch_signals,

@@ -22,6 +22,8 @@ class JobObject:
     key: str
     uid: str
     generation: int
+    version: str
+    """Its `metadata.resourceVersion`, with that of its status."""
     deleting: bool
     orphans: bool
     """Its deletion is to leave what it owns (`kubectl delete --cascade=orphan`)."""
@@ -53,15 +55,17 @@ def job_object(
         return None
     metadata = raw["metadata"]
     generation, deleting = int(metadata["generation"]), "deletionTimestamp" in metadata
+    version = str(metadata["resourceVersion"])
     orphans = deleting and "orphan" in (metadata.get("finalizers") or ())
     if before is not None and before.uid == metadata["uid"] and before.generation == generation:
-        return replace(before, deleting=deleting, orphans=orphans, status=raw.get("status"))
+        return replace(before, version=version, deleting=deleting, orphans=orphans, status=raw.get("status"))
     kept = {key: value for key, value in raw.items() if key != "status"}
     kept["metadata"] = {key: value for key, value in metadata.items() if key != "managedFields"}
     return JobObject(
         key=key_of(raw),
         uid=metadata["uid"],
         generation=generation,
+        version=version,
         deleting=deleting,
         orphans=orphans,
         parsed=parse(kept),

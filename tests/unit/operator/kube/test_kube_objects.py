@@ -18,8 +18,9 @@ from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.requirements import constraints_of
-from espalier_operator.kube.objects.worker_pod import worker_pod
+from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, kube_job, raw_job, template
 
@@ -197,7 +198,8 @@ def test_a_leader_whole():
         },
         "spec": a_spec(a_container(env=[*env, METRICS])),
     }
-    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation"}
+    assert annotations.keys() == {"espalier.dev/job", "espalier.dev/allocation", DEFAULT_CONTAINER}
+    assert annotations[DEFAULT_CONTAINER] == pod["spec"]["containers"][0]["name"] == trainer_of(pod["spec"])
     told = loads(annotations["espalier.dev/allocation"], AllocationDocument, "annotation")
     assert (told.job, told.allocation, told.time_budget.used_seconds) == ("ns/one", STATUS.allocation, 12.5)
     document = json.loads(annotations["espalier.dev/job"])

@@ -538,6 +538,30 @@ def test_the_worker_is_the_first_container_of_the_template_wherever_its_status_s
     assert several(("b", terminated(0)), ("a", terminated(1)), phase="Failed").exit_code == 0
 
 
+def injected(where: str, **changes: Any):
+    """A worker as it comes back from a mutating webhook that puts two side-cars into it."""
+    raw = raw_worker(JOB, **changes)
+    ours = raw["spec"]["containers"][0]
+    ours |= {"env": [{"name": "ESPALIER_INCARNATION", "value": "x"}], "readinessProbe": {"exec": {}}}
+    others = [{"name": name, "env": [{"name": "A", "value": "b"}]} for name in ("proxy", "agent")]
+    raw["spec"]["containers"] = {"first": [*others, ours], "around": [others[0], ours, others[1]]}[where]
+    raw["status"]["containerStatuses"] += [
+        {"name": "agent", "state": terminated(2, EPOCH + 3, message="agent: no such host"), "ready": False},
+        {"name": "proxy", "state": {"running": {"startedAt": time_at(EPOCH - 5)}}, "ready": True},
+    ]
+    return pod_of(raw)
+
+
+@pytest.mark.parametrize("where", ["first", "around"])
+def test_side_cars_before_the_worker_hide_nothing_of_it(where: str):
+    running = injected(where)
+    assert (running.container, running.done, running.ready, running.started_at) == ("trainer", False, False, EPOCH)
+    end = injected(where, state=terminated(1, EPOCH + 7, message="ImportError: no module"))
+    assert (end.done, end.ended, end.exit_code, end.finished_at) == (True, False, 1, EPOCH + 7)
+    assert end.message == "ImportError: no module", "of the worker alone"
+    assert injected(where, phase="Failed", state=terminated(0)).exit_code == 0, "the agent has failed, not the worker"
+
+
 def test_a_worker_is_done_though_another_container_runs_on():
     pod = several(("b", terminated(0)), ("a", {"running": {"startedAt": time_at(EPOCH)}}))
     assert (pod.done, pod.ended, pod.exit_code) == (True, False, 0)

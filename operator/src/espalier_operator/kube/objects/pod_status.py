@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from espalier_api import environment
 from espalier_api.causes import cause_in
 from espalier_api.reasons import Reason
 from espalier_kube.resources import Raw
@@ -72,19 +73,30 @@ class PodStatus:
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
-    """Of the container that trains (the first), once it has ended; of the one that failed, where it never started."""
+    """Of the container that trains, once it has ended; of the one that failed, where it never started."""
     trouble: Reason | None
     """What keeps it from starting."""
     message: str
     """Message on its trouble or its end, for a person."""
     ready: bool
-    """The readiness probe of its first container, if it has one, succeeds."""
+    """The readiness probe of the container that trains, if it has one, succeeds."""
 
 
-def read_status(spec: Raw, status: Raw) -> PodStatus:
-    """Return how a pod of `spec` fares. Never raises."""
+def trainer_of(spec: Raw) -> str:
+    """Return the name of the container that trains: the one that was given a worker's variables; else the first.
+
+    Admission webhooks put side-cars anywhere.
+    """
+    containers = list(entries(spec, "containers"))
+    variables = ((each, text(entry, "name")) for each in containers for entry in entries(each, "env"))
+    ours = [each for each, name in variables if name == environment.INCARNATION]
+    return next((text(each, "name") for each in (*ours, *containers)), "")
+
+
+def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
+    """Return how a pod of `spec` fares whose container `trainer_name` trains. Never raises."""
     phase = text(status, "phase") or "Pending"
-    trainer, others = _containers(spec, status)
+    trainer, others = _containers(status, trainer_name)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
     ends = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "terminated"))]
     own = [state for entry in trainer for state in mapping(entry, "state").values()]
@@ -92,7 +104,8 @@ def read_status(spec: Raw, status: Raw) -> PodStatus:
     ended = phase in ("Succeeded", "Failed")
     code, overran = _exit_code(trainer, ends if ended else ()), _overran(status)
     done = ended or code is not None
-    trouble, message = (None, _end_message(status, ends)) if done else _trouble(status, waits)
+    said = [state for state in own if "exitCode" in state] or ends  # side-cars end in their own ways
+    trouble, message = (None, _end_message(status, said)) if done else _trouble(status, waits)
     return PodStatus(
         phase=phase,
         overran=overran,
@@ -102,7 +115,7 @@ def read_status(spec: Raw, status: Raw) -> PodStatus:
         exit_code=code,
         trouble=trouble,
         message=message,
-        ready=_is_ready(spec, trainer),
+        ready=_is_ready(spec, trainer_name, trainer),
     )
 
 
@@ -126,15 +139,11 @@ def barred_nodes(status: Raw) -> int:
     return sum(int(each[1]) for each in found if each is not None and not each[2].startswith(_JUDGED))
 
 
-def _containers(spec: Raw, status: Raw) -> tuple[Sequence[Raw], Sequence[Raw]]:
-    """Return the statuses of the container that trains (one or none), and of the others.
-
-    The kubelet sorts them by name, so the first of the template has to be looked up.
-    """
-    first = next((text(container, "name") for container in entries(spec, "containers")), "")
+def _containers(status: Raw, trainer_name: str) -> tuple[Sequence[Raw], Sequence[Raw]]:
+    """Return the statuses of the container that trains (one or none), and of the others."""
     statuses = list(entries(status, "containerStatuses"))
-    trainer = [entry for entry in statuses if text(entry, "name") == first][:1]
-    others = [entry for entry in statuses if text(entry, "name") != first]
+    trainer = [entry for entry in statuses if text(entry, "name") == trainer_name][:1]
+    others = [entry for entry in statuses if text(entry, "name") != trainer_name]
     return trainer, [*others, *entries(status, "initContainerStatuses")]
 
 
@@ -187,9 +196,9 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
 
 
-def _is_ready(spec: Raw, trainer: Iterable[Raw]) -> bool:
-    first = next(entries(spec, "containers"), {})
-    return not mapping(first, "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
+def _is_ready(spec: Raw, trainer_name: str, trainer: Iterable[Raw]) -> bool:
+    named = (each for each in entries(spec, "containers") if text(each, "name") == trainer_name)
+    return not mapping(next(named, {}), "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
 
 
 def _is_true(status: Raw, kind: str) -> bool:

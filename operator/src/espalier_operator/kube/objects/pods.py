@@ -13,7 +13,7 @@ from espalier_operator.facts import Role
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of
-from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, wants_gpus
+from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, trainer_of, wants_gpus
 from espalier_operator.kube.objects.requirements import (
     DEFAULT_PATIENCE,
     constraints_of,
@@ -73,7 +73,9 @@ class Pod(PodStatus):
     address: str = ""
     """Its own address; empty if it has none, or that of its node."""
     container: str = ""
-    """Name of its first container."""
+    """Name of its container that trains."""
+    gone: bool = False
+    """It was deleted after its worker had ended, and is kept until that end is recorded (`FiledPods`)."""
 
     @property
     def key(self) -> str:
@@ -83,7 +85,7 @@ class Pod(PodStatus):
     @property
     def ended(self) -> bool:
         """Whether all its containers have ended for good: it holds no GPUs any more."""
-        return self.phase in ("Succeeded", "Failed")
+        return self.gone or self.phase in ("Succeeded", "Failed")
 
     @property
     def done(self) -> bool:
@@ -109,7 +111,8 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     resource = resource_of(spec, settings)
     selected = text(spec, "nodeSelector", settings.gpu_type_label)
     status = mapping(raw, "status")
-    found = read_status(spec, status)
+    trainer = trainer_of(spec)
+    found = read_status(spec, status, trainer)
     return Pod(
         name=name,
         namespace=namespace,
@@ -145,7 +148,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         device_claims=tuple(f"{namespace}/{each}" for each in _claims(raw, own=owner is not None)),
         ready=owner is None or found.ready,
         address="" if owner is None else _address(status),
-        container="" if owner is None else next((text(each, "name") for each in entries(spec, "containers")), ""),
+        container="" if owner is None else trainer,
     )
 
 

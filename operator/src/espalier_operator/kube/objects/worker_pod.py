@@ -31,6 +31,8 @@ JOB_FILE: Final = f"{CONTRACT_FOLDER}/job.json"
 ALLOCATION_FILE: Final = f"{CONTRACT_FOLDER}/allocation.json"
 TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
 """Where the leader finds the token that proves its job to the agent."""
+DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+"""The annotation by which `kubectl logs` and `kubectl exec` choose among the containers of a pod."""
 TRAINER_UID: Final = 65532
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
@@ -102,6 +104,7 @@ def worker_pod(
     named = metadata(job, names.pod_name(job.name, worker, index, attempt))
     named["labels"] = {**(given.labels or {}), **names.worker_labels(job.name, worker, index, attempt)}
     named["annotations"] = {
+        DEFAULT_CONTAINER: container["name"],
         **(given.annotations or {}),
         JOB_ANNOTATION: json.dumps(trainer_document(job.job)),
         ALLOCATION_ANNOTATION: dumps(allocation_document(job.job, status)),

@@ -152,6 +152,9 @@ class SchedulingStatus(Record):
     """For each base worker, how often its pod was replaced; part of the name of the pod."""
     pod_uids: tuple[str, ...] = ()
     """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
+    completed_workers: tuple[int, ...] = ()
+    """Indexes of base workers that ended with exit code 0 before the leader: they need no GPUs, and are not started
+    again."""
     down_since: AwareDatetime | None = None
     """Since when no leader runs, though the job has trained; unset while one does."""
     not_before: AwareDatetime | None = None

@@ -159,6 +159,9 @@ class JobFacts:
 
     key: str
     terms: Terms
+    """Of those workers that are not completed."""
+    completed_workers: tuple[int, ...] = ()
+    """Base workers, by index, that ended before their leader and are not started again."""
     submitted_at: float
     admitted_at: float | None = None
     gpu_type: str | None = None
@@ -233,6 +236,18 @@ class JobFacts:
     def namespace(self) -> str:
         """Its namespace, the first part of its key."""
         return self.key.partition("/")[0]
+
+    @property
+    def terms_of_all(self) -> Terms:
+        """Its terms with the completed workers."""
+        terms, done = self.terms, len(self.completed_workers)
+        return replace(terms, min_replicas=terms.min_replicas + done, max_replicas=terms.max_replicas + done)
+
+    @property
+    def base_indexes(self) -> list[int]:
+        """The indexes of its base workers that are not completed."""
+        every = range(self.terms_of_all.min_replicas)
+        return [index for index in every if index not in self.completed_workers]
 
     @property
     def base_gpus(self) -> int:

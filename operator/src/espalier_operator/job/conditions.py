@@ -88,7 +88,7 @@ def status_of(
         "selector": observed.selector,
         "scheduling_policy": observed.policy[:MAX_POLICY],
     }
-    return memory_of(state, job.terms, wall).model_copy(update=seen)
+    return memory_of(state, job.terms_of_all, wall).model_copy(update=seen)
 
 
 def status_of_invalid(

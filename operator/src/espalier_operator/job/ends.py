@@ -1,8 +1,9 @@
 """The end of a base worker: the end of the job, a failure, or a preemption from outside.
 
 An end is judged once: the change of state that counts it also raises the worker's attempt, so the next observation, by
-this scheduler or its successor, finds a worker that has not been started yet. An attempt whose incarnation was seen and
-has vanished was ended from outside.
+this scheduler or its successor, finds a worker that has not been started yet. A base worker that was done before its
+leader is noted as completed, and nothing that happens to its pod after that matters. An attempt whose incarnation was
+seen and has vanished, with its end unseen, was ended from outside.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
     """Return the state after a look at base worker `index`."""
     worker, known = seen.worker(index), state.incarnations[index]
     leads = index == 0
+    if index in state.completed_workers:
+        return state
     if (verdict := _completed(state, seen, index, now, timing)) is not None:
         return replace(state, ended=verdict)
     if worker is None:
         return _ended_by_others(state, index, Reason.PREEMPTED) if known else state
-    if worker.lost is not None:
+    if worker.lost is not None and worker.end is None:
         return _ended_by_others(state, index, worker.lost)
     if worker.end is None:
         if leads and _lingers(state, seen, now, timing):
@@ -89,8 +92,10 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
         return _judge_leader(state, seen, worker, worker.end, terms, now, timing)
     if worker.end.external:
         return _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
-    if _is_done(worker.end) or state.stopping is not None:
+    if state.stopping is not None:
         return state
+    if _is_done(worker.end):
+        return replace(state, completed_workers=(*state.completed_workers, index))
     code = 1 if worker.end.code is None else worker.end.code
     text = f"base worker {index}: {_joined(f'exit code {code}', worker.end.message)}"
     return failed(state, index, text, terms, now, timing)

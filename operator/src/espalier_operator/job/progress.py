@@ -170,7 +170,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         starting_since=min(began, now) if since is None else since,
     )
     # Extra workers are charged when they have their GPUs: some may never get them.
-    gpus = (terms.min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
+    gpus = (state.needed(terms).min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
     counted_until = now
     if leader is not None and leader.end is not None:
         # Its own count holds, or all of its time where it was past the allowance; a program has no count of its own.
@@ -206,7 +206,7 @@ def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float
     more = _reported(state, seen, now) - state.used_seconds
     if more <= 0:
         return state
-    gpus = terms.min_replicas * terms.gpus_per_worker
+    gpus = state.needed(terms).min_replicas * terms.gpus_per_worker
     return replace(state, used_seconds=state.used_seconds + more, gpu_seconds_used=state.gpu_seconds_used + more * gpus)
 
 

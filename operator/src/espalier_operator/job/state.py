@@ -74,6 +74,9 @@ class JobState:
     """By base worker: how often it was replaced."""
     incarnations: tuple[str, ...] = ()
     """By base worker: the incarnation that was last seen at this attempt, empty for none yet."""
+    completed_workers: tuple[int, ...] = ()
+    """Base workers, by index, that ended with exit code 0 before the leader: they need no GPUs, and are not started
+    again."""
     down_since: float | None = field(default=None, compare=False)
     """Since when no leader runs of a job that has trained and is not about to end; None while one does."""
     not_before: float | None = None
@@ -131,6 +134,17 @@ class JobState:
             deadline=deadline,
         )
         return replace(self, grant=grant)
+
+    def completed(self, terms: Terms) -> tuple[int, ...]:
+        """Return those of the base workers that `terms` asks for that are completed."""
+        return tuple(index for index in self.completed_workers if index < terms.min_replicas)
+
+    def needed(self, terms: Terms) -> Terms:
+        """Return `terms` with those workers only that still need GPUs."""
+        done = len(self.completed(terms))
+        if not done:
+            return terms
+        return replace(terms, min_replicas=terms.min_replicas - done, max_replicas=terms.max_replicas - done)
 
     def may_start(self, terms: Terms, now: float) -> bool:
         """Return whether base workers that are missing may be started at `now`."""

@@ -42,6 +42,7 @@ _PLAIN: Final = (
     "failures",
     "last_failure",
     "attempts",
+    "completed_workers",
     "unplaced",
     "extra_losses",
 )

@@ -102,6 +102,8 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 ended=None,
                 attempts=tuple(attempt + 1 for attempt in state.attempts),
                 incarnations=("",) * len(state.attempts),
+                # Workers of the library serve their leader, which will need them again.
+                completed_workers=state.completed_workers if terms.program else (),
                 preemptions=state.preemptions + lost,
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
                 hold_until=action.hold_until or state.hold_until,

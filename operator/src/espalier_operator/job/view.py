@@ -40,11 +40,12 @@ def facts_of(
 
     `done` is the part of its work that a program has done, as far as that is known.
     """
-    generation = state.grant.generation
+    generation, completed = state.grant.generation, state.completed(terms)
     training = leader_of(state, seen, now, timing) is Leader.TRAINING
     return JobFacts(
         key=key,
-        terms=terms,
+        terms=state.needed(terms),
+        completed_workers=completed,
         submitted_at=state.submitted_at or 0.0,
         admitted_at=state.admitted_at,
         gpu_type=state.gpu_type,

@@ -112,7 +112,10 @@ class LocalBackend:
                 and template is not None
             ):
                 job.process.terminate(template.spec.grace_seconds)  # nobody but SIGTERM tells it
-            base = (Holder(job.key, Role.BASE, index) for index in range(job.terms.min_replicas))
+            completed = job.state.completed_workers
+            for index in completed:
+                self.gpus.release(Holder(job.key, Role.BASE, index))
+            base = [Holder(job.key, Role.BASE, each) for each in range(job.terms.min_replicas) if each not in completed]
             missing = [holder for holder in base if not self.gpus.hold(holder, job.terms.gpus_per_worker)]
             return not missing
         if job.process is not None:

@@ -86,7 +86,8 @@ def begins_again(kept: KeptJob, folder: Path) -> bool:
 
 def begun_again(kept: KeptJob) -> KeptJob:
     """Return the job with nothing used of its budgets."""
-    return kept.model_copy(update={"state": replace(kept.state, used_seconds=0.0, gpu_seconds_used=0.0, trained=False)})
+    whole = replace(kept.state, used_seconds=0.0, gpu_seconds_used=0.0, trained=False, completed_workers=())
+    return kept.model_copy(update={"state": whole})
 
 
 def digest(job: AdaptiveTrainingJob) -> str:

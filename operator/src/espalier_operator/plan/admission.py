@@ -72,7 +72,7 @@ class Admission:
         elif not_taken is not None:
             self._record.refuse(job, not_taken)
         elif gpus == 0 and not self._tick.order.waits(job):
-            self._tick.places.base_nodes[job.key].update(dict.fromkeys(range(workers)))
+            self._tick.places.base_nodes[job.key].update(dict.fromkeys(job.base_indexes))
             self._record.act(Admit(job=job.key, gpu_type=None))
         elif is_held_back(job, self._tick.now):
             self._record.refuse(job, obstacle(job))

@@ -91,7 +91,7 @@ class Claims:
         places, gpus = self._tick.places, job.terms.gpus_per_worker
         site, pinned = places.site(job), places.pinned[job.key]
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
-        for index in range(job.terms.min_replicas):
+        for index in job.base_indexes:
             if index in self._tick.census.bound[job.key] or index in pinned:
                 continue
             mark = self._tick.capacity.mark()

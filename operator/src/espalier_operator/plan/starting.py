@@ -187,7 +187,8 @@ class Starting:
 
     def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
-        self._tick.places.base_nodes[job.key].update(enumerate(self._tick.places.placed(job, mark)))
+        placed = self._tick.places.placed(job, mark)
+        self._tick.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
         self._tick.hold_quota(job, site)
         self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
         return self._held(job, site, mark)

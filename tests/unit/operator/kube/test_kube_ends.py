@@ -11,11 +11,12 @@ import pytest
 from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.actions import Fail
+from espalier_operator.actions import Fail, Requeue
 from espalier_operator.facts import Ended, Role, Stopping
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of
+from espalier_operator.job.transitions import after
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.last_report import counted
@@ -465,7 +466,8 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
     ("pods", "expected"),
     [
         ([worker()], STATE),
-        ([end_of_worker(0)], STATE),
+        ([end_of_worker(0)], replace(STATE, completed_workers=(1,))),
+        ([end_of_worker(0, node="gone")], replace(STATE, completed_workers=(1,))),
         ([end_of_worker(0, deleting=True)], replaced()),
         ([end_of_worker(0, reason="Evicted")], replaced()),
         ([end_of_worker(137, deleting=True)], replaced()),
@@ -498,6 +500,25 @@ def test_the_end_of_another_base_worker(pods, expected):
     assert seen(leader(), *pods, said=says(TRAINING)) == expected
 
 
+@pytest.mark.parametrize("pods", [[], [worker(node="gone")], [end_of_worker(137, deleting=True)], [end_of_worker(1)]])
+def test_nothing_that_happens_to_the_pod_of_a_completed_worker_matters(pods):
+    state = replace(STATE, completed_workers=(1,))
+    assert seen(leader(), *pods, said=says(TRAINING), state=state) == state
+    again = state_of(memory_of(state, JOB.terms))
+    assert again.completed_workers == (1,), "the next operator knows"
+    assert seen(*pods, said=says(COMPLETED, Reason.BUDGET_EXHAUSTED), state=state).ended is not None
+
+
+def test_a_completed_worker_of_a_program_stays_completed_when_the_job_waits_again():
+    """One of the library serves its leader, which needs it again."""
+    state = replace(STATE, completed_workers=(1,))
+    for program, completed in ((True, (1,)), (False, ())):
+        terms = replace(JOB.terms, program=program)
+        waiting = after(state, Requeue(job=JOB.key, reason=Reason.SUSPENDED), terms, NOW, SETTINGS.timing)
+        assert waiting.completed_workers == completed
+        assert waiting.needed(terms).min_replicas == 2 - len(completed)
+
+
 def test_a_worker_on_a_lost_node_is_replaced_and_the_leader_stays():
     assert seen(leader(), worker(node="gone"), said=says(TRAINING)) == replaced()
 
@@ -518,8 +539,8 @@ def test_a_job_whose_leader_has_completed_misses_no_other_worker(pods):
     """It would count a failure, or wait for GPUs and run again, while the process of its leader unloads."""
     complete = says(COMPLETED, Reason.BUDGET_EXHAUSTED)
     assert seen(leader(), *pods, said=complete).ended == Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)
-    for other in (worker(), end_of_worker(0)):
-        assert seen(leader(), other, said=complete) == STATE
+    assert seen(leader(), worker(), said=complete) == STATE
+    assert seen(leader(), end_of_worker(0), said=complete) == replace(STATE, completed_workers=(1,))
 
 
 def test_a_job_whose_leader_has_completed_and_is_deleted_is_complete_at_once():

@@ -370,6 +370,43 @@ def test_a_pod_of_ours_that_is_watched_no_more_stays_until_somebody_has_looked(w
     assert ONE not in world.store.pods_by_job
 
 
+@pytest.mark.parametrize("news", ["watch", "batch", "look", "list"])
+def test_the_end_of_a_worker_outlives_its_pod_until_it_is_recorded(world: World, news: str) -> None:
+    """Whoever tells that the pod is gone, and though its end and its deletion come as one."""
+    job, key = kube_job(), "ns/one-base-0-0"
+    world.take(resources.JOBS, raw_job())
+    world.take(resources.PODS, raw_worker(job))
+    end = raw_worker(job, phase="Failed", state=terminated(1))
+    if news == "batch":
+        world.take(resources.PODS, end, "DELETED")
+    else:
+        seen = world.take(resources.PODS, end)
+        pod = world.store.pods_by_job[ONE][key]
+        if news == "watch":
+            world.take(resources.PODS, seen, "DELETED")
+        elif news == "look":
+            world.store.doubt(pod, int(pod.resource_version))
+            world.store.settle(pod, int(pod.resource_version), None)
+        else:
+            world.store.replace(resources.PODS, (), 99)
+    (left,) = world.store.pods_of(ONE)
+    assert (left.gone, left.ended, left.exit_code) == (True, True, 1)
+    assert world.store.pods.get(key) is None
+    world.store.forget([left])
+    assert not world.store.pods_of(ONE)
+
+
+def test_what_is_left_of_a_job_s_pods_goes_with_it(world: World) -> None:
+    job = world.take(resources.JOBS, raw_job())
+    end = world.take(resources.PODS, raw_worker(kube_job(), phase="Succeeded", state=terminated(0)))
+    world.take(resources.PODS, end, "DELETED")
+    world.take(resources.JOBS, job, "DELETED")
+    assert world.store.pods_by_job == {}
+    end = world.take(resources.PODS, raw_worker(kube_job(), phase="Succeeded", state=terminated(0)))
+    world.take(resources.PODS, end, "DELETED")
+    assert world.store.pods_by_job == {}, "nobody waits for the end of a worker without a job"
+
+
 def test_a_pod_that_was_looked_up_and_is_gone_is_not_brought_back_by_a_late_answer(world: World) -> None:
     """The answer to its deletion may come after the news of its end."""
     job = kube_job()
@@ -463,7 +500,7 @@ def test_what_claims_the_job_of_another_tenant_is_left_out_and_counted(world: Wo
     assert (world.store.take_changed(), world.store.take_reported()) == (set(), set())
     assert world.store.misattributed() == {"pods": 1, "configmaps": 1}
     world.take(resources.CONFIG_MAPS, words, "DELETED")
-    world.store.settle(*world.doubted(forged))
+    world.take(resources.PODS, forged, "DELETED")
     assert (list(world.store.pods_of(ONE)), world.store.reports.of(ONE)) == before
     assert world.store.misattributed() == {"pods": 0, "configmaps": 0}
 

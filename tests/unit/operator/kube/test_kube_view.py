@@ -9,9 +9,11 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
+from espalier_operator.facts import NOWHERE, Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
 from espalier_operator.job.state import Grant, JobState, Watch
+from espalier_operator.job.status import memory_of
 from espalier_operator.job.view import Trouble, promise_of
+from espalier_operator.kube.apply.steps import CreatePod, DeletePod, steps
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, foreign_worker, sort_pods, trouble_of, workers_of
@@ -48,7 +50,7 @@ LEADER, SECOND = pod(BASE, 0), pod(BASE, 1)
 def test_workers_in_the_order_in_which_they_are_kept():
     unbound = pod(BASE, 1, phase="Pending", node=None, state={})
     extras = pod(EXTRA, 3, 5), pod(EXTRA, 1, 2)
-    assert list(workers_of(JOB.key, pods_of(LEADER, unbound, *extras))) == [
+    assert list(workers_of(JOB.key, pods_of(LEADER, unbound, *extras), STATE)) == [
         worker("one-base-0-0", BASE, 0),
         worker("one-base-1-0", BASE, 1, PENDING, None),
         worker("one-extra-1-2", EXTRA, 0),
@@ -66,14 +68,14 @@ def test_workers_in_the_order_in_which_they_are_kept():
     ],
 )
 def test_a_worker_holds_its_gpus_until_it_has_ended(changes, expected):
-    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0, **changes), SECOND)))
+    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0, **changes), SECOND), STATE))
     assert replace(found[0], leaves_at=None) == worker("one-base-0-0", BASE, 0, expected, changes.get("node", "node"))
     assert (found[0].leaves_at is not None) == ("deleting" in changes)
 
 
 def test_those_of_earlier_attempts_are_on_their_way_out():
     state = replace(STATE, attempts=(1, 0))
-    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), state=state)))
+    found = list(workers_of(JOB.key, pods_of(pod(BASE, 0), SECOND, pod(EXTRA, 0, deleting=True), state=state), state))
     assert [replace(each, leaves_at=None) for each in found] == [
         worker("one-base-1-0", BASE, 1),
         worker("one-base-0-0", BASE, 0, TERMINATING),
@@ -81,13 +83,30 @@ def test_those_of_earlier_attempts_are_on_their_way_out():
     ]
 
 
-def test_who_has_ended_holds_nothing_but_a_second_worker_that_is_done_keeps_its_place():
+def test_who_has_ended_holds_nothing_and_keeps_its_place_until_that_is_judged():
     done = {"phase": "Succeeded", "state": terminated(0)}
-    failed = {"phase": "Failed", "state": terminated(1)}
-    assert list(workers_of(JOB.key, pods_of(pod(BASE, 0, **done), pod(BASE, 1, **done), pod(EXTRA, 0, **done)))) == [
-        worker("one-base-1-0", BASE, 1, gpus=0)
+    ended = pods_of(pod(BASE, 0, **done), pod(BASE, 1, **done), pod(EXTRA, 0, **done))
+    assert list(workers_of(JOB.key, ended, STATE)) == [
+        worker("one-base-0-0", BASE, 0, gpus=0),
+        worker("one-base-1-0", BASE, 1, gpus=0),
     ]
-    assert list(workers_of(JOB.key, pods_of(LEADER, pod(BASE, 1, **failed)))) == [worker("one-base-0-0", BASE, 0)]
+    completed = replace(STATE, completed_workers=(1,))
+    assert list(workers_of(JOB.key, ended, completed)) == [worker("one-base-0-0", BASE, 0, gpus=0)]
+    over = replace(STATE, outcome=Ended(reason=Reason.COMPLETED, failed=False))
+    assert not list(workers_of(JOB.key, ended, over))
+
+
+def test_a_completed_worker_whose_side_cars_run_on_is_about_to_go():
+    state, pods = replace(STATE, completed_workers=(1,)), pods_of(LEADER, pod(BASE, 1, state=terminated(0)))
+    assert list(workers_of(JOB.key, pods, state)) == [
+        worker("one-base-0-0", BASE, 0),
+        worker("one-base-1-0", BASE, 1, TERMINATING),
+    ]
+    taken = steps(JOB, state, pods, NOWHERE, memory_of(state, JOB.terms), EPOCH, SETTINGS)
+    assert [step.pod.index for step in taken if isinstance(step, DeletePod)] == [1]
+    assert not any(isinstance(step, CreatePod) for step in taken)
+    needed = facts_of(JOB, state, EPOCH, SETTINGS, pods)
+    assert (needed.terms.min_replicas, needed.base_gpus, needed.base_indexes) == (1, 1, [0])
 
 
 # ---- pods of others

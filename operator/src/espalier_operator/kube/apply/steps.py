@@ -97,6 +97,10 @@ def _steps(
             if pod is not None and not pod.deleting and not pod.ended:
                 yield DeletePod(pod=pod)
         return
+    for index in state.completed_workers:
+        completed = pods.worker(index)
+        if completed is not None and not completed.ended and not completed.deleting:
+            yield DeletePod(pod=completed)  # its side-cars hold its GPUs
     for index, attempt in _base_to_make(job, state, pods, now):
         if index in placement.base:
             node = placement.base[index]
@@ -128,6 +132,8 @@ def _base_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> I
     if not state.may_start(job.terms, now):
         return
     for index, attempt in enumerate(state.attempts[: job.terms.min_replicas]):
+        if index in state.completed_workers:
+            continue
         if pods.worker(index) is None and not state.incarnations[index] and not _predecessor_lives(pods, index):
             yield index, attempt
 

@@ -199,9 +199,7 @@ class Writer:
     async def _delete(self, step: DeletePod) -> None:
         pod = step.pod
         answer = await self._client.delete(resources.PODS, pod.namespace, pod.name, pod.uid)
-        if pod.ended:
-            self._store.doubt(pod, int(pod.resource_version))  # pods that have ended are not watched
-        elif answer is not None and answer.get("kind") == "Pod" and "resourceVersion" in answer["metadata"]:
+        if answer is not None and answer.get("kind") == "Pod" and "resourceVersion" in answer["metadata"]:
             self._store.pods.put(answer)  # one that is gone at once may come without a version; the watch tells
 
     async def _equip(self, job: ManagedJob) -> None:

@@ -25,6 +25,9 @@ POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
 
 LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector: pods that hold or want GPUs."""
+WORKERS: Final = ROLE_LABEL
+"""Label selector: pods that are watched to their ends and beyond. Those of others, `!` of it, are watched while they
+live."""
 OWN_PODS: Final = f"{MANAGED_BY_LABEL}={MANAGER},{ROLE_LABEL}"
 """Label selector: workers, those that have ended included."""
 REPORTS: Final = f"{REPORT_LABEL}=true"

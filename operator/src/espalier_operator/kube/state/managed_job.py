@@ -160,7 +160,7 @@ class ManagedJob(WorkItem):
             self._wait_for_specification()
             return
         self.facts = self._facts()
-        self.workers = tuple(workers_of(self.key, self.pods))
+        self.workers = tuple(workers_of(self.key, self.pods, self.state))
         self.promise = promise_of(self.key, self.state)
         self.news = News.NONE
         if trained != self.facts.training or before.essence != self.state.essence:
@@ -187,6 +187,7 @@ class ManagedJob(WorkItem):
             pods = self._store.pods_of(self.ref)
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
+            self._store.forget(self.pods.recorded)
             self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
             program = self.job.terms.program
@@ -291,7 +292,8 @@ class ManagedJob(WorkItem):
 
     def _give_up_remnant(self, now: float) -> None:
         """Let a job of which no pod can be made wait again as soon as it has lost a base worker."""
-        complete = all(self.state.incarnations[: self.job.terms.min_replicas]) if self.job is not None else True
+        missing = () if self.job is None else self.state.incarnations[: self.job.terms.min_replicas]
+        complete = all(uid or index in self.state.completed_workers for index, uid in enumerate(missing))
         if self.state.active and not self.state.ending and not complete:
             message = self.state.last_failure or SENTENCES[Reason.INVALID_SPEC]
             self.act(Requeue(job=self.key, reason=Reason.INVALID_SPEC, message=message))

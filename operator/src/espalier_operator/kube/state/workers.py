@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from espalier_api.reasons import Reason
@@ -30,6 +30,8 @@ class JobPods:
     """Those alive, in the order in which they are kept: the last is given back first."""
     rest: tuple[Pod, ...] = ()
     """Of earlier attempts, ended, or on their way out."""
+    recorded: tuple[Pod, ...] = ()
+    """Those that are gone, and whose ends are recorded."""
     lost: Container[str] = frozenset()
     """UIDs of pods that are given up with their node."""
     silent: Container[str] = frozenset()
@@ -48,18 +50,27 @@ class JobPods:
 def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach = WITHIN_REACH) -> JobPods:
     """Sort the pods of `job`; `reach` is what their nodes mean for them."""
     base: list[Pod | None] = [None] * len(state.attempts)
-    extra, rest, lost = [], [], reach.lost
+    extra, rest, recorded, lost = [], [], [], reach.lost
     for pod in pods:
         if pod.owner != job.ref:
             continue
-        if pod.role is Role.BASE and _is_current(pod, job, state):
+        if pod.gone and not _is_unjudged(pod, job, state):
+            recorded.append(pod)
+        elif pod.role is Role.BASE and _is_current(pod, job, state):
             base[pod.index] = pod
         elif pod.role is Role.EXTRA and not (pod.done or pod.deleting or pod.uid in lost):
             extra.append(pod)
         else:
             rest.append(pod)
     extra.sort(key=lambda pod: (pod.index, pod.attempt))
-    return JobPods(base=tuple(base), extra=tuple(extra), rest=tuple(rest), lost=lost, silent=reach.silent)
+    return JobPods(
+        base=tuple(base),
+        extra=tuple(extra),
+        rest=tuple(rest),
+        recorded=tuple(recorded),
+        lost=lost,
+        silent=reach.silent,
+    )
 
 
 def observation_of(
@@ -112,13 +123,19 @@ def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> fl
     return None if limit is None else state.granted_at + limit
 
 
-def workers_of(key: str, pods: JobPods) -> Iterator[Worker]:
+def workers_of(key: str, pods: JobPods, state: JobState) -> Iterator[Worker]:
     """Yield the job's workers as the planner counts them; extra ones are numbered in the order they are kept in."""
     for index, pod in enumerate(pods.base):
-        if pod is not None:
-            yield from _worker(pod, key, Role.BASE, index, pods.lost)
+        if pod is None:
+            continue
+        leaves = pod.uid in pods.lost or index in state.completed_workers
+        if not pod.ended:
+            yield _worker(pod, key, Role.BASE, index, is_lost=leaves)
+        elif not leaves and state.active and state.ended is None:
+            # Its end is still to be judged. Until then nothing is owed to it, though it holds no GPU.
+            yield replace(_worker(pod, key, Role.BASE, index, is_lost=False), gpus=0, state=WorkerState.RUNNING)
     for index, pod in enumerate(pods.extra):
-        yield from _worker(pod, key, Role.EXTRA, index, pods.lost)
+        yield _worker(pod, key, Role.EXTRA, index, is_lost=pod.uid in pods.lost)
     for pod in pods.rest:
         if not pod.ended:
             yield Worker(
@@ -186,17 +203,15 @@ def _is_current(pod: Pod, job: KubeJob, state: JobState) -> bool:
     return pod.index < workers and pod.attempt == state.attempts[pod.index]
 
 
-def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) -> Iterator[Worker]:
-    if pod.ended:
-        # One that is done before its leader still counts as in its place, though no GPU is held; another that has
-        # ended is judged by its exit and started again.
-        if role is Role.BASE and index > 0 and pod.exit_code == 0 and not pod.overran:
-            yield Worker(
-                name=pod.key, job=job, role=role, index=index, node=pod.place, gpus=0, state=WorkerState.RUNNING
-            )
-        return
-    state = WorkerState.TERMINATING if pod.uid in lost else _state(pod)
-    yield Worker(
+def _is_unjudged(pod: Pod, job: KubeJob, state: JobState) -> bool:
+    """Return whether a pod is that of a base worker whose end is still to be judged."""
+    waits = state.active and pod.role is Role.BASE and pod.index not in state.completed_workers
+    return waits and _is_current(pod, job, state)
+
+
+def _worker(pod: Pod, job: str, role: Role, index: int, *, is_lost: bool) -> Worker:
+    state = WorkerState.TERMINATING if is_lost else _state(pod)
+    return Worker(
         name=pod.key,
         job=job,
         role=role,
@@ -205,7 +220,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, lost: Container[str]) ->
         pinned_to=pod.pinned_to if pod.node is None else None,
         gpus=pod.gpus,
         state=state,
-        leaves_at=None if pod.uid in lost else pod.leaves_at,
+        leaves_at=None if is_lost else pod.leaves_at,
         grace_seconds=pod.grace_seconds,
     )
 

@@ -1,4 +1,8 @@
-"""The pods by the job that they claim as theirs, and those of others as the planner counts them. No I/O."""
+"""The pods by the job that they claim as theirs, and those of others as the planner counts them. No I/O.
+
+Anyone may delete a pod that has ended: a clean-up, the pod garbage collector, who takes its node away. A worker's end
+would go with it. So what was last seen of a worker that had ended stays until its job has taken note of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ class FiledPods:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.by_job: dict[JobRef, dict[str, Pod]] = {}
-        """By the job that they claim as theirs, which need not exist: pods, by key."""
+        """By the job that they claim as theirs, which need not exist: pods, by key; also those that are `gone`."""
         self.foreign_workers: dict[str, Worker] = {}
         """Pods of others, by key, and their ResourceClaims that hold devices, by name, as the planner counts them."""
 
@@ -43,6 +47,17 @@ class FiledPods:
             if after.owner is not None:
                 touched.append(after.owner)
         return touched
+
+    def forget(self, pod: Pod) -> None:
+        """Drop a pod that is gone."""
+        pods = self.by_job.get(pod.owner, {}) if pod.owner is not None else {}
+        if pods.get(pod.key) is pod:
+            self.file(pod.key, pod, None)
+
+    def forget_gone(self, job: JobRef) -> None:
+        """Drop the pods of a job that are gone."""
+        for pod in [pod for pod in self.by_job.get(job, {}).values() if pod.gone]:
+            self.forget(pod)
 
     def _put(self, key: str, pod: Pod) -> None:
         if pod.owner is not None:

@@ -60,12 +60,14 @@ def _register(registry: kopf.OperatorRegistry, store: Store, resource: Resource)
         store.take(resource, event["type"], event["object"])
 
 
-def settings_of() -> kopf.OperatorSettings:
-    """Return kopf's settings."""
+def settings_of(*, workers: bool = False) -> kopf.OperatorSettings:
+    """Return kopf's settings; pods are our `workers`, ended ones too, or all others that live."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False  # Events are ours, with reasons of one enum
     settings.scanning.disabled = True  # the CRD is there when we start; needs no rights on CRDs and namespaces
-    settings.watching.field_selectors["", "v1", "pods"] = names.LIVE_PODS
+    settings.watching.label_selectors["", "v1", "pods"] = names.WORKERS if workers else f"!{names.WORKERS}"
+    if not workers:
+        settings.watching.field_selectors["", "v1", "pods"] = names.LIVE_PODS
     settings.watching.label_selectors["", "v1", "configmaps"] = names.REPORTS
     settings.watching.chunk_size = 500
     # A task for each object waits so long for its next event, and keeps the object: of all pods when it starts.

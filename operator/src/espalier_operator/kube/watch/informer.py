@@ -75,6 +75,7 @@ class Informer:
         await self._list_patiently()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(kinds.CLUSTER_WIDE, ()))
+            group.create_task(self._follow((resources.PODS,), (), workers=True))
             group.create_task(self._follow(kinds.NAMESPACED, self._settings.watch_namespaces))
             for resource, namespaced in kinds.optional_kinds(self._settings):
                 namespaces = self._settings.watch_namespaces if namespaced else ()
@@ -194,13 +195,15 @@ class Informer:
 
     # ---- kopf
 
-    async def _follow(self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str]) -> None:
+    async def _follow(
+        self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str], *, workers: bool = False
+    ) -> None:
         backoff = Backoff(longest=20.0)
         while True:
             begun = self._clock.now()
             try:
                 await self._require_served(watched)
-                await self._run_kopf(watched, namespaces)
+                await self._run_kopf(watched, namespaces, workers=workers)
                 trouble = "it ended by itself"
             except asyncio.CancelledError:
                 raise
@@ -226,12 +229,14 @@ class Informer:
         if missing:
             raise BackendError(f"the API server does not know {', '.join(missing)}; is the CRD installed?")
 
-    async def _run_kopf(self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str]) -> None:
+    async def _run_kopf(
+        self, watched: tuple[resources.Resource, ...], namespaces: Sequence[str], *, workers: bool
+    ) -> None:
         """Run kopf until one of its tasks ends, and end all that it has begun; `kopf.operator` would end ours too."""
         with recorded_tasks() as begun:
             tasks = await kopf.spawn_tasks(
                 registry=handlers.registry_of(self._store, self._configuration, watched),
-                settings=handlers.settings_of(),
+                settings=handlers.settings_of(workers=workers),
                 standalone=True,
                 clusterwide=not namespaces,
                 namespaces=namespaces,

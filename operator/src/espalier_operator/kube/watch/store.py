@@ -7,6 +7,7 @@ state of the cluster is unknown (`Store.unknown`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from espalier_kube import resources
@@ -111,8 +112,10 @@ class Store:
             self.loads.drop(key, version_of(raw))
             pod = self.pods.get(key)
             if pod is not None and pod.owner is not None and pod.uid == raw["metadata"]["uid"]:
-                self.doubt(pod, version_of(raw))
-                return
+                if not parse_pod(raw, self._settings).done:
+                    self.doubt(pod, version_of(raw))
+                    return
+                indexer.put(raw)  # this is the last that is heard of how its worker ended
         indexer.drop(key, version_of(raw))
 
     def doubt(self, pod: Pod, version: int) -> None:
@@ -166,6 +169,11 @@ class Store:
         changed, self._others_changed = self._others_changed, False
         return changed
 
+    def forget(self, pods: Iterable[Pod]) -> None:
+        """Drop pods that are gone, and whose ends are recorded."""
+        for pod in pods:
+            self._filed.forget(pod)
+
     def take_reported(self) -> set[str]:
         """Return the UIDs of jobs whose leaders have reported since the last call."""
         reported, self._reported = self._reported, set()
@@ -215,6 +223,7 @@ class Store:
         if before is not None and (after is None or after.uid != before.uid):
             self._by_uid.pop(before.uid, None)
             self._count_pods_of(before.ref)
+            self._filed.forget_gone(before.ref)
             self.reports.forget(before.ref)
             self._news(before.ref)
         if after is None:
@@ -229,6 +238,9 @@ class Store:
         self._news(after.ref)
 
     def _pod_changed(self, key: str, before: Pod | None, after: Pod | None) -> None:
+        ended = after is None and before is not None and before.done
+        if ended and before is not None and before.owner is not None and self._is_known(before.owner):
+            after = replace(before, gone=True)
         touched = self._filed.file(key, before, after)
         if touched is not None:
             for job in touched:

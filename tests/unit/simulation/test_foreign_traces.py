@@ -64,6 +64,17 @@ def test_all_ways_to_write_a_table_give_the_same_jobs(content: bytes, tmp_path: 
             "t.csv:2: duration: is '1e300'; it must be a number of at least 0",
         ),
         (b"timestamp,duration,num_gpus\n0,9,1\n2017-10-09,9,1\n", "t.csv:3: timestamp: is '2017-10-09', 1.50751e+09 s"),
+        (
+            b"submit_time,duration,gpu_num\n1.6e9,9,1\n1600000000000,9,1\n",
+            "t.csv:3: submit_time: is '1600000000000'; as seconds",
+        ),
+        (b"timestamp,duration,num_gpus\n1600000000000000,9,1\n", "divide milliseconds by 1e3, microseconds by 1e6"),
+        (
+            b"timestamp,duration,num_gpus\n-1600000000000000000,9,1\n",
+            "t.csv:2: timestamp: is '-1600000000000000000'; as",
+        ),
+        (b"timestamp,duration,num_gpus\n20171009083000,9,1\n", "or a date as 2017-10-01 08:30:00"),
+        (b"timestamp,duration,num_gpus\n0,3600000000000,1\n", "at most 1e+09; write all times in seconds: divide"),
         (b"submit_time,duration,gpu_num\n0,9,some\n", "t.csv:2: gpu_num: is 'some'; it must be a number"),
         (b"timestamp,duration,num_gpus\n\n0,9,99\n", "t.csv:3: num_gpus: job job-3: needs 99 GPUs; the cluster has 8"),
         (b"\xff\xfet\0", "t.csv: cannot be read: it is not UTF-8 text"),
@@ -139,6 +150,7 @@ def test_all_layouts_of_gavel_give_the_same_jobs(fields: list[str], wrap: object
         (6, "3", "t.trace:1: job type: is 'Transformer (batch size 128)'; with 3 GPUs it is not in"),
         (6, "3", "it was measured with 1, 2, 4"),
         (5, "1" + "0" * 18, "t.trace:1: steps: is 1000000000000000000; at "),
+        (11, "1600000000000", "t.trace:1: arrival: is '1600000000000'; it must be a number of at least 0, and at most"),
         (7, "accordion", "t.trace:1: mode: is 'accordion'; jobs that change their batch size are not simulated"),
         (
             6,

@@ -51,9 +51,11 @@ async def write(log: AuditLog, plans: Iterable[tuple[Snapshot, Plan]]) -> None:
     await asyncio.gather(writing, return_exceptions=True)
 
 
-def operated(folder: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedJob]:
+def operated(
+    folder: Path, policy: str, monkeypatch: pytest.MonkeyPatch, jobs: list[SimulatedJob] | None = None
+) -> list[SimulatedJob]:
     """Run jobs through the planner and the job state machine; have its decisions written by the operator's log."""
-    jobs = jobs_of()
+    jobs = jobs or jobs_of()
     planned = Planned(jobs, NODES, configured(policy), LATENCIES["realistic"])
     planned.now = EPOCH
     backend, seen = planned._backend, list[tuple[Snapshot, Plan]]()
@@ -199,6 +201,27 @@ def test_options_of_a_history_are_checked(folder: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(simulate, ["t.csv"])
     assert done.exit_code != 0
     assert "--cluster: is missing; only --format audit knows its cluster" in str(done.output) + str(done.exception)
+
+
+def test_a_job_that_was_alone_on_the_cluster_was_treated_fairly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated(tmp_path, "fifo", monkeypatch, [FixedJob("team/alone", EPOCH + 410.0, 2, 900.0)])
+    found = json.loads(replayed(tmp_path, "--policy", "fifo", "--json").stdout)
+    for run in found["runs"]:  # what happened, and the same by rounds
+        assert run["finishTimeFairness"] == {
+            "mean": pytest.approx(1.0, abs=1e-4),
+            "worst": pytest.approx(1.0, abs=1e-4),
+            "unfairFraction": 0.0,
+        }
+
+
+def test_a_log_in_milliseconds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    operated(tmp_path, "fifo", monkeypatch, [FixedJob("team/alone", EPOCH, 2, 900.0)])
+    lines = [json.loads(line) for line in (tmp_path / DECISIONS).read_text().splitlines()]
+    (tmp_path / DECISIONS).write_text("".join(json.dumps(line | {"at": line["at"] * 1e3}) + "\n" for line in lines))
+    with pytest.raises(TraceError, match=r"decisions.jsonl:1: .* at: 1.7e\+12 is no time in seconds since 1970"):
+        read_history(tmp_path)
 
 
 def test_a_shadow_of_the_operators_own_policy_decides_the_same_and_another_one_does_not(folder: Path) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier_cli.simulate_command import simulate
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_operator.simulation.jobs import FixedJob
-from espalier_operator.simulation.outcome import fairness_of, outcome_of
+from espalier_operator.simulation.latencies import LATENCIES
+from espalier_operator.simulation.outcome import Ended, fairness_of, outcome_of
+from espalier_operator.simulation.planned import Planned
+from espalier_operator.simulation.planned_types import planned_types
 from espalier_operator.simulation.profiles import Profiles
 from espalier_operator.simulation.rounds import Node, Rounds
 from espalier_operator.simulation.traces import read_pollux
@@ -48,16 +54,53 @@ def test_losing_some_workers_is_a_preemption_and_losing_all_an_eviction_too() ->
     assert (job.preemptions, job.evictions) == (2, 1)
 
 
-def test_a_job_of_pollux_alone_takes_as_long_as_it_would_alone(pollux: Path) -> None:
-    """The time alone, worked out epoch by epoch, is that of a simulation, but for its start and for whole seconds."""
+@pytest.mark.parametrize("driver", ["rounds", "none", "realistic"])
+@given(
+    submitted=st.floats(0, 1e6) | st.integers(0, 10**6).map(float),
+    duration=st.floats(1e-3, 1e5),
+    gpus=st.integers(1, 8),
+    policy=st.sampled_from(["fifo", "las", "fair", "tiresias"]),
+)
+def test_a_job_alone_in_any_driver_is_treated_fairly(
+    driver: str, submitted: float, duration: float, gpus: int, policy: str
+) -> None:
+    job, nodes = FixedJob("alone", submitted, gpus, duration), [Node(f"n{index}", 4) for index in range(2)]
+    if driver == "rounds":
+        Rounds([job], nodes, configured(policy)).run()
+    else:
+        Planned([job], nodes, configured(policy), LATENCIES[driver]).run()
+    alone_is_fair([job], 8)
+
+
+@pytest.mark.parametrize("latency", ["none", "realistic"])
+def test_a_job_alone_on_gpus_of_one_type_is_treated_fairly(latency: str, gavel: Path) -> None:
+    first = read_gavel(gavel / "max_min_fairness.trace", Throughputs(gavel))[7]
+    nodes = nodes_by_type("8:0:0")
+    TypedRounds([first], nodes, configured("gavel")).run()
+    alone_is_fair([first], 8)
+    again = read_gavel(gavel / "max_min_fairness.trace", Throughputs(gavel))[7]
+    jobs, machines, latencies = planned_types([again], nodes, LATENCIES[latency])
+    Planned(jobs, machines, configured("gavel"), latencies).run()
+    alone_is_fair(jobs, 8)
+
+
+@pytest.mark.parametrize("driver", ["rounds", "realistic"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_job_of_pollux_alone_is_treated_fairly(driver: str, size: int, pollux: Path) -> None:
     jobs = read_pollux(pollux / "workloads" / "workload-1.csv", Profiles(pollux / "traces"))
+    nodes = [Node(f"n{index}", size) for index in range(64 // size)]
     for job in [next(job for job in jobs if job.name.startswith(name)) for name in ("cifar10", "ncf", "bert")]:
-        Rounds([job], [Node(f"n{index}", 4) for index in range(16)], configured("tiresias")).run()
-        took = (job.completed_at or 0.0) - job.submitted_at
-        assert job.seconds_alone() <= took <= job.seconds_alone() * 1.05 + 90
-        found = outcome_of([job], 64).fairness
-        assert found is not None
-        assert found.mean == pytest.approx(took / job.seconds_alone())
+        if driver == "rounds":
+            Rounds([job], nodes, configured("tiresias")).run()
+        else:
+            Planned([job], nodes, configured("tiresias"), LATENCIES[driver]).run()
+        alone_is_fair([job], 64)
+
+
+def alone_is_fair(jobs: Sequence[Ended], gpus: int) -> None:
+    found = outcome_of(jobs, gpus).fairness
+    assert found is not None
+    assert (found.mean, found.worst, found.unfair) == (pytest.approx(1.0), pytest.approx(1.0), 0.0)
 
 
 def test_gavel_is_fairer_than_first_come_first_served(gavel: Path) -> None:

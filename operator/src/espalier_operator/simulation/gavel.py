@@ -98,7 +98,7 @@ def read_gavel(path: Path, throughputs: Throughputs) -> list[TypedJob]:
     for place, row in enumerate(lines):
         if not row.number("steps"):
             continue
-        kind, arrival = (row.text("job type"), row.count("GPUs")), row.number("arrival", most=MAX_SECONDS)
+        kind, arrival = (row.text("job type"), row.count("GPUs")), row.seconds("arrival")
         steps, fastest = row.count("steps"), max(throughputs.steps_per_second(gpu_type, kind) for gpu_type in SERVERS)
         if not fastest:
             measured = throughputs.sizes(kind[0])

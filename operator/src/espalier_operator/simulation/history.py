@@ -8,7 +8,6 @@ The cluster has all nodes of the snapshots, each with the most GPUs that it had.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from espalier_operator.simulation.holdings import hold
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
 from espalier_operator.simulation.measured import MeasuredJob
 from espalier_operator.simulation.rounds import Node
-from espalier_operator.simulation.tables import MAX_SECONDS, MIN_SECONDS, text_of
+from espalier_operator.simulation.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, text_of
 
 FORMAT: Final = "audit"
 
@@ -60,6 +59,8 @@ class _Past:
     """The first submission of all."""
     gpus: int = 0
     since: float = 0.0
+    seen_at: float = 0.0
+    """When the operator first planned with it."""
     ended_at: float | None = None
     is_gone: bool = False
     """It was deleted before it ended."""
@@ -107,6 +108,9 @@ class _Past:
         job.completed_at = (self.ended_at or 0.0) - self.start
         job.restarts, job.evictions, job.preemptions = self.admissions - 1, self.evictions, self.preemptions
         job.service = sum(hold(job.held, start - self.start, end - self.start, gpus) for start, end, gpus in self.held)
+        # What a start cost on average: it held GPUs, and its leader did not run.
+        idle = sum(end - start for start, end, _ in self.held) - self.duration
+        job.start_seconds = self.seen_at - self.facts.submitted_at + max(0.0, idle) / max(1, self.admissions)
         return job
 
 
@@ -131,6 +135,11 @@ def read_history(folder: Path) -> History:
     start = min(job.facts.submitted_at for job in found)
     for job in found:
         job.start = start
+        if job.facts.submitted_at > LAST_SECOND:
+            raise TraceError(
+                f"{folder}: job {job.name}: submitted_at: is {job.facts.submitted_at:g}, which is no time in seconds "
+                f"since 1970; {UNIT}"
+            )
         if max(job.duration, job.facts.submitted_at - start) > MAX_SECONDS:
             raise TraceError(
                 f"{folder}: job {job.name}: its times span more than {MAX_SECONDS:g} s: the log is damaged"
@@ -153,8 +162,9 @@ def _see(snapshot: Snapshot, at: float, past: dict[tuple[str, float], _Past], cu
             if facts.finished:
                 continue
             again = sum(key == facts.key for key, _ in past)
-            job = past[identity] = _Past(facts, facts.key if not again else f"{facts.key} ({again + 1})")
+            job = past[identity] = _Past(facts, facts.key if not again else f"{facts.key} ({again + 1})", seen_at=at)
             if facts.admitted_at is not None:  # the log begins after its start
+                job.seen_at = facts.submitted_at
                 job.admissions, job.gpus, job.since = 1, facts.gpus_held, facts.admitted_at
         job = current[facts.key] = past[identity]
         if job.ended_at is None:
@@ -203,8 +213,8 @@ def _line(folder: Path, place: str, line: str) -> tuple[float, Snapshot | None, 
     try:
         found = json.loads(line)
         at, name, actions = float(found["at"]), str(found["snapshot"]), list(found["actions"])
-        if not math.isfinite(at):
-            raise ValueError(f"at: {at} is no time")
+        if not abs(at) <= LAST_SECOND:
+            raise ValueError(f"at: {at:g} is no time in seconds since 1970")
         for action in actions:
             if not (isinstance(action["job"], str) and isinstance(action["action"], str)):
                 raise ValueError("actions: each must name a job and an action")

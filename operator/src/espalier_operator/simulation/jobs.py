@@ -43,6 +43,10 @@ class SimulatedJob(ABC):
         """For how long it does not train when its workers have changed."""
         self.idle_gpus = 0
         """GPUs that it holds besides: for workers that start, or that save a checkpoint."""
+        self.start_seconds = 0.0
+        """From its submission until it would train if the cluster were idle."""
+        self.ideal: tuple[int, ...] = ()
+        """Its workers on each node of the idle cluster, as its author asked for them; none: four a node."""
         self.service = 0.0
         """GPU-seconds that it has held."""
         self.held: list[Span] = []
@@ -75,8 +79,11 @@ class SimulatedJob(ABC):
             self._placed()
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
-        """Return how long it takes with 1 / `contention` of all GPUs, in turns where these are fewer than it needs."""
-        return self.seconds_alone() * max(1.0, self.requested * contention / gpus)
+        """Return how long it takes with 1 / `contention` of all GPUs, in turns where these are fewer than it needs.
+
+        It has to start there, too.
+        """
+        return self.start_seconds + self.seconds_alone() * max(1.0, self.requested * contention / gpus)
 
     @abstractmethod
     def seconds_alone(self) -> float:
@@ -165,20 +172,18 @@ class ProfiledJob(SimulatedJob):
         """Return the seconds of a step with `workers` workers, four a node."""
         known = self._known.get(workers)
         if known is None:
-            full, rest = divmod(workers, NODE_GPUS)
-            placement = (NODE_GPUS,) * full + ((rest,) if rest else ())
+            placement = _on_nodes_of_four(workers)
             local, accumulations = self._split(workers, always=workers == 1)
             step, sync = self.application.times(placement, local)
             known = self._known[workers] = step + (step - sync) * accumulations
         return known
 
     def seconds_alone(self) -> float:
-        """Return how long it takes with its workers on as few nodes as possible, four a node."""
-        progress, step = self.application.progress_after, self.step_seconds(self.requested)
-        return sum(
-            (progress(epoch + 1) - progress(epoch)) * step / self._gain_in(epoch, self.batch)
-            for epoch in range(self.application.epochs)
-        )
+        """Return how long it trains with its workers where they would be on the idle cluster."""
+        alone = ProfiledJob(self.name, 0.0, self.requested, self.batch, self.application)
+        alone.place(self.ideal or _on_nodes_of_four(self.requested))
+        alone._train(0.0, math.inf)
+        return alone.completed_at or 0.0
 
     def _count_remaining(self) -> float:
         last = self.application.epochs - 1
@@ -217,11 +222,8 @@ class ProfiledJob(SimulatedJob):
 
     def _gain(self, batch: int) -> float:
         """Return how many steps of the initial batch size a step is worth in this epoch (AdaScale's gain)."""
-        return self._gain_in(self.epoch, batch)
-
-    def _gain_in(self, epoch: int, batch: int) -> float:
         scale = batch / self.application.initial_batch
-        square, variance = self.application.gradient(batch, epoch)
+        square, variance = self.application.gradient(batch, self.epoch)
         return adascale_gain(square, variance, scale)
 
     def _train(self, now: float, seconds: float) -> bool:
@@ -245,3 +247,9 @@ class ProfiledJob(SimulatedJob):
             self._remaining = self._count_remaining()
             self._measure()
         return changed
+
+
+def _on_nodes_of_four(workers: int) -> tuple[int, ...]:
+    """Return the workers on each of as few nodes as possible."""
+    full, rest = divmod(workers, NODE_GPUS)
+    return (NODE_GPUS,) * full + ((rest,) if rest else ())

@@ -8,11 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Protocol
+from typing import Final, Protocol
 
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.growth import accuracy_gained, lent_gpu_hours
 from espalier_operator.simulation.holdings import Span
+
+_ROUNDING: Final = 1e-6
+"""Of ρ: both times are sums of floating-point numbers, some of seconds since 1970."""
 
 
 class Ended(Protocol):
@@ -33,7 +36,8 @@ class Ended(Protocol):
     def isolated_seconds(self, contention: float, gpus: int) -> float:
         """Return how long it takes with 1 / `contention` of the cluster's GPUs to itself, as its author asked for it.
 
-        Raises `TraceError` where that was not measured.
+        From its submission on: what a start costs on the idle cluster, it costs here too. Raises `TraceError` where
+        that was not measured.
         """
 
 
@@ -43,6 +47,7 @@ class Fairness:
 
     N is the number of unfinished jobs, on average while the job is one of them, and the job has the workers that its
     author asked for, in turns where 1/N of the GPUs is fewer. A job with ρ > 1 would have been faster with 1/N alone.
+    Both times hold one start (the rest of the round, the start of workers): a job alone on the cluster has ρ = 1.
     """
 
     mean: float
@@ -124,5 +129,5 @@ def fairness_of(jobs: Sequence[Ended], gpus: int) -> Fairness | None:
     return Fairness(
         mean=math.fsum(ratios) / len(ratios),
         worst=max(ratios),
-        unfair=sum(ratio > 1 for ratio in ratios) / len(ratios),
+        unfair=sum(ratio > 1 + _ROUNDING for ratio in ratios) / len(ratios),
     )

@@ -22,7 +22,7 @@ from espalier_operator.simulation.idling import Idling
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies
 from espalier_operator.simulation.planned_types import PlannedTypedJob, TrueSpeeds
-from espalier_operator.simulation.rounds import ROUND_SECONDS, Node, base_workers, check_sizes
+from espalier_operator.simulation.rounds import ROUND_SECONDS, Node, base_workers, check_sizes, submit
 
 MOST_PLANS: Final = 1000
 """This many plans in a row at one moment mean that they undo each other."""
@@ -45,7 +45,8 @@ class Planned:
         self._jobs = sorted(jobs, key=lambda job: job.submitted_at)
         typed = {job.name: job for job in jobs if isinstance(job, PlannedTypedJob)}
         self._policy = _Informed(policy, TrueSpeeds(typed) if typed else None)
-        self._backend = ClusterBackend(nodes, latencies or Latencies(), preemptible=preemptible)
+        self._latencies, self._node_gpus = latencies or Latencies(), [node.gpus for node in nodes]
+        self._backend = ClusterBackend(nodes, self._latencies, preemptible=preemptible)
         self._memory: Mapping[str, Any] = {}
         self.now = 0.0
 
@@ -71,6 +72,7 @@ class Planned:
                 idling.count(() if any(job.state.active for job in active.values()) else active)
                 while coming and coming[-1].submitted_at <= self.now:
                     job_of_trace = coming.pop()
+                    submit(job_of_trace, self.now, self._node_gpus, self._latencies.start_seconds)
                     self._backend.submit(job_of_trace, base_workers(job_of_trace, self._policy.policy))
                     changed = True
             if changed or self.now >= due:

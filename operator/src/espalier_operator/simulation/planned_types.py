@@ -39,7 +39,7 @@ class PlannedTypedJob(SimulatedJob):
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
         """Return how long it takes with 1 / `contention` of the GPUs of each type, in turns (Gavel, 4.2)."""
-        return self._job.isolated_seconds(contention, gpus)
+        return self.start_seconds + self._job.isolated_seconds(contention, gpus)
 
     def _train(self, now: float, seconds: float) -> bool:
         used = self._job.train_for(self.gpu_type or "", seconds)

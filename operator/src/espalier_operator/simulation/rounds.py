@@ -49,6 +49,13 @@ def check_sizes(jobs: Iterable[SimulatedJob], policy: Policy, gpus: int) -> None
             )
 
 
+def submit(job: SimulatedJob, now: float, nodes: Sequence[int], start_seconds: float = 0.0) -> None:
+    """Tell a job, first seen `now`, how it would begin if all GPUs of these nodes were free."""
+    job.start_seconds = now - job.submitted_at + start_seconds + job.pause_seconds
+    if job.requested <= sum(nodes):
+        job.ideal = placement_of(spread(list(nodes), job.requested))
+
+
 class Rounds:
     """One simulation by rounds."""
 
@@ -111,6 +118,7 @@ class Rounds:
                     self._ended[job.name] = job.service
             while coming and coming[-1].submitted_at <= self.now:
                 active.append(coming.pop())
+                submit(active[-1], self.now, self._nodes)
                 changed = True
             if active and (changed or ended or self.now >= until):
                 decision = yield self._view(active)

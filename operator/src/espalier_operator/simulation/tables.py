@@ -16,6 +16,10 @@ from espalier_operator.simulation.errors import TraceError
 
 MAX_SECONDS: Final = 1e9
 """About 32 years. Longer times in a trace are taken for mistakes, lest a simulation never end."""
+LAST_SECOND: Final = 1e11
+"""In the year 5138. A greater time since 1970 is not in seconds: milliseconds since then are more from 1973 on."""
+UNIT: Final = "write all times in seconds: divide milliseconds by 1e3, microseconds by 1e6, nanoseconds by 1e9"
+"""The remedy for a time that is too great."""
 MIN_SECONDS: Final = 1e-3
 """Jobs that take less have ended at once: how much longer they took than alone would be no number."""
 _GZIP: Final = b"\x1f\x8b"
@@ -39,18 +43,27 @@ class Row:
             raise self.fault(field, "is missing")
         return value
 
-    def number(self, field: str, *, above: float | None = None, most: float = math.inf) -> float:
-        """Return a finite number of at least 0, or greater than `above`, and at most `most`; `TraceError` otherwise."""
+    def number(self, field: str, *, above: float | None = None) -> float:
+        """Return a finite number of at least 0, or greater than `above`; `TraceError` otherwise."""
         text = self.text(field)
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         low = 0.0 if above is None else above
-        if not math.isfinite(value) or value < low or (above is not None and value == above) or value > most:
+        if not math.isfinite(value) or value < low or (above is not None and value == above):
             bound = "of at least 0" if above is None else f"greater than {above:g}"
-            limit = "" if math.isinf(most) else f", and at most {most:g}"
-            raise self.fault(field, f"is {text!r}; it must be a number {bound}{limit}")
+            raise self.fault(field, f"is {text!r}; it must be a number {bound}")
+        return value
+
+    def seconds(self, field: str) -> float:
+        """Return a number of seconds, from 0 to `MAX_SECONDS`; `TraceError` otherwise."""
+        value = self.number(field)
+        if value > MAX_SECONDS:
+            raise self.fault(
+                field,
+                f"is {self.text(field)!r}; it must be a number of at least 0, and at most {MAX_SECONDS:g}; {UNIT}",
+            )
         return value
 
     def count(self, field: str) -> int:

@@ -15,8 +15,9 @@ from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
 from espalier_operator.simulation.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.tables import MAX_SECONDS, MIN_SECONDS, Row, rows
+from espalier_operator.simulation.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, Row, rows
 
+_DATE: Final = "a date as 2017-10-01 08:30:00"
 Reader = Callable[[Path, Profiles | None, Elasticity], list[SimulatedJob]]
 _ALIASES: Final = {
     "timestamp": ("submit_time", "submitted_time", "submission_time", "arrival_time"),
@@ -48,7 +49,7 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
             raise row.fault("batch_size", f"is {batch}; on {workers} workers {name} was measured from {low} to {high}")
         if name not in best:
             best[name] = BestBatches(application)
-        title, submitted_at = row.text("name"), row.number("time", most=MAX_SECONDS)
+        title, submitted_at = row.text("name"), row.seconds("time")
         asked = ProfiledJob(title, submitted_at, workers, batch, application)
         job: SimulatedJob = asked
         if elasticity is not Elasticity.WORKERS_AND_BATCH:
@@ -71,14 +72,15 @@ def read_csv(
 ) -> list[SimulatedJob]:
     """Read `timestamp,duration,num_gpus`, as the traces of Philly and Helios were published. Raises `TraceError`.
 
-    A timestamp is in seconds, or a date with a time, in UTC where it names no time zone. Time begins with the first
-    job. Jobs without GPUs, or that ended at once, are left out: `tell` gets a line. Lines may have any order. A column
-    `growth` may name the model by whose growth curve, one of `curves`, a job grows; without one the job does not.
+    A timestamp is in seconds, at most `LAST_SECOND`, or a date with a time, in UTC where it names no time zone. Time
+    begins with the first job. Jobs without GPUs, or that ended at once, are left out: `tell` gets a line. Lines may
+    have any order. A column `growth` may name the model by whose growth curve, one of `curves`, a job grows; without
+    one the job does not.
     """
     found: list[tuple[float, float, int, Row]] = []
     lines = 0
     for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES, ("growth",)):
-        began, duration, gpus = _timestamp(row), row.number("duration", most=MAX_SECONDS), row.number("num_gpus")
+        began, duration, gpus = _timestamp(row), row.seconds("duration"), row.number("num_gpus")
         if gpus != int(gpus):
             raise row.fault("num_gpus", f"is {row.text('num_gpus')!r}; it must be a whole number")
         lines += 1
@@ -123,8 +125,13 @@ def _timestamp(row: Row) -> float:
             value = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             value = math.nan
+    else:
+        if LAST_SECOND < abs(value) < math.inf:
+            raise row.fault(
+                "timestamp", f"is {text!r}; as seconds since 1970 that is after the year 5000; {UNIT}, or {_DATE}"
+            )
     if not math.isfinite(value):
-        raise row.fault("timestamp", f"is {text!r}; it must be seconds, or a date as 2017-10-01 08:30:00")
+        raise row.fault("timestamp", f"is {text!r}; it must be seconds, or {_DATE}")
     return value
 
 

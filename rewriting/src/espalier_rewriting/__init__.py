@@ -14,9 +14,10 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
+from espalier_api.illegal_actions import IllegalActionError
 from espalier_rewriting.environment import ENVIRONMENT_ID, RewritesEnvironment
 from espalier_rewriting.nets import NETS
 
-__all__ = ["ENVIRONMENT_ID", "NETS", "RewritesEnvironment"]
+__all__ = ["ENVIRONMENT_ID", "NETS", "IllegalActionError", "RewritesEnvironment"]
 
 gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_rewriting:RewritesEnvironment")

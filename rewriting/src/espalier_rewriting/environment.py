@@ -13,6 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from espalier_api.illegal_actions import RAISE, IllegalActionError, checked, integer
 from espalier_rewriting.features import FEATURES, Row, edges, is_shown, row
 from espalier_rewriting.nets import NETS, Net
 from espalier_trainer.rewriting import Costs, Plan, capture
@@ -31,8 +32,10 @@ LOCATIONS: Final = 64
 _ADDED: Final = 5
 """Nodes by which one rewrite may enlarge a graph, at most."""
 
+PENALIZE: Final = "penalize"
+
 FORBIDDEN: Final = -0.1
-"""Reward of an action that the masks forbid; it changes nothing."""
+"""Reward of an action that changes nothing, because the masks forbid it, or because its graph does not run."""
 
 _FAR: Final = 100.0
 
@@ -40,12 +43,33 @@ Observation = dict[str, NDArray[Any]]
 Action = NDArray[np.int64]
 
 
+def chosen(action: Action, mask: NDArray[np.int8], illegal: str) -> tuple[int, int] | None:
+    """Return rule and location; None for those that the mask forbids, where illegal actions are penalized.
+
+    Raises `IllegalActionError` where they are not, and for what are no two integers.
+    """
+    pair = [integer(each) for each in action] if np.shape(action) == (2,) else []
+    match pair:
+        case [int(rule), int(place)]:
+            if 0 <= rule <= STOP and 0 <= place < LOCATIONS and mask[rule, place]:
+                return rule, place
+            if illegal == PENALIZE:
+                return (STOP, 0) if rule == STOP else None
+    rules = ", ".join(map(str, np.flatnonzero(mask.any(axis=1))))
+    raise IllegalActionError(
+        f"action {action!r} is not legal; choose a rule whose info['rule_mask'] is 1 (now {rules}), and a location "
+        "whose info['location_mask'][rule] is 1"
+    )
+
+
 class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     """Rewrite the computation of a model, one rule at one place a step, until it costs as little as it can.
 
     **Actions.** (rule, location): the rule with that number in `RULES`, at its location with that number, in the order
     of the forward. The last rule, `STOP`, ends the episode. `info["rule_mask"]` [rules + 1] and `info["location_mask"]`
-    [rules + 1, 64] are 1 where an action holds. Any other action changes nothing and is rewarded with -0.1.
+    [rules + 1, 64] are 1 where an action holds. Any other action raises `IllegalActionError`. With
+    `illegal="penalize"`, other integers change nothing and are rewarded with -0.1, but for `STOP`, which stops at any
+    location. A rewrite that holds, but whose graph does not run any more, has that reward, too.
 
     **Observations.** `nodes` [`size`, `FEATURES`]: the operators of the graph, see `features.FEATURES`; zeros after the
     last. `edges` [3 `size`, 2]: a node and one that reads it, -1 after the last; further ones are left out. `anchors`
@@ -70,12 +94,14 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         size: int = 640,
         judge: Callable[[Plan], float] | None = None,
         render_mode: None = None,
+        illegal: str = RAISE,
     ) -> None:
         """Rewrite a model of `NETS`, or one with its inputs.
 
         `judge` returns the measured gain of a plan. Raises `ValueError` for a net that is not known, or whose graph may
         outgrow `size` nodes within the horizon, and `RewritesRefusedError` as `capture` does.
         """
+        self.illegal = checked(illegal, PENALIZE)
         if isinstance(net, str):
             if net not in NETS:
                 raise ValueError(f"net is {net!r}; known are {', '.join(NETS)}, or give a model and its inputs")
@@ -113,14 +139,14 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         return self._observe(), self._info()
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Carry out a rewrite, or stop; raises `ResetNeeded` where no episode is running."""
+        """Carry out a rewrite, or stop; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
         if not self._running:
             raise ResetNeeded("no episode is running: call reset() before the first step and after the last")
-        rule, place = int(action[0]), int(action[1])
+        found = chosen(action, self._legal, self.illegal)
         self._steps += 1
-        reward, stopped = 0.0, rule == STOP
-        if 0 <= rule < STOP and 0 <= place < len(self._offered[rule]):
-            before, after = self._state.cost, self._state.after(self._offered[rule][place])
+        reward, stopped = 0.0, found is not None and found[0] == STOP
+        if found is not None and not stopped:
+            before, after = self._state.cost, self._state.after(self._offered[found[0]][found[1]])
             if after.cost == math.inf:  # a node does not run any more
                 reward = FORBIDDEN
             else:
@@ -159,6 +185,10 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
             if len(places) < LOCATIONS:
                 places.append(match)
         self._offered = offered
+        self._legal = np.zeros((STOP + 1, LOCATIONS), np.int8)
+        for rule, places in enumerate(offered):
+            self._legal[rule, : len(places)] = 1
+        self._legal[STOP, 0] = 1
 
     def _rows_of(self, state: State, before: dict[str, Row]) -> dict[str, Row]:
         """Return the features of all nodes that are shown; those that the last rewrite did not touch are kept."""
@@ -184,11 +214,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         return {"nodes": nodes, "edges": seen, "anchors": anchors}
 
     def _info(self) -> dict[str, Any]:
-        masks = np.zeros((STOP + 1, LOCATIONS), np.int8)
-        for rule, matches in enumerate(self._offered):
-            masks[rule, : len(matches)] = 1
-        masks[STOP, 0] = 1
-        info = {"rule_mask": masks.max(axis=1), "location_mask": masks, "cost": self._state.cost}
+        info = {"rule_mask": self._legal.max(axis=1), "location_mask": self._legal.copy(), "cost": self._state.cost}
         return info if self._running else info | {"plan": self.plan}
 
 

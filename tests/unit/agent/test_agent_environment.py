@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -118,6 +119,20 @@ def test_illegal_actions_are_refused_by_name(unlike: tuple[OutcomeTable, ...], a
     environment.step(0)  # It can continue.
 
 
+@pytest.mark.parametrize("action", [1, 2, 4, -1])
+def test_illegal_actions_do_nothing_on_wish(unlike: tuple[OutcomeTable, ...], action: int) -> None:
+    one, many = OutcomeEnvironment(unlike, illegal="nothing"), OutcomeVectorEnvironment(2, unlike, illegal="nothing")
+    one.reset(options={"table": "chain1-middle"})
+    many.reset(options={"table": "chain1-middle"})
+    seen, reward, *_ = one.step(action)
+    both, rewards, *_ = many.step(np.array([action, 3]))
+    assert seen["grown"].tolist() == both["grown"][0].tolist() == both["grown"][1].tolist() == [0, 0, 0]
+    assert reward == rewards[0] == rewards[1]
+    for wrong in (0.5, "0", None):
+        with pytest.raises(IllegalActionError, match=f"action {wrong} is not legal"):
+            one.step(wrong)  # type: ignore[arg-type]
+
+
 def test_a_step_needs_an_episode(make_table: MakeTable) -> None:
     environment = OutcomeEnvironment([make_table(lambda _: 0.5)])
     with pytest.raises(ResetNeeded, match="call reset"):
@@ -135,8 +150,16 @@ def test_what_cannot_be_played_is_named(unlike: tuple[OutcomeTable, ...]) -> Non
         OutcomeEnvironment([])
     with pytest.raises(NoTableError, match="no table 'chain9-late' here; there are: chain1-middle, chain3-middle"):
         OutcomeEnvironment(unlike).reset(options={"table": "chain9-late"})
-    with pytest.raises(ValueError, match="'generous' is not a valid Reward"):
+    names = "paper, over-nothing, over-mean, over-best"
+    with pytest.raises(ValueError, match=f"reward is 'generous'; choose one of {names}"):
         OutcomeEnvironment(unlike, reward="generous")
+    with pytest.raises(ValueError, match="sampling is 'often'; choose one of uniform, in-turn"):
+        OutcomeVectorEnvironment(2, unlike, sampling="often")
+    with pytest.raises(ValueError, match="illegal is 'stop'; choose 'raise' or 'nothing'"):
+        OutcomeEnvironment(unlike, illegal="stop")
+    for tables in ("folder", Path("folder"), ["folder"]):
+        with pytest.raises(TypeError, match=r"tables is .*folder.*; give OutcomeTables, such as .*read_tables"):
+            OutcomeEnvironment(tables)  # type: ignore[arg-type]
 
 
 def played(environment: OutcomeEnvironment, episodes: int, seed: int | None) -> list[int]:

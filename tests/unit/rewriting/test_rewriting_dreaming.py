@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from espalier_rewriting import RewritesEnvironment
+from espalier_rewriting import IllegalActionError, RewritesEnvironment
 from espalier_rewriting.dreaming import (
     Awake,
     Controller,
@@ -175,7 +175,7 @@ def test_a_seed_decides_a_dream(world: World, episodes: list[Episode[Seen]]) -> 
 def test_a_dream_begins_as_the_real_environment_does_and_forbids_what_its_masks_do(
     world: World, environment: RewritesEnvironment, episodes: list[Episode[Seen]]
 ) -> None:
-    dream = Dream(world, episodes[0].seen[0], horizon=HORIZON)
+    dream = Dream(world, episodes[0].seen[0], horizon=HORIZON, illegal="penalize")
     with pytest.raises(ResetNeeded):
         dream.step(np.array([STOP, 0]))
     known, info = dream.reset(seed=0)
@@ -189,6 +189,11 @@ def test_a_dream_begins_as_the_real_environment_does_and_forbids_what_its_masks_
         assert (reward, ended, truncated) == (FORBIDDEN, False, step == HORIZON - 1)
         np.testing.assert_array_equal(after, known)
         np.testing.assert_array_equal(masks["location_mask"], info["location_mask"])
+    strict = Dream(world, episodes[0].seen[0])
+    strict.reset(seed=0)
+    for pair in ([rule, 3], [-1, 0], [STOP + 1, 0]):
+        with pytest.raises(IllegalActionError):
+            strict.step(np.array(pair))
     with pytest.raises(ValueError, match="temperature is 0"):
         Dream(world, episodes[0].seen[0], temperature=0)
 

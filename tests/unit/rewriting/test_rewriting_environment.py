@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
-from espalier_rewriting import NETS, RewritesEnvironment
+from espalier_rewriting import NETS, IllegalActionError, RewritesEnvironment
 from espalier_rewriting.environment import STOP
 from espalier_rewriting.nets import Net
 from espalier_trainer.rewriting import Costs, apply, capture, verify
@@ -26,7 +26,7 @@ def net() -> Net:
 
 
 def test_the_environment_is_as_gymnasium_asks(net: Net) -> None:
-    environment = gymnasium.make("espalier_rewriting:espalier/Rewrites-v0", net=net)
+    environment = gymnasium.make("espalier_rewriting:espalier/Rewrites-v0", net=net, illegal="penalize")
     check_env(environment.unwrapped, skip_render_check=True)
 
 
@@ -49,8 +49,23 @@ def test_masked_episodes_end_in_plans_that_compute_the_same(net: Net) -> None:
         assert verify(module, apply(module, info["plan"], inputs), inputs, Tensor.sum).right
 
 
-def test_what_the_masks_forbid_changes_nothing_and_stopping_is_judged(net: Net) -> None:
-    environment = RewritesEnvironment(net, judge=lambda plan: 2.0)
+def test_what_the_masks_forbid_is_refused(net: Net) -> None:
+    environment = RewritesEnvironment(net)
+    _, info = environment.reset()
+    rule = next(number for number, holds in enumerate(info["rule_mask"]) if not holds)
+    holds = next(number for number, holds in enumerate(info["rule_mask"]) if holds)
+    wrong = [(rule, 0), (holds, -1), (-1, 0), (STOP + 1, 0), (holds, 64), (STOP, 1)]
+    for action in (*wrong, (holds, 0.5), (holds,), holds, None):
+        with pytest.raises(IllegalActionError, match=r"is not legal; choose a rule whose .*rule_mask.* is 1 \(now "):
+            environment.step(action)  # type: ignore[arg-type]
+        assert environment.state is environment.start
+    assert environment.step(np.array([holds, 0]))[4]["cost"] != info["cost"]
+    with pytest.raises(ValueError, match="illegal is 'wrap'; choose 'raise' or 'penalize'"):
+        RewritesEnvironment(net, illegal="wrap")
+
+
+def test_what_the_masks_forbid_is_penalized_on_wish_and_stopping_is_judged(net: Net) -> None:
+    environment = RewritesEnvironment(net, judge=lambda plan: 2.0, illegal="penalize")
     with pytest.raises(ResetNeeded):
         environment.step(np.array([STOP, 0]))
     _, info = environment.reset()
@@ -60,7 +75,7 @@ def test_what_the_masks_forbid_changes_nothing_and_stopping_is_judged(net: Net) 
         _, reward, terminated, truncated, after = environment.step(np.array(action))
         assert (reward, terminated, truncated, after["cost"]) == (-0.1, False, False, info["cost"])
         assert environment.state is environment.start
-    _, reward, terminated, _, _ = environment.step(np.array([STOP, 0]))
+    _, reward, terminated, _, _ = environment.step(np.array([STOP, 3]))
     assert terminated
     assert reward == pytest.approx(math.log(2.0))
 

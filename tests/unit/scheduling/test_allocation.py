@@ -21,7 +21,7 @@ from scipy.interpolate import Rbf
 
 from espalier_operator.simulation.jobs import FixedJob
 from espalier_operator.simulation.rounds import Node
-from espalier_scheduling.allocation import AllocationEnvironment, SideBySide
+from espalier_scheduling.allocation import AllocationEnvironment, IllegalActionError, SideBySide
 from espalier_scheduling.allocation.episodes import SlotEpisodes
 from espalier_scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_scheduling.allocation.judging import greedy
@@ -188,7 +188,7 @@ def test_a_job_that_never_trains_is_given_up() -> None:
 
 
 def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make("espalier_scheduling.allocation:espalier/Allocation-v0")
+    environment = gymnasium.make("espalier_scheduling.allocation:espalier/Allocation-v0", illegal="stop")
     check_env(environment.unwrapped, skip_render_check=True)
     with pytest.raises(ResetNeeded):
         AllocationEnvironment().step(0)
@@ -196,10 +196,26 @@ def test_the_environment_is_as_gymnasium_asks() -> None:
         AllocationEnvironment(purpose="win")
 
 
-@pytest.mark.parametrize("odd", [-1, -2, 10**6])
-def test_what_is_no_action_lets_time_pass(odd: int) -> None:
+@pytest.mark.parametrize("odd", [-1, -2, 10**6, 900])
+def test_what_is_no_action_is_refused_or_lets_time_pass(odd: int) -> None:
+    one, several = AllocationEnvironment(SlotForm(24)), SideBySide(num_envs=2, nodes=24)
+    _, info = one.reset(options={"episode": 0})
+    several.reset(seed=0)
+    stop = len(info["action_mask"]) - 1
+    # The mask of the jobs that are there is narrower: its "stop" is the number of a job that has not come.
+    for wrong in (odd, int(one._mask.shape[0]) - 1, 0.5, None):
+        with pytest.raises(IllegalActionError, match=f"action {wrong} is not legal; legal: "):
+            one.step(wrong)  # type: ignore[arg-type]
+        if isinstance(wrong, int):
+            with pytest.raises(IllegalActionError, match=f"environment 1: action {wrong} is not legal"):
+                several.step(np.array([stop, wrong]))
+    with pytest.raises(IllegalActionError, match="type float64; give 2 integers"):
+        several.step(np.array([stop, 0.5]))
+    with pytest.raises(ValueError, match="illegal is 'wrap'; choose 'raise' or 'stop'"):
+        SideBySide(illegal="wrap")
+
     def played(action: int | None) -> tuple[float, Any]:
-        environment = AllocationEnvironment(SlotForm(24))
+        environment = AllocationEnvironment(SlotForm(24), illegal="stop")
         _, info = environment.reset(options={"episode": 0})
         seen, reward, *_ = environment.step(len(info["action_mask"]) - 1 if action is None else action)
         return reward, seen
@@ -207,7 +223,7 @@ def test_what_is_no_action_lets_time_pass(odd: int) -> None:
     stopped, found = played(None), played(odd)
     assert found[0] == stopped[0] < 0
     assert all((found[1][name] == stopped[1][name]).all() for name in stopped[1])
-    many = SideBySide(num_envs=2, nodes=24)
+    many = SideBySide(num_envs=2, nodes=24, illegal="stop")
     _, info = many.reset(seed=0)
     _, rewards, *_ = many.step(np.array([odd, info["action_mask"].shape[1] - 1]))
     assert (rewards < 0).all()
@@ -224,7 +240,7 @@ def workers_form(count: int = 5) -> WorkerForm:
 
 
 def test_the_form_with_workers_is_as_gymnasium_asks() -> None:
-    check_env(AllocationEnvironment(workers_form()), skip_render_check=True)
+    check_env(AllocationEnvironment(workers_form(), illegal="stop"), skip_render_check=True)
 
 
 @pytest.mark.parametrize("form", [SlotForm(40), workers_form()])
@@ -253,7 +269,7 @@ def test_the_vectorised_environment_plays_the_same_episodes() -> None:
     stop = many.single_action_space.n - 1
     for _ in range(FULL):
         assert info["action_mask"][:, stop].all()
-        observation, reward, over, _, info = many.step(np.array([stop, 0]))
+        observation, reward, over, _, info = many.step(np.array([stop, info["action_mask"][1].argmax()]))
         rewards += reward
         if over[0]:
             break

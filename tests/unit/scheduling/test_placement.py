@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_scheduling.placement import Family, NoActionError, PlacementEnvironment, Purpose
+from espalier_scheduling.placement import Family, IllegalActionError, PlacementEnvironment, Purpose
 from espalier_scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
 from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.occupancy import Occupancy, Placed
@@ -53,7 +53,7 @@ def occupied(draw: Any) -> Occupancy:
 
 
 def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make("espalier_scheduling.placement:espalier/Placement-v0", family=SMALL)
+    environment = gymnasium.make("espalier_scheduling.placement:espalier/Placement-v0", family=SMALL, illegal="wrap")
     check_env(environment.unwrapped, skip_render_check=True)
 
 
@@ -76,17 +76,22 @@ def test_the_return_is_the_completion_time_whatever_is_chosen(seed: int, shift: 
         environment.step(0)
 
 
-def test_actions_beyond_the_candidates_begin_again_and_what_is_none_is_refused() -> None:
-    one, two = PlacementEnvironment(SMALL), PlacementEnvironment(SMALL)
+def test_actions_beyond_the_candidates_are_refused_or_begin_again() -> None:
+    one, two = PlacementEnvironment(SMALL), PlacementEnvironment(SMALL, illegal="wrap")
     # The first job of the episode is one worker: a candidate for each node.
     number = next(index for index in range(99) if episode(SMALL, Purpose.TRAIN, index).arrivals[0].gpus == 1)
     _, info = one.reset(options={"episode": number})
     two.reset(options={"episode": number})
     count = int(info["action_mask"].sum())
     assert count == SMALL.nodes
-    for action in (MOST, -1):
-        with pytest.raises(NoActionError, match=str(action)):
-            one.step(action)
+    for action in (MOST, -1, 0.5, None):
+        for environment in (one, two):
+            with pytest.raises(IllegalActionError, match=f"action {action} is not legal; legal: 0, 1"):
+                environment.step(action)  # type: ignore[arg-type]
+    with pytest.raises(IllegalActionError, match=f"action {count + 1} is not legal; .*action_mask.* is 1"):
+        one.step(count + 1)
+    with pytest.raises(ValueError, match="illegal is 'stop'; choose 'raise' or 'wrap'"):
+        PlacementEnvironment(SMALL, illegal="stop")
     seen, reward, *_ = one.step(1)
     again, same, *_ = two.step(count + 1)
     assert reward == same

@@ -13,7 +13,8 @@ The version in the name rises with anything that changes what is learnt here. Th
 
 import gymnasium
 
-from espalier_agent.environment.single import ENVIRONMENT_ID, IllegalActionError, OutcomeEnvironment, Sampling
+from espalier_agent.environment.single import ENVIRONMENT_ID, OutcomeEnvironment, Sampling
+from espalier_api.illegal_actions import IllegalActionError
 
 __all__ = ["ENVIRONMENT_ID", "IllegalActionError", "OutcomeEnvironment", "Sampling"]
 

@@ -15,10 +15,12 @@ from espalier_agent.data import lamelas_tables
 from espalier_agent.tables.positions import NO_INDEX, Array, Positions
 from espalier_agent.tables.rewards import Reward
 from espalier_api.allocation import Allocation
+from espalier_api.illegal_actions import RAISE, IllegalActionError, checked, integer
 from espalier_api.outcomes import OutcomeTable
 
 ENVIRONMENT_ID: Final = "espalier/Outcomes-v0"
 
+NOTHING: Final = "nothing"
 LARGEST_COUNT: Final = 2**31 - 1
 """Bound on replicas and GPUs observed."""
 
@@ -31,9 +33,9 @@ class Sampling(StrEnum):
     IN_TURN = "in-turn"
     """Each in turn, beginning with the first; a reset with a seed starts again."""
 
-
-class IllegalActionError(ValueError):
-    """An action that the model at hand does not offer. The message names it, the legal ones and the mask."""
+    @classmethod
+    def _missing_(cls, value: object) -> Sampling:
+        raise ValueError(f"sampling is {value!r}; choose one of {', '.join(cls)}")
 
 
 class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
@@ -41,8 +43,9 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
 
     **Actions.** i deepens growth point i; those after the points each double a group of channels, where tables have
     widenings; the last one does nothing. What a model has no point or group for is masked: `info["action_mask"]` is 1
-    where an action is legal and all 0 when the episode is over. An illegal action raises `IllegalActionError`.
-    (`check_env` and a plain `action_space.sample()` know no mask: they go with tables of one number of actions.)
+    where an action is legal and all 0 when the episode is over. An illegal action raises `IllegalActionError`; with
+    `illegal="nothing"`, an integer that is no legal action does nothing. (`check_env` and a plain
+    `action_space.sample()` know no mask: they go with that, or with tables of one number of actions.)
 
     **Observations.** The architecture: features, mask, edges (from, to) of its layers, in execution order; after
     which layer each growth point would insert and how often it has grown; where tables have widenings, which layers
@@ -70,12 +73,14 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         sampling: Sampling | str = Sampling.UNIFORM,
         allocation: Allocation | None = None,
         render_mode: None = None,
+        illegal: str = RAISE,
     ) -> None:
         """Play on `tables`, the paper's six without any.
 
         Tables do not say under which `allocation` they were collected; what is given here is observed throughout.
         Raises `TableError` for a table that cannot be played and `NoTableError` where there is none.
         """
+        self._raises = checked(illegal, NOTHING) == RAISE
         self.positions = playable(tables, reward, allocation)
         self.sampling = Sampling(sampling)
         self.observation_space = observation_space(self.positions)
@@ -105,10 +110,13 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
         """Carry out a decision; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
         if self._at == NO_INDEX or self.positions.over[self._at]:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
-        if not self.action_space.contains(action) or not self.positions.legal[self._at, action]:
-            raise illegal(self.positions, self._at, action)
-        reward = float(self.positions.rewards[self._at, action])
-        self._at = int(self.positions.next_states[self._at, action])
+        mask, number = self.positions.legal[self._at], integer(action)
+        if number is None or not 0 <= number < len(mask) or not mask[number]:
+            if self._raises or number is None:
+                raise illegal_at(self.positions, self._at, action)
+            number = len(mask) - 1
+        reward = float(self.positions.rewards[self._at, number])
+        self._at = int(self.positions.next_states[self._at, number])
         return self.positions.observe(self._at), reward, bool(self.positions.over[self._at]), False, self._info()
 
     def _info(self) -> dict[str, Any]:
@@ -122,8 +130,12 @@ class OutcomeEnvironment(gymnasium.Env[dict[str, Array], np.int64]):
 
 
 def playable(tables: Sequence[OutcomeTable] | None, reward: Reward | str, allocation: Allocation | None) -> Positions:
-    """Return the positions of `tables`, the paper's six without any."""
+    """Return the positions of `tables`, the paper's six without any. Raises `TypeError` for what are no tables."""
     chosen = lamelas_tables() if tables is None else tables
+    if not isinstance(chosen, Sequence) or not all(isinstance(table, OutcomeTable) for table in chosen):
+        raise TypeError(
+            f"tables is {tables!r}; give OutcomeTables, such as those of espalier_api.outcomes.read_tables(Path(...))"
+        )
     return Positions.of(chosen, Reward(reward), allocation or Allocation())
 
 
@@ -156,7 +168,7 @@ def observation_space(positions: Positions) -> spaces.Space[dict[str, Array]]:
     return cast("spaces.Space[dict[str, Array]]", space)
 
 
-def illegal(positions: Positions, at: int, action: object, where: str = "") -> IllegalActionError:
+def illegal_at(positions: Positions, at: int, action: object, where: str = "") -> IllegalActionError:
     """Return the error for an action that is not legal at a position."""
     mask = positions.legal[at]
     return IllegalActionError(

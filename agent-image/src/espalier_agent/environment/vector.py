@@ -12,10 +12,19 @@ from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from espalier_agent.environment.single import Sampling, drawn_table, illegal, new_stream, observation_space, playable
+from espalier_agent.environment.single import (
+    NOTHING,
+    Sampling,
+    drawn_table,
+    illegal_at,
+    new_stream,
+    observation_space,
+    playable,
+)
 from espalier_agent.tables.positions import NO_INDEX, Array
 from espalier_agent.tables.rewards import Reward
 from espalier_api.allocation import Allocation
+from espalier_api.illegal_actions import RAISE, IllegalActionError, checked
 from espalier_api.outcomes import OutcomeTable
 
 
@@ -40,10 +49,12 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
         sampling: Sampling | str = Sampling.UNIFORM,
         allocation: Allocation | None = None,
         render_mode: None = None,
+        illegal: str = RAISE,
     ) -> None:
         """Take the number of environments, and for all of them what `OutcomeEnvironment` takes."""
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; give at least 1")
+        self._raises = checked(illegal, NOTHING) == RAISE
         self.positions = playable(tables, reward, allocation)
         self.sampling = Sampling(sampling)
         self.num_envs = num_envs
@@ -75,16 +86,18 @@ class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):
             raise ResetNeeded("no episode is running: call reset() before the first step")
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,) or not np.issubdtype(chosen.dtype, np.integer):
-            raise ValueError(
+            raise IllegalActionError(
                 f"actions have shape {chosen.shape} and type {chosen.dtype}; give {self.num_envs} integers"
             )
         ended = self.positions.over[self._at]
         wrong = (chosen < 0) | (chosen >= self.positions.legal.shape[1])
         played = np.where(ended | wrong, 0, chosen)
         wrong |= self.positions.legal[self._at, played] == 0
-        if np.any(wrong & ~ended):
+        if not self._raises:
+            played = np.where(wrong, self.positions.legal.shape[1] - 1, played)
+        elif np.any(wrong & ~ended):
             first = int(np.flatnonzero(wrong & ~ended)[0])
-            raise illegal(self.positions, int(self._at[first]), chosen[first], f"environment {first}: ")
+            raise illegal_at(self.positions, int(self._at[first]), chosen[first], f"environment {first}: ")
         # Rewards are 0 where an episode is over already.
         rewards = self.positions.rewards[self._at, played]
         self._at = np.where(ended, NO_INDEX, self.positions.next_states[self._at, played])

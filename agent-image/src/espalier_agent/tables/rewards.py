@@ -31,6 +31,10 @@ class Reward(StrEnum):
     OVER_BEST = "over-best"
     """What the action takes from the best that could still be reached: never above 0, and 0 for a best action."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Reward:
+        raise ValueError(f"reward is {value!r}; choose one of {', '.join(cls)}")
+
 
 def step_rewards(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
     """Return the reward of each action in each state of a decision tree, (states, actions).

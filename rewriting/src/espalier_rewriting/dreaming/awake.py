@@ -31,8 +31,8 @@ class Awake(gymnasium.Wrapper[Any, Action, Any, Action]):
 
     def step(self, action: Action) -> tuple[Known, float, bool, bool, dict[str, Any]]:
         """Carry out a rewrite, or stop."""
-        self._mind.foretold(np.asarray(action, np.int64))
         observation, reward, terminated, truncated, info = self._real.step(action)
+        self._mind.foretold(np.asarray(action, np.int64))
         self._mind.latent = self.world.vision.latents([Seen.of(observation, info)])[0]
         return self._mind.known(), float(reward), terminated, truncated, info
 

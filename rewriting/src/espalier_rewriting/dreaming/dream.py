@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
+from numpy.typing import NDArray
 
+from espalier_api.illegal_actions import RAISE, checked
 from espalier_rewriting.dreaming.blocks import mask_of
 from espalier_rewriting.dreaming.mind import Known, Mind, mind_space
 from espalier_rewriting.dreaming.world import World
-from espalier_rewriting.environment import FORBIDDEN, LOCATIONS, STOP, Action
+from espalier_rewriting.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
 from espalier_rewriting.learning.seen import Seen
 from espalier_trainer.rewriting.search import HORIZON
 
@@ -32,9 +34,17 @@ class Dream(gymnasium.Env[Known, Action]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
 
     def __init__(
-        self, world: World, start: Seen, *, temperature: float = 1.0, horizon: int = HORIZON, seed: int = 0
+        self,
+        world: World,
+        start: Seen,
+        *,
+        temperature: float = 1.0,
+        horizon: int = HORIZON,
+        seed: int = 0,
+        illegal: str = RAISE,
     ) -> None:
         """Dream of a graph. Raises `ValueError` for a temperature that is not positive."""
+        self.illegal = checked(illegal, PENALIZE)
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; give a positive number, 1 for what was learnt")
         self.world, self.temperature, self.horizon = world, temperature, horizon
@@ -55,14 +65,14 @@ class Dream(gymnasium.Env[Known, Action]):
         return self._mind.known(), self._info()
 
     def step(self, action: Action) -> tuple[Known, float, bool, bool, dict[str, Any]]:
-        """Dream of a rewrite, or of stopping; raises `ResetNeeded` where no episode is running."""
+        """Dream of a rewrite, or of stopping; raises as `RewritesEnvironment.step`."""
         if not self._running:
             raise ResetNeeded("no episode is running: call reset() before the first step and after the last")
-        rule, place = int(action[0]), int(action[1])
+        found = chosen(action, self._legal(), self.illegal)
         self._steps += 1
         reward, ended = FORBIDDEN, False
-        if rule == STOP or bool(self._mask[rule, place]):
-            foretold = self._mind.foretold(np.asarray(action, np.int64))
+        if found is not None:
+            foretold = self._mind.foretold(np.asarray(found, np.int64))
             self._mind.latent = foretold.latents.at(self.temperature).sample(self._generator)[0, 0]
             self._mask = foretold.masks[0, 0] > 0
             reward, ended = float(foretold.rewards) * self.world.unit, bool(foretold.ends > 0)
@@ -71,7 +81,11 @@ class Dream(gymnasium.Env[Known, Action]):
         return self._mind.known(), reward, ended, truncated, self._info()
 
     def _info(self) -> dict[str, Any]:
+        mask = self._legal()
+        return {"rule_mask": mask.max(axis=1), "location_mask": mask}
+
+    def _legal(self) -> NDArray[np.int8]:
         mask = np.zeros((STOP + 1, LOCATIONS), np.int8)
         mask[:STOP] = self._mask.numpy()
         mask[STOP, 0] = 1
-        return {"rule_mask": mask.max(axis=1), "location_mask": mask}
+        return mask

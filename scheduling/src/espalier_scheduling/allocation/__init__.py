@@ -13,10 +13,11 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
+from espalier_api.illegal_actions import IllegalActionError
 from espalier_scheduling.allocation.environment import ENVIRONMENT_ID, AllocationEnvironment
 from espalier_scheduling.allocation.side_by_side import SideBySide
 
-__all__ = ["ENVIRONMENT_ID", "AllocationEnvironment", "SideBySide"]
+__all__ = ["ENVIRONMENT_ID", "AllocationEnvironment", "IllegalActionError", "SideBySide"]
 
 gymnasium.register(
     id=ENVIRONMENT_ID,

@@ -10,11 +10,13 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from espalier_api.illegal_actions import RAISE, checked, chosen
 from espalier_scheduling.allocation.forms import Form, Mask, Run, SlotForm
 from espalier_scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, MOST, OPTION_FEATURES, Inputs
 from espalier_scheduling.purposes import Purpose
 
 ENVIRONMENT_ID: Final = "espalier/Allocation-v0"
+STOP: Final = "stop"
 MOST_EPISODES: Final = 2**31 - 1
 HOUR: Final = 3600.0
 
@@ -73,7 +75,8 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
 
     **Actions.** Action `job × options + option` gives the job of this row more of what the option is named in
     `form.options`; the last action is "stop": time passes until the next decision. `info["action_mask"]` is 1 for what
-    can be chosen. Something else counts as "stop"; where "stop" cannot be chosen, as the first that can.
+    can be chosen. Another action raises `IllegalActionError`; with `illegal="stop"`, another integer counts as "stop",
+    and where "stop" cannot be chosen, as the first that can.
 
     **Observations** are what learned policies see: `espalier_scheduling.learned.description` has the features of
     `jobs`, `options` and `cluster`; `present` is 1 for rows that hold a job.
@@ -91,9 +94,14 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium declares it so)
 
     def __init__(
-        self, form: Form | None = None, purpose: Purpose | str = Purpose.TRAIN, render_mode: None = None
+        self,
+        form: Form | None = None,
+        purpose: Purpose | str = Purpose.TRAIN,
+        render_mode: None = None,
+        illegal: str = RAISE,
     ) -> None:
         """Play episodes of this form."""
+        self._stops = checked(illegal, STOP) != RAISE
         self.form, self.purpose, self.render_mode = form or SlotForm(), Purpose.of(purpose), render_mode
         jobs, options = self.form.jobs, len(self.form.options)
         # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
@@ -112,15 +120,14 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         return self._look(self._run)
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Give something, or let time pass; raises `ResetNeeded` where no episode is running."""
+        """Give something, or let time pass; raises `IllegalActionError`, and `ResetNeeded` where none is running."""
         run = self._run
         if run is None or run.over:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
-        stop = self._mask.shape[0] - 1
-        chosen = int(action) if 0 <= int(action) < stop else stop
-        if not self._mask[chosen]:
-            chosen = stop if self._mask[stop] else int(self._mask.argmax())
-        spent = run.take(chosen)
+        mask, stop = widened(self._mask, self._actions), self._actions - 1
+        instead = (stop if mask[stop] else int(mask.argmax())) if self._stops else None
+        number = chosen(action, mask, instead)
+        spent = run.take(number if number < stop else self._mask.shape[0] - 1)
         if run.over:
             nothing = {name: np.zeros(space.shape, np.float32) for name, space in self._spaces().items()}
             info = {"action_mask": np.zeros(self._actions, np.int8), "mean_seconds": run.mean_seconds}

@@ -11,8 +11,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from espalier_api.illegal_actions import RAISE, IllegalActionError, checked, chosen
 from espalier_scheduling.allocation.environment import (
     HOUR,
+    STOP,
     Observation,
     episode_index,
     observation_space,
@@ -36,8 +38,11 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
 
-    def __init__(self, num_envs: int = 16, nodes: int = 96, purpose: Purpose | str = Purpose.TRAIN) -> None:
+    def __init__(
+        self, num_envs: int = 16, nodes: int = 96, purpose: Purpose | str = Purpose.TRAIN, illegal: str = RAISE
+    ) -> None:
         """Play `num_envs` episodes at a time."""
+        self._stops = checked(illegal, STOP) != RAISE
         form = SlotForm(nodes)
         self.num_envs, self.nodes, self.purpose = num_envs, nodes, Purpose.of(purpose)
         self._jobs, self._options = form.jobs, len(form.options)
@@ -47,8 +52,10 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._slots = Slots(source(), nodes, [draw(source(), self.purpose, index) for index in range(num_envs)])
         self._ended = np.zeros(num_envs, bool)
-        self._mask = np.ones((num_envs, 1), bool)
-        """What could be chosen of what was observed last."""
+        self._legal = widened(np.ones((num_envs, 1), bool), self._jobs * self._options + 1)
+        """What can be chosen: the mask that was given last."""
+        self._width = 0
+        """The number of "stop" among what was observed last."""
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -66,13 +73,23 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Observation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Give something, or let time pass, in each episode."""
-        slots = self._slots
-        stop = self._mask.shape[1] - 1
-        chosen = np.where((actions >= 0) & (actions < stop), actions, stop)
-        chosen = np.where(self._mask[np.arange(self.num_envs), chosen], chosen, stop)
+        """Give something, or let time pass, in each episode.
+
+        Raises `IllegalActionError`, naming the environment, and leaves all of them where they were.
+        """
+        slots, given = self._slots, np.asarray(actions)
+        if given.shape != (self.num_envs,) or not np.issubdtype(given.dtype, np.integer):
+            raise IllegalActionError(
+                f"actions have shape {given.shape} and type {given.dtype}; give {self.num_envs} integers"
+            )
         rewards, began = np.zeros(self.num_envs), self._ended.copy()
-        rows, passed = act(slots, chosen, ~began)
+        last = self._legal.shape[1] - 1
+        known = (given >= 0) & (given <= last)
+        legal = known & (self._legal[np.arange(self.num_envs), np.where(known, given, last)] > 0)
+        if not self._stops:
+            for row in np.flatnonzero(~legal & ~began):
+                chosen(given[row], self._legal[row], where=f"environment {row}: ")
+        rows, passed = act(slots, np.where(legal & (given < last), given, self._width), ~began)
         rewards[rows] = -passed.spent.sum(1) * slots.source.slot_seconds / HOUR
         for row in np.flatnonzero(began):
             slots.begin(int(row), self._draw())
@@ -88,6 +105,6 @@ class SideBySide(gymnasium.vector.VectorEnv[Observation, NDArray[np.int64], Any]
         return draw(source(), self.purpose, episode_index(options, self.np_random))
 
     def _look(self) -> tuple[Observation, dict[str, Any]]:
-        seen, self._mask = self._slots.seen(self._slots.window)
-        info = {"action_mask": widened(self._mask, self._jobs * self._options + 1)}
-        return observed(seen, self._jobs), info
+        seen, mask = self._slots.seen(self._slots.window)
+        self._legal, self._width = widened(mask, self._jobs * self._options + 1), mask.shape[1] - 1
+        return observed(seen, self._jobs), {"action_mask": self._legal.copy()}

@@ -13,10 +13,14 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
-from espalier_scheduling.placement.environment import ENVIRONMENT_ID, NoActionError, PlacementEnvironment
+from espalier_api.illegal_actions import IllegalActionError
+from espalier_scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
 from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose
 
-__all__ = ["ENVIRONMENT_ID", "Family", "NoActionError", "PlacementEnvironment", "Purpose"]
+__all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "PlacementEnvironment", "Purpose"]
+
+NoActionError = IllegalActionError
+"""Its name before; it goes with the next release."""
 
 gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_scheduling.placement:PlacementEnvironment")

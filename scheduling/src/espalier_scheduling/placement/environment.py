@@ -11,6 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from espalier_api.illegal_actions import RAISE, checked, chosen
 from espalier_scheduling.placement.candidates import MOST
 from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.tasks import KINDS, Episode, Family, episode, kinds
@@ -25,17 +26,13 @@ _MOST: Final = 1000.0
 Observation = dict[str, NDArray[np.float32]]
 
 
-class NoActionError(ValueError):
-    """What was given is no action. The message names it."""
-
-
 class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
     """Place gangs of workers on a cluster whose performance is hidden: one episode is one cluster and its jobs.
 
     **Actions.** Action i runs the job at the head of the queue on candidate i: `info["action_mask"]` is 1 where there
     is one, and `info["candidates"]` has the nodes of each. The first ones are those of the usual rules (consolidate,
-    first fit, emptiest). Actions beyond them begin again at the first candidate, so that learners without masks can
-    learn here, too. What is no action at all raises `NoActionError`.
+    first fit, emptiest). Actions beyond them are illegal and raise `IllegalActionError`; with `illegal="wrap"` they
+    begin again at the first candidate, for learners without masks. What is no action at all raises it then, too.
 
     **Observations.** `job`: its kind (one of `KINDS`, one-hot), its GPUs over those of a node, and its hours alone.
     `nodes`, of each node: the share of its GPUs that is free, and that jobs of each kind have; then what the trainers
@@ -60,8 +57,10 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         purpose: Purpose | str = Purpose.TRAIN,
         shift: bool = False,
         render_mode: None = None,
+        illegal: str = RAISE,
     ) -> None:
         """Draw episodes from `family`; with `shift`, cluster and workload change in the middle of each."""
+        self._wraps = checked(illegal, "wrap") != RAISE
         self.family = family or Family()
         self.purpose = Purpose.of(purpose)
         self.shift, self.render_mode = shift, render_mode
@@ -97,14 +96,14 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         return self._observe(), self._info()
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Place a job; raises `NoActionError`, and `ResetNeeded` where no episode is running."""
+        """Place a job; raises `IllegalActionError`, and `ResetNeeded` where no episode is running."""
         if self._run is None or self.pending is None or self.cluster is None:
             raise ResetNeeded("no episode is running: call reset() before the first step and after terminated")
-        if not self.action_space.contains(action):
-            raise NoActionError(f"action {action!r} is none: choose an integer from 0 to {MOST - 1}")
-        chosen = int(action) % len(self.pending.candidates)
+        candidates = len(self.pending.candidates)
+        wrapped = int(action) % candidates if self._wraps and self.action_space.contains(action) else None
+        number = chosen(action, [1] * candidates, wrapped)
         try:
-            self.pending = self._run.send(chosen)
+            self.pending = self._run.send(number)
         except StopIteration:
             self.pending = None
         passed = self.cluster.job_seconds - self._counted
@@ -134,8 +133,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
             pending = self.pending.job
             seen["job"][pending.kind] = 1
             seen["job"][-2:] = pending.requested / size, pending.seconds_alone() / _HOUR
-            for index, chosen in enumerate(self.pending.candidates):
-                for node, count in chosen:
+            for index, candidate in enumerate(self.pending.candidates):
+                for node, count in candidate:
                     seen["candidates"][index, node] = count / size
         return seen
 

@@ -1,4 +1,4 @@
-"""Nodes that are about to go, in the planner: what moves, what stays, and by what they are known."""
+"""Nodes that are about to go, and GPUs that have gone: what moves, what stays, and by what they are known."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, NoticeReclaim, Stop
+from espalier_kube.resources import NODES
+from espalier_operator.actions import Admit, NoticeReclaim, Requeue, Stop
 from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.settings import DEPARTING, KubeSettings
+from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import raw_node
@@ -141,3 +145,87 @@ def test_a_type_names_its_resource_and_its_label(resource: str, label: str) -> N
     settings = KubeSettings(other_gpu_resources=("amd.com/gpu", "nvidia.com/mig-1g.5gb"))
     gpu_type = type_of(label, resource, settings)
     assert (resource_of_type(gpu_type, settings), label_of(gpu_type)) == (resource, label)
+
+
+# ---- GPUs that vanish without a sign
+
+
+def restarting(gpus: int = 0, ago: float = 5.0, **change: Any) -> Node:
+    """Return a node that had four GPUs until its device plugin ended."""
+    return replace(Node(name="n", gpu_type="a", allocatable=gpus, fell=((NOW - ago, 4),)), **change)
+
+
+def lent_on(node: Node) -> Snapshot:
+    job = trains("ns/lent", extra=2)
+    return Snapshot(taken_at=NOW, nodes=(node,), workers=tuple(workers_of(job, "n")), jobs=(job,))
+
+
+def test_a_device_plugin_that_restarts_takes_nothing_and_gpus_that_stay_away_for_a_minute_are_lost() -> None:
+    found = plan(lent_on(restarting()), FairPolicy(), NOW)
+    assert (found.actions, found.wake_at) == ((), NOW + 55.0)
+    assert plan(lent_on(restarting()), FairPolicy(), NOW + 55.0).actions == (
+        NoticeReclaim(job="ns/lent", extra=0, deadline=NOW + 85.0, reason=Reason.GPU_LOST),
+    )
+
+
+def test_gpus_that_were_lost_before_a_dip_are_lost() -> None:
+    node = restarting(fell=((NOW - 5.0, 2),))
+    found = plan(lent_on(node), FairPolicy(), NOW)
+    assert [action.extra for action in found.actions if isinstance(action, NoticeReclaim)] == [1]
+
+
+def test_a_node_that_is_about_to_go_is_left_at_once_whatever_its_gpus_do() -> None:
+    found = plan(lent_on(restarting(departing=1, schedulable=False)), FairPolicy(), NOW)
+    assert [type(action) for action in found.actions] == [NoticeReclaim]
+
+
+def test_a_worker_that_is_to_be_made_again_waits_for_gpus_that_may_return() -> None:
+    """The others of its job run on: the whole job would wait again."""
+    job = replace(trains("ns/a"), leader_running=False, training=False)
+    job = replace(job, terms=replace(job.terms, min_replicas=2, max_replicas=2))
+    other = replace(workers_of(job, "n")[0], index=1)
+    seen = Snapshot(taken_at=NOW, nodes=(restarting(),), workers=(other,), jobs=(job,))
+    assert plan(seen, FairPolicy(), NOW).actions == ()
+    assert [type(action) for action in plan(seen, FairPolicy(), NOW + 60.0).actions] == [Requeue]
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(0, 4)), max_size=8))
+def test_a_store_knows_what_a_node_had_within_a_minute(steps: list[tuple[float, int]]) -> None:
+    clock = [0.0]
+    store = Store(KubeSettings(), lambda: clock[0])
+    had = [(0.0, 4)]
+    for version, (seconds, gpus) in enumerate([(0.0, 4), *steps], 1):
+        clock[0] += seconds
+        raw = raw_node("n", gpus)
+        raw["metadata"]["resourceVersion"] = str(version)
+        store.take(NODES, None, raw)
+        had.append((clock[0], gpus))
+    ends = [*(at for at, _ in had[1:]), clock[0]]
+    most = max(gpus for (_, gpus), end in zip(had, ends, strict=True) if end > clock[0] - 60.0 or end == clock[0])
+    node = store.planned_nodes["n"]
+    assert node.allocatable + node.missing(clock[0] - 60.0) == most
+
+
+def test_an_operator_that_starts_counts_devices_that_are_not_healthy_as_just_lost() -> None:
+    raw = raw_node("n", 1)
+    raw["metadata"]["resourceVersion"] = "1"
+    raw["status"]["allocatable"]["nvidia.com/mig-1g.5gb"] = "2"
+    raw["status"]["capacity"] = {**raw["status"]["allocatable"], "nvidia.com/gpu": "4", "nvidia.com/mig-1g.5gb": "3"}
+    store = Store(KubeSettings(other_gpu_resources=("nvidia.com/mig-1g.5gb",)), lambda: NOW)
+    store.take(NODES, None, raw)
+    assert {node.name: node.missing(NOW - 60.0) for node in store.planned_nodes.values()} == {
+        "n": 3,
+        "n/nvidia.com/mig-1g.5gb": 1,
+    }
+
+
+def test_all_devices_of_another_resource_may_be_away() -> None:
+    settings = KubeSettings(other_gpu_resources=("amd.com/gpu",))
+    store = Store(settings, lambda: NOW)
+    for version, amounts in enumerate(({"amd.com/gpu": "2"}, {}), 1):
+        raw = raw_node("n", 0)
+        raw["metadata"]["resourceVersion"] = str(version)
+        raw["status"]["allocatable"] = amounts
+        store.take(NODES, None, raw)
+    node = store.planned_nodes["n/amd.com/gpu"]
+    assert (node.allocatable, node.missing(NOW - 60.0)) == (0, 2)

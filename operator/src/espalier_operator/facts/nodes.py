@@ -36,6 +36,18 @@ class Node:
     departing: int = 0
     """GPUs of `allocatable` that are announced to go at `departs_at`; more if the node goes and all have failed."""
     departs_at: float | None = None
+    unhealthy: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By resource: devices that it has and that are not allocatable."""
+    fell: tuple[tuple[float, int], ...] = ()
+    """When it lately had fewer GPUs than before, and how many it had before that."""
+
+    def missing(self, since: float) -> int:
+        """Return the GPUs that it has lost after `since`: a device plugin that restarts has none for seconds.
+
+        None where all are announced to go: these do not return.
+        """
+        had = max((gpus for at, gpus in self.fell if at > since), default=0)
+        return 0 if self.is_leaving else max(0, had - self.allocatable)
 
     @property
     def takes_pods(self) -> bool:

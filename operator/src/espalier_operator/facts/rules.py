@@ -33,6 +33,9 @@ class Rules:
     pin_seconds: float = 5.0
     """kube-scheduler chooses the nodes of base workers itself if it refuses the chosen ones for so long, though the
     planner has GPUs free there."""
+    dip_seconds: float = 60.0
+    """GPUs that a node no longer has count as lost after so long, if nothing announced that they go: what runs on them
+    continues while a device plugin restarts."""
     startup_seconds: float = 300.0
     """How long a job may take from its admission, or from a restart, until its budget runs. Backfilling counts on it:
     one that takes longer may delay a job that waits by the difference."""

@@ -28,11 +28,13 @@ class Claims:
         """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
 
         Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved. They give back
-        what they are lent as they stop: a notice first would cost time that such a node does not have.
+        what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
+        just vanished without a sign may return, so they are not lost yet.
         """
         tick, departures = self._tick, self._tick.departures
         for node, gpus in tick.capacity.overdrawn():
-            tick.reclaims.leave_node(tick.capacity, node, gpus, by=departures.get(node))
+            lost = gpus - tick.dips.get(node, 0)
+            tick.reclaims.leave_node(tick.capacity, node, lost, by=departures.get(node))
         left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
         if left:
             there = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
@@ -59,7 +61,8 @@ class Claims:
                 if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
             )
             if supply is Supply.NEVER:
-                if not job.evaluating:
+                dips = any(self._tick.capacity.is_in(places.site(job), node) for node in self._tick.dips)
+                if not (job.evaluating or dips):
                     self._record.act(self._give_up(job))
             elif moved and self._tick.reclaims.is_asked(job.key):
                 continue  # it gets what it is lent itself; its workers are made again once that is given back

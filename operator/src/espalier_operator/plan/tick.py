@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan, Requeue, Stop
 from espalier_operator.capacity import Capacity
-from espalier_operator.facts import JobFacts, Snapshot, Worker, WorkerState
+from espalier_operator.facts import JobFacts, Node, Snapshot, Worker, WorkerState
 from espalier_operator.lifecycle import ends_by, stop_seconds
 from espalier_operator.moves import Moves
 from espalier_operator.namespaces import NamespaceLedger
@@ -101,6 +101,8 @@ class Tick:
             kept=self._relied_on,
         )
         self.departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
+        self.dips = self._dips(node for node in snapshot.nodes if node.fell)
+        """By node: GPUs that it has just lost, and that may return."""
 
     def result(self) -> Plan:
         """Return the plan, with a notice for each job that is asked to give something back."""
@@ -147,6 +149,16 @@ class Tick:
         for key, extra in kept.items():
             leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
         return leaving
+
+    def _dips(self, nodes: Iterable[Node]) -> dict[str, int]:
+        patience, dips = self.rules.dip_seconds, dict[str, int]()
+        for node in nodes:
+            missing = node.missing(self.now - patience)
+            if missing:
+                dips[node.name] = missing
+                for at, _ in node.fell:
+                    self.record.wake(at + patience)
+        return dips
 
     def _running_until(self) -> Iterator[tuple[float, Holding]]:
         """Yield until when at the latest the jobs that run hold what."""

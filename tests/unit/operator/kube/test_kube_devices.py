@@ -96,7 +96,9 @@ def test_devices_are_gpus_of_a_resource_of_their_own() -> None:
     known.put("Slice", raw_slice("node", ["gpu-0"], generation=2))
     assert known.free() == 1
     known.put("Slice", raw_slice("node", []), "DELETED")
-    assert known.store.planned_nodes.keys() == {"node"}
+    assert known.free() == 0
+    known.put("Node", raw_node(gpus=0), "DELETED")
+    assert not known.store.planned_nodes
 
 
 def test_a_class_that_comes_late_or_changes_counts_its_devices_again() -> None:

@@ -8,7 +8,7 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -20,10 +20,11 @@ _PARTS_OF_A_RESOURCE: Final = 2
 """DOMAIN/NAME."""
 
 
-def nodes_of(node: Node, settings: KubeSettings) -> Iterator[Node]:
+def nodes_of(node: Node, settings: KubeSettings, known: Container[str] = ()) -> Iterator[Node]:
     """Yield what the planner sees of a machine whose first resource `node` has; what others hold of it is in `used`.
 
-    Where it is about to go, all its GPUs are.
+    Where it is about to go, all its GPUs are. Of another resource of which nothing is left only what was `known`:
+    pods that use it may run.
     """
     others = settings.other_gpu_resources
     if not others:
@@ -33,16 +34,16 @@ def nodes_of(node: Node, settings: KubeSettings) -> Iterator[Node]:
     labels = {**node.labels, RESOURCE_LABEL: settings.gpu_resource}
     yield replace(node, labels=labels)
     for resource in others:
-        amount = node.resources.get(resource, 0)
-        if amount:
+        amount, name = node.resources.get(resource, 0), place_of(node.name, resource, settings) or node.name
+        if amount or name in known:
             yield replace(
                 node,
-                name=place_of(node.name, resource, settings) or node.name,
+                name=name,
                 gpu_type=type_of(node.gpu_type, resource, settings),
                 # What pods hold that use another resource first: GPUs of two kinds in one pod.
                 allocatable=max(0, amount - node.used.get(resource, 0)),
                 labels={**node.labels, RESOURCE_LABEL: resource},
-                departing=amount if is_departing else 0,
+                departing=max(amount, 1) if is_departing else 0,
             )
 
 

@@ -20,7 +20,9 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
     ones. Allocatable is counted, not capacity: unhealthy GPUs leave it. If it is about to go, all its GPUs depart.
     """
     metadata, spec, status = mapping(raw, "metadata"), mapping(raw, "spec"), mapping(raw, "status")
-    gpus = count(mapping(status, "allocatable").get(settings.gpu_resource))
+    allocatable, capacity = mapping(status, "allocatable"), mapping(status, "capacity")
+    gpus = count(allocatable.get(settings.gpu_resource))
+    lacking = {name: count(capacity.get(name)) - count(allocatable.get(name)) for name in settings.gpu_resources}
     return Node(
         name=text(metadata, "name"),
         gpu_type=text(metadata, "labels", settings.gpu_type_label),
@@ -33,15 +35,14 @@ def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:
         and metadata.get("deletionTimestamp") is None,
         labels={key: value for key, value in mapping(metadata, "labels").items() if isinstance(value, str)},
         resources={
-            name: amount_of(name, quantity)
-            for name, quantity in mapping(status, "allocatable").items()
-            if name != settings.gpu_resource
+            name: amount_of(name, quantity) for name, quantity in allocatable.items() if name != settings.gpu_resource
         },
         taints=tuple(
             Taint(text(taint, "key"), text(taint, "value"), text(taint, "effect"))
             for taint in entries(spec, "taints")
             if text(taint, "effect") in REPELLING
         ),
+        unhealthy={name: amount for name, amount in lacking.items() if amount > 0},
     )
 
 

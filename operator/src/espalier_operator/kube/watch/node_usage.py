@@ -21,9 +21,11 @@ class NodeUsage:
         node: Callable[[str], Node | None],
         devices_on: Callable[[str], Mapping[str, int]],
         announce: Callable[[], None],
+        time: Callable[[], float],
     ) -> None:
-        """Nothing is used. `node` and `devices_on` look up a node and its devices; `announce` as of the store."""
+        """Nothing is used. `node` and `devices_on` look up a node and its devices; the others are as of the store."""
         self._settings, self._node, self._devices_on, self._announce = settings, node, devices_on, announce
+        self._time = time
         self._used: dict[str, Counter[str]] = defaultdict(Counter)
         """By node."""
         self._counted: dict[str, Load] = {}
@@ -54,12 +56,24 @@ class NodeUsage:
             # Nothing is placed on a node without GPUs, whatever comes and goes there.
             if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
                 node = replace(node, used=dict(+self._used.get(name, Counter())))
-            seen = {each.name: each for each in gpus.nodes_of(node, self._settings)}
+            seen = {each.name: each for each in gpus.nodes_of(node, self._settings, self.planned_nodes)}
         before = (name, *(gpus.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
         for place in filter(None, before):
             if place not in seen:
                 self.planned_nodes.pop(place, None)
         for place, each in seen.items():
+            each = replace(each, fell=self._fell(self.planned_nodes.get(place), each))
             if self.planned_nodes.get(place) != each:
                 self.planned_nodes[place] = each
                 self._announce()
+
+    def _fell(self, before: Node | None, after: Node) -> tuple[tuple[float, int], ...]:
+        """Return `Node.fell`. Before it was first seen, a node may have had all GPUs that are not healthy."""
+        now = self._time()
+        if before is None:
+            lacking = after.unhealthy.get(gpus.resource_of_type(after.gpu_type, self._settings), 0)
+            fell = [(now, after.allocatable + lacking)]
+        else:
+            fell = [*before.fell, (now, before.allocatable)]
+        since = now - self._settings.rules.dip_seconds
+        return tuple((at, had) for at, had in fell if at > since and had > after.allocatable)

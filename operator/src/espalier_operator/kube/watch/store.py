@@ -84,7 +84,7 @@ class Store:
             **self.devices.indexers,
         }
         self._reach = NodeReach()
-        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce)
+        self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce, time)
         self.planned_nodes = self._usage.planned_nodes
         self._filed = FiledPods()
         self.pods_by_job, self.foreign_workers = self._filed.by_job, self._filed.foreign_workers

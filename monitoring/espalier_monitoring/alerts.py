@@ -107,6 +107,15 @@ ALERTS: Final = (
         "{{ $labels.reason }}. For details: `espalier explain {{ $labels.job_name }} -n {{ $labels.namespace }}`.",
     ),
     Alert(
+        name="EspalierNodeFailsJobs",
+        expression="max by (node) (espalier_node_failed_jobs) >= 2",
+        lasts="1m",
+        severity=Severity.WARNING,
+        summary="Node {{ $labels.node }} fails the workers of jobs",
+        description="The node refused or ended workers of {{ $value | humanize }} jobs, or they failed there at start "
+        "and ran elsewhere. Jobs avoid its GPUs. `espalier top` shows the last cause.",
+    ),
+    Alert(
         name="EspalierReclaimsForced",
         expression="sum by (namespace, queue, reason) ("
         + risen("espalier_reclaims_total", '{outcome="forced"}', "30m")

@@ -67,6 +67,7 @@ NOT_IN_THIS_RUN = {
     "espalier_agent_records_lost_total": "the agent's disk has room",
     "espalier_trainer_advice_problems_total": "the agent answers the trainer",
     "espalier_job_done_ratio": "only programs say it",
+    "espalier_node_failed_jobs": "no node refuses pods",
     "espalier_scheduling_policy_questions_total": "only a policy in a file is asked",
     "espalier_trainer_step_gain_ratio": "the job looks for no faster computation of its steps",
 }

@@ -66,6 +66,7 @@ LABELS: Final = {
     "result": "for jobs `Complete` or `Failed`; "
     "for adaptations `Grown`, `Declined`, `DryRun`, `Failed`, `Shrunk`, `Kept`, `Rewritten`, `Reverted`",
     "gpu_type": "value of the node label that distinguishes GPU types",
+    "node": "the name of a node",
     "state": "use of a GPU: `base`, `extra`, `others`, `free`, `unavailable`",
     "role": "`base` for the workers that a job requested, `extra` for workers on lent GPUs",
     "outcome": "how a reclaim ended: `acknowledged`, `forced`, or `lost` if the GPUs disappeared first",
@@ -178,6 +179,8 @@ FAMILIES: Final = (
         (_H, "espalier_queue_seconds", "Time from the creation of a job to its first GPUs.", ("queue",), _WAITS),
         (_H, "espalier_start_seconds", "Time from a job's first GPUs to the start of training.", ("queue",), _WAITS),
         (_G, "espalier_gpus", "GPUs of all nodes.", ("gpu_type", "state"), ()),
+        (_G, "espalier_node_failed_jobs",
+         "Jobs whose workers a node refused, ended, or failed at start lately, if it failed several.", ("node",), ()),
         (_G, "espalier_queue_gpus", "Base GPUs that jobs of the queue hold.", ("queue", "gpu_type"), ()),
         (_G, "espalier_queue_nominal_gpus", "Base GPUs of the queue's nominal quota.", ("queue", "gpu_type"), ()),
         (_G, "espalier_gpus_waited_for", "GPUs requested by jobs in the queue.", ("queue",), ()),

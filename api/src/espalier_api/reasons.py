@@ -30,6 +30,7 @@ class Reason(StrEnum):
     EXTRA_GPUS_GRANTED = "ExtraGPUsGranted"
     NEEDED_BY_OTHER_JOB = "NeededByOtherJob"
     GPU_LOST = "GPULost"
+    NODES_AVOIDED = "NodesAvoided"
     QUOTA_RECLAIMED = "QuotaReclaimed"
     PREEMPTED_BY_POLICY = "PreemptedByPolicy"
     NODE_DEPARTING = "NodeDeparting"
@@ -91,6 +92,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.EXTRA_GPUS_GRANTED: "spare GPUs were lent to it",
     Reason.NEEDED_BY_OTHER_JOB: "another job needs the GPUs that were lent to it",
     Reason.GPU_LOST: "a GPU that it used is gone, or is announced to go",
+    Reason.NODES_AVOIDED: "the nodes with free GPUs have just refused or failed its workers; it tries them later",
     Reason.QUOTA_RECLAIMED: "its queue had borrowed its base GPUs, and their queue needs them; it resumes later",
     Reason.PREEMPTED_BY_POLICY: "the scheduling policy gives its base GPUs to another job; it resumes later",
     Reason.NODE_DEPARTING: "a node of its base workers is about to go; it saves a checkpoint and resumes elsewhere",

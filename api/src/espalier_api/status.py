@@ -14,6 +14,8 @@ from espalier_api.report import Adaptation, Metric
 
 MAX_ADAPTATIONS_KEPT = 20
 """How many of the newest entries `status.adaptations` keeps."""
+MAX_AVOIDED_NODES = 16
+"""How many of the newest entries `status.scheduling.avoidedNodes` keeps."""
 MAX_POLICY = 512
 """Maximum length of a scheduling policy with its settings, in characters."""
 
@@ -114,6 +116,24 @@ class StandingStop(Record):
     """After this time, the job is ended by force."""
 
 
+class AvoidedNode(Record):
+    """A node that refused, failed or ended a worker of the job. The job prefers other nodes for a while."""
+
+    node: str
+    last_time: AwareDatetime
+    """When it last did."""
+    times: int = Field(default=1, ge=1)
+    """How often in a row."""
+    message: str = ""
+    """The last cause: the kubelet's message, or how the worker ended."""
+    refused: bool = False
+    """Whether the kubelet said so; otherwise the worker failed as it started."""
+    elsewhere: bool = False
+    """Whether the job has trained on another node since."""
+    loan: int = Field(default=0, ge=0)
+    """The newest loan of extra workers that it failed; see `extraGeneration`."""
+
+
 class SchedulingStatus(Record):
     """The scheduler's state of a job. An operator that starts reads it and continues from there.
 
@@ -167,6 +187,8 @@ class SchedulingStatus(Record):
     """How often in a row lent extra workers ended by themselves or were ended from outside."""
     lend_after: AwareDatetime | None = None
     """After that, no extra GPUs are lent to the job before this time."""
+    avoided_nodes: tuple[AvoidedNode, ...] = Field(default=(), max_length=MAX_AVOIDED_NODES)
+    """The nodes that last refused, failed or ended workers of the job."""
 
 
 class JobStatus(Record):

@@ -16,6 +16,7 @@ from espalier_operator.actions import (
 )
 from espalier_operator.facts import (
     DEFAULT_POLICY,
+    Blame,
     JobFacts,
     Node,
     Role,
@@ -59,6 +60,7 @@ __all__ = [
     "POLICIES",
     "Action",
     "Admit",
+    "Blame",
     "Decision",
     "Fail",
     "Finish",

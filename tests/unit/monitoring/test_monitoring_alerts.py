@@ -195,6 +195,20 @@ CASES = (
         at="20m",
     ),
     Case(
+        alert="EspalierNodeFailsJobs",
+        about="two jobs",
+        series={'espalier_node_failed_jobs{node="n1"}': "2x30"},
+        at="10m",
+        labels={"node": "n1"},
+        words={"$labels.node": "n1", "$value | humanize": "2"},
+    ),
+    Case(
+        alert="EspalierNodeFailsJobs",
+        about="it was repaired",
+        series={'espalier_node_failed_jobs{node="n1"}': "3x5 stale"},
+        at="12m",
+    ),
+    Case(
         alert="EspalierReclaimsForced",
         about="the first of its series",
         series={f'{RECLAIMS}, outcome="forced"}}': "_x5 1x90"},

@@ -21,7 +21,7 @@ OPERATOR_PODS = "kubectl get pods -A -l app.kubernetes.io/name=espalier-operator
 
 def particulars(case: Case, reason: Reason | None) -> list[str]:
     """Return sentences on what the general words of `reason` leave open."""
-    lines = _operator(case)
+    lines = [*_operator(case), *_avoided(case)]
     if reason is not None:
         lines += _PARTICULARS.get(reason, _nothing)(case)
     return lines
@@ -29,6 +29,23 @@ def particulars(case: Case, reason: Reason | None) -> list[str]:
 
 def _nothing(case: Case) -> list[str]:
     return []
+
+
+def _avoided(case: Case) -> list[str]:
+    """Name the nodes that the job avoids, or all jobs do."""
+    if case.facts is None or case.job.outcome is not None:
+        return []
+    own = {blame.node: blame for blame in case.facts.blames if case.now < blame.avoided_until}
+    lines = [
+        f"It avoids node {blame.node} for {duration(blame.avoided_until - case.now)}: {blame.message}."
+        for blame in own.values()
+    ]
+    others = () if case.snapshot is None else (each for each in case.snapshot.avoided if each.node not in own)
+    return lines + [
+        f"All jobs avoid node {each.node} for {duration(each.until - case.now)}, which failed "
+        f"{count(each.jobs, 'job')}: {each.message}."
+        for each in others
+    ]
 
 
 def _operator(case: Case) -> list[str]:

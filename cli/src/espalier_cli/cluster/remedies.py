@@ -87,6 +87,11 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "A GPU of its type that becomes free, or the return of the node; the job resumes from its checkpoint.",
         ("kubectl get nodes", _TOP),
     ),
+    Reason.NODES_AVOIDED: Remedy(
+        "GPUs on another node, or the repair of what the message names: the device plugin, the driver or the runtime "
+        "of the node. The node is tried again after a while, each time later.",
+        ("kubectl get nodes", _TOP),
+    ),
     Reason.QUOTA_RECLAIMED: Remedy(
         "No action is needed: it saves a checkpoint, waits for its quota, and resumes. With spec.preemption.base: "
         "Never it would keep its base GPUs.",

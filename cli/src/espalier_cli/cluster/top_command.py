@@ -11,7 +11,7 @@ from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.fetch import Lists, fetch
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
 from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
-from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type, why_not
+from espalier_cli.cluster.usage import AvoidedUse, JobUse, TypeUse, avoided, others, use_by_job, use_by_type, why_not
 from espalier_cli.cluster.wording import count, short
 from espalier_kube.resources import NODES
 from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_operator
@@ -52,6 +52,7 @@ def overview(lists: Lists, now: float, settings: KubeSettings) -> dict[str, Any]
         "jobs": [_job(use) for use in use_by_job(snapshot)],
         "others": [{"namespace": name, "held": held, "waitedFor": wanted} for name, held, wanted in others(snapshot)],
         "nodesNotCounted": nodes,
+        "nodesAvoided": [_avoided(use) for use in avoided(snapshot)],
     }
 
 
@@ -62,6 +63,11 @@ def _type(use: TypeUse) -> dict[str, Any]:
 
 def _job(use: JobUse) -> dict[str, Any]:
     names = {"gpu_type": "type", "remaining_seconds": "budgetRemainingSeconds"}
+    return {names.get(name, name): value for name, value in asdict(use).items()}
+
+
+def _avoided(use: AvoidedUse) -> dict[str, Any]:
+    names = {"by_all": "byAll"}
     return {names.get(name, name): value for name, value in asdict(use).items()}
 
 
@@ -104,3 +110,10 @@ def _print(whole: dict[str, Any]) -> None:
             for entry in whole["nodesNotCounted"]
         ]
         print_table(("NODE", "TYPE", "GPUS", "WHY"), rows, right=("GPUS",))
+    if whole["nodesAvoided"]:
+        click.echo()
+        print_heading("Nodes that jobs avoid")
+        rows = [
+            [each["node"], str(each["jobs"]), short(each["seconds"]), each["message"]] for each in whole["nodesAvoided"]
+        ]
+        print_table(("NODE", "JOBS", "FOR", "WHY"), rows, right=("JOBS", "FOR"))

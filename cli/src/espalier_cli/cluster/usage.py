@@ -9,7 +9,7 @@ from typing import Any
 
 from espalier_operator.constraints import REPELLING
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.planning import JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.planning import Blame, JobFacts, Role, Snapshot, Worker, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +128,46 @@ def others(snapshot: Snapshot) -> list[tuple[str, int, int]]:
             amount[worker.name.partition("/")[0]] += worker.gpus
     names = sorted({*held, *wanted}, key=lambda name: (-held[name] - wanted[name], name))
     return [(name, held[name], wanted[name]) for name in names]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvoidedUse:
+    """A node that jobs avoid because it refused, failed or ended their workers."""
+
+    node: str
+    jobs: int
+    """How many unfinished jobs avoid it for what it did to them."""
+    by_all: bool
+    """Whether other jobs avoid it, too."""
+    seconds: float
+    """For how long still, at least one of them."""
+    message: str
+
+
+def avoided(snapshot: Snapshot) -> list[AvoidedUse]:
+    """Return the nodes that jobs avoid, in order of name."""
+    now, by_all = snapshot.taken_at, {each.node: each for each in snapshot.avoided}
+    found: dict[str, list[Blame]] = defaultdict(list)
+    for job in snapshot.jobs:
+        for blame in job.blames:
+            if now < blame.avoided_until and not job.finished:
+                found[blame.node].append(blame)
+    uses = []
+    for node in sorted({*found, *by_all}):
+        blames, general = found[node], by_all.get(node)
+        ends = [blame.avoided_until for blame in blames] + ([] if general is None else [general.until])
+        last = max(blames, key=lambda blame: blame.at, default=None)
+        message = last.message if last is not None else general.message if general is not None else ""
+        uses.append(
+            AvoidedUse(
+                node=node,
+                jobs=max(len(blames), 0 if general is None else general.jobs),
+                by_all=general is not None,
+                seconds=max(ends) - now,
+                message=message,
+            )
+        )
+    return uses
 
 
 def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:

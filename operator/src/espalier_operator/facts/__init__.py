@@ -5,6 +5,7 @@ of it is a bug report that can be replayed. All times are seconds of one clock, 
 read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 """
 
+from espalier_operator.facts.blames import Avoided, Blame
 from espalier_operator.facts.jobs import Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
 from espalier_operator.facts.nodes import NamespaceLimit, Node, host_of
 from espalier_operator.facts.rules import DEFAULT_POLICY, Rules
@@ -26,6 +27,8 @@ __all__ = [
     "LEAVING_SECONDS",
     "NOWHERE",
     "SNAPSHOT_VERSION",
+    "Avoided",
+    "Blame",
     "Ended",
     "JobFacts",
     "NamespaceLimit",

@@ -19,6 +19,7 @@ from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
 from espalier_operator.constraints import ANYWHERE, Constraints
+from espalier_operator.facts.blames import Blame
 from espalier_operator.facts.nodes import Node
 from espalier_operator.queues import Claim
 
@@ -223,6 +224,8 @@ class JobFacts:
     """The part of its work that a program says it has done, 0 to 1; None if it does not say."""
     noise_scale: float | None = None
     """Of its gradients, in examples; None: not known, or too large to tell."""
+    blames: tuple[Blame, ...] = ()
+    """Nodes that refused, failed or ended its workers."""
     growth: GrowthForecast | None = None
     """What growing would gain it, as its agent expects; None: not known."""
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from espalier_api.documents import first_fault
+from espalier_operator.facts.blames import Avoided
 from espalier_operator.facts.jobs import JobFacts
 from espalier_operator.facts.nodes import NamespaceLimit, Node
 from espalier_operator.facts.rules import Rules
@@ -41,6 +42,8 @@ class Snapshot:
     """By the ResourceQuotas of the namespaces in which jobs are."""
     placements: Mapping[str, Placement] = field(default_factory=dict, hash=False)
     """By job: what the last plan chose for workers that are not seen yet, so that this one keeps to it."""
+    avoided: tuple[Avoided, ...] = ()
+    """Nodes that failed several jobs."""
     rules: Rules = field(default_factory=Rules)
     policy_memory: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """What the policy's last decision asked to keep."""

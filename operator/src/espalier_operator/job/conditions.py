@@ -153,7 +153,8 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
     stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:
-            message = job.last_failure if job.hold_until is not None and waiting is Reason.UNSCHEDULABLE else ""
+            held = job.hold_until is not None and waiting is Reason.UNSCHEDULABLE
+            message = job.last_failure if held or waiting is Reason.NODES_AVOIDED else ""
             return ended or ((True, Reason.GPUS_GRANTED, "") if admitted else (False, waiting, message))
         case ConditionType.RUNNING:
             runs = job.training or job.evaluating

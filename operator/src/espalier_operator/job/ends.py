@@ -17,7 +17,8 @@ from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.facts import Ended, Terms
+from espalier_operator.facts import Blame, Ended, Terms
+from espalier_operator.facts.blames import blaming
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.transitions import MAX_MESSAGE
@@ -25,6 +26,9 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)
 """Exit codes whose meaning, or message, the last report decides."""
+
+_OOM: Final = "OOMKilled"
+"""The kubelet's reason for the end of a container that exceeded its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,35 @@ def judge_exit(code: int, report: Report | None, cause: str = "") -> Ended | Fai
 
 def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
     """Return the state after a look at base worker `index`."""
+    after, worker = _judge(state, seen, index, terms, now, timing), seen.worker(index)
+    if worker is None or worker.end is None or after.attempts == state.attempts:
+        return after
+    end, said = worker.end, after.last_failure
+    if end.by_node and worker.started_at is None:
+        said = f"node {worker.node} refused it: {end.message}"
+        after = replace(after, preemptions=state.preemptions)  # nothing was taken from it
+    elif end.external and (end.by_node or index == 0):
+        said = _joined(said if index == 0 else "", f"node {worker.node}" if end.by_node else "", end.message)
+    return blaming_node(replace(after, last_failure=said[:MAX_MESSAGE]), worker, said, now, timing)
+
+
+def blaming_node(state: JobState, worker: Incarnation, message: str, now: float, timing: Timing) -> JobState:
+    """Return the state after the end of a worker: its node is avoided if it refused or ended it, or it failed at start.
+
+    Not where the worker exceeded limits of its own, or somebody ended it.
+    """
+    end = worker.end
+    if end is None or worker.node is None:
+        return state
+    ran = 0.0 if worker.started_at is None or end.at is None else end.at - worker.started_at
+    own = end.code not in (None, 0) and not (end.external or end.overran or _OOM in end.message)
+    if not (end.by_node or (own and ran < timing.start_up_allowance)):
+        return state
+    new = Blame(node=worker.node, at=now, message=message[:MAX_MESSAGE], refused=end.by_node, loan=worker.loan)
+    return replace(state, blames=blaming(state.blames, new))
+
+
+def _judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
     worker, known = seen.worker(index), state.incarnations[index]
     leads = index == 0
     if index in state.completed_workers:

@@ -24,6 +24,8 @@ class End:
     overran: bool = False
     """It was ended because it exceeded a limit of its template. It does not count as ended from outside."""
     message: str = ""
+    by_node: bool = False
+    """Its node refused it, evicted it for want of its own resources, or lost it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,10 @@ class Incarnation:
     """One start of a base worker: a pod, or a process. Times on the backend's clock."""
 
     id: str
+    node: str | None = None
+    """The machine that it is, or was, on."""
+    loan: int = 0
+    """Of an extra worker: the loan that it belongs to."""
     running: bool = False
     """Its process runs, as far as is known."""
     started_at: float | None = None
@@ -55,6 +61,8 @@ class Observation:
     """Extra workers that have their GPUs."""
     extra_running: int = 0
     """Those of them whose processes run."""
+    extra_ended: tuple[Incarnation, ...] = ()
+    """Extra workers that have ended."""
     refused: bool = False
     """kube-scheduler has found no node for a base worker, or the API server has no room for it in a ResourceQuota."""
     report: Report | None = None

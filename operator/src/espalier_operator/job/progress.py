@@ -15,6 +15,7 @@ from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.facts import Terms
+from espalier_operator.facts.blames import trained_on
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader, Meter
 from espalier_operator.job.observation import LAST_PHASES, Observation
@@ -46,7 +47,20 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     for index in range(terms.min_replicas):
         if state.ended is None:
             state = ends.judge(state, seen, index, terms, now, timing)
-    return _announce(state, seen, terms)
+    return _announce(_blame(state, seen, now, timing), seen, terms)
+
+
+def _blame(state: JobState, seen: Observation, now: float, timing: Timing) -> JobState:
+    """Blame nodes for extra workers that ended there, once for each loan, and no more those on which the job trains."""
+    for worker in seen.extra_ended:
+        if all(blame.node != worker.node or blame.loan < worker.loan for blame in state.blames):
+            message = "" if worker.end is None else worker.end.message
+            state = ends.blaming_node(state, worker, f"an extra worker: {message}", now, timing)
+    since = _running_since(state, seen)
+    if not state.blames or since is None or now - since < timing.start_up_allowance or _is_starting(seen):
+        return state
+    nodes = {worker.node for worker in seen.base if worker is not None and worker.running and worker.node is not None}
+    return replace(state, blames=trained_on(state.blames, nodes))
 
 
 def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
 from espalier_operator.clock import doubled
-from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.facts import Blame, Ended, Reclaim, Stopping, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,8 @@ class JobState:
     """How often in a row lent workers ended by themselves or were ended from outside."""
     lend_after: float | None = None
     """After that, nothing is lent to it earlier."""
+    blames: tuple[Blame, ...] = field(default=(), compare=False)
+    """Nodes that refused, failed or ended its workers."""
     outcome: Ended | None = None
     """How the job ended, if it has."""
     ended: Ended | None = None

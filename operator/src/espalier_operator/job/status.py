@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from espalier_api.allocation import Allocation
 from espalier_api.status import (
+    AvoidedNode,
     ConditionStatus,
     ConditionType,
     JobStatus,
@@ -16,7 +17,7 @@ from espalier_api.status import (
     StandingStop,
     TimeBudgetStatus,
 )
-from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.facts import Blame, Ended, Reclaim, Stopping, Terms
 from espalier_operator.job.state import Grant, JobState
 
 Wall = Callable[[float], datetime]
@@ -46,6 +47,7 @@ _PLAIN: Final = (
     "unplaced",
     "extra_losses",
 )
+_OF_BLAME: Final = ("node", "times", "message", "refused", "elsewhere", "loan")
 
 
 def utc(seconds: float) -> datetime:
@@ -76,6 +78,10 @@ def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
             if stopping is None
             else StandingStop(reason=stopping.reason, deadline=wall(stopping.deadline)),
             pod_uids=state.incarnations,
+            avoided_nodes=tuple(
+                AvoidedNode(last_time=wall(blame.at), **{name: getattr(blame, name) for name in _OF_BLAME})
+                for blame in state.blames
+            ),
         ),
     )
 
@@ -110,6 +116,10 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
         preemptions=status.preemptions,
         incarnations=(*kept.pod_uids, *[""] * (len(kept.attempts) - len(kept.pod_uids)))[: len(kept.attempts)],
         outcome=outcome_of(status),
+        blames=tuple(
+            Blame(at=each.last_time.timestamp(), **{name: getattr(each, name) for name in _OF_BLAME})
+            for each in kept.avoided_nodes
+        ),
     )
 
 

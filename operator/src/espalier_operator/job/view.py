@@ -73,6 +73,7 @@ def facts_of(
         hold_until=state.hold_until,
         lend_after=state.lend_after,
         preemptions=state.preemptions,
+        blames=state.blames,
         stopping=state.stopping,
         ended=state.ended,
         finished=state.outcome is not None,

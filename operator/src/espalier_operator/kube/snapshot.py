@@ -17,7 +17,8 @@ from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, LEASES, PODS, Resource
-from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Rules, Snapshot, Worker
+from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
+from espalier_operator.facts.blames import avoided_by_all, trained_on
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
@@ -106,9 +107,17 @@ def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules)
         namespace_limits=tuple(
             limit for limits in store.quotas.values() for limit in limits if limit.namespace in namespaces
         ),
+        avoided=avoided_by_all(map(blames_of, jobs), now),
         placements={job.key: job.placement for job, _ in planned if job.placement is not NOWHERE},
         rules=rules,
     )
+
+
+def blames_of(job: ManagedJob) -> tuple[Blame, ...]:
+    """Return the nodes that a job blames, as of its end: one that has completed was not the cause itself."""
+    state = job.state
+    has_completed = state.outcome is not None and not state.outcome.failed
+    return trained_on(state.blames, ()) if has_completed and state.blames else state.blames
 
 
 def _recorded_policy(jobs: Listing, controller: str) -> str:

@@ -64,8 +64,12 @@ class Admission:
         That is done later.
         """
         terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
-        wished, claim = self._tick.order.gpu_type(job), job.claim
+        wished, claim, are_barred = self._tick.order.gpu_type(job), job.claim, False
         sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
+        if sites and self._tick.avoidance.barred_until(job) is not None:
+            *_, constraints = self._tick.avoidance.levels(job)
+            sites = self._wished_sites(terms.gpu_type, constraints, gpus, workers, wished)
+            are_barred = not sites
         not_taken = self._tick.ledger.refusal(claim)
         if job.terms.suspend:
             self._record.refuse(job, Reason.SUSPENDED)
@@ -77,6 +81,8 @@ class Admission:
         elif is_held_back(job, self._tick.now):
             self._record.refuse(job, obstacle(job))
             self._record.wake(job.hold_until or 0.0)
+        elif gpus and are_barred:
+            self._record.refuse(job, Reason.NODES_AVOIDED)
         elif gpus and not sites:
             fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, terms.constraints.gpus_alone, gpus, workers)
             self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)

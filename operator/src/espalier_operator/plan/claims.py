@@ -23,6 +23,8 @@ class Claims:
 
     def __init__(self, tick: Tick) -> None:
         self._tick, self._record = tick, tick.record
+        self._barred: set[str] = set()
+        """Jobs of which a worker waits until a node is tried again."""
 
     def leave_departing_gpus(self) -> None:
         """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
@@ -54,6 +56,9 @@ class Claims:
             if len(bound[job.key]) >= job.terms.min_replicas and job.key not in places.moved:
                 continue
             supply = self._claim(job)
+            if supply is not Supply.NEVER and job.key in self._barred:
+                self._wait_for_barred(job)
+                continue
             # A loan of which a part is on its way is asked for more after that: the node may still be the right one.
             moved = tuple(
                 worker.index
@@ -71,6 +76,12 @@ class Claims:
             elif len(bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
                 self._doubt(job)
         self._serve_others()
+
+    def _wait_for_barred(self, job: JobFacts) -> None:
+        """Let a job without a leader wait again if it would long hold GPUs that it cannot use yet."""
+        long = (self._tick.avoidance.barred_until(job) or 0.0) - self._tick.now > self._tick.rules.placement_seconds
+        if long and not (job.leader_running or job.evaluating):
+            self._record.act(Requeue(job=job.key, reason=Reason.NODES_AVOIDED, message=job.last_failure))
 
     def _serve_others(self) -> None:
         """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
@@ -97,12 +108,20 @@ class Claims:
         for index in job.base_indexes:
             if index in self._tick.census.bound[job.key] or index in pinned:
                 continue
-            mark = self._tick.capacity.mark()
-            kept = self._tick.capacity.hold_at(site, places.chosen_before(job, index), gpus)
-            supply = min(supply, kept or self._tick.pool.obtain([site], gpus, places.near(job)))
+            mark, supplied = self._tick.capacity.mark(), Supply.NEVER
+            for (preferred,) in places.levels(job, [site.gpu_type]):
+                kept = self._tick.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
+                supplied = kept or self._tick.pool.obtain([preferred], gpus, places.near(job))
+                if supplied is not Supply.NEVER:
+                    places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
+                    break
+            else:
+                if self._tick.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
+                    supplied = self._tick.pool.obtain([site], gpus, places.near(job))
+                    self._barred.add(job.key)
+            supply = min(supply, supplied)
             if supply is Supply.NEVER:
                 break
-            places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
         return supply
 
     def _give_up(self, job: JobFacts) -> Requeue:

@@ -12,6 +12,7 @@ from espalier_operator.facts import JobFacts
 from espalier_operator.lifecycle import lendable, lendable_at
 from espalier_operator.order import Rank
 from espalier_operator.plan.tick import Tick
+from espalier_operator.sites import Site
 
 
 class Lending:
@@ -75,8 +76,12 @@ class Lending:
 
         For a job that was granted some in this tick nothing is reclaimed: it would arrive during the job's cooldown.
         """
+        levels = self._tick.places.levels(job, [job.gpu_type or ""])
+        found = (self._supply_on(site, job, extra, granted) for (site,) in levels)
+        return next(filter(None, found), Supply.NEVER)
+
+    def _supply_on(self, site: Site, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         places, gpus = self._tick.places, job.terms.gpus_per_worker
-        site = places.site(job)
         if self._tick.reclaims.is_vain(site, gpus):
             return Supply.NEVER
         near = places.near(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from espalier_operator.capacity import Capacity, Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import NOWHERE, JobFacts, Node, Placement, Promise, Role, Worker
 from espalier_operator.goods import Goods
+from espalier_operator.plan.avoidance import Avoidance
 from espalier_operator.plan.census import Census
 from espalier_operator.pool import hold_promised
 from espalier_operator.reservations import Holding
@@ -22,9 +23,11 @@ N = TypeVar("N")
 class Places:
     """The nodes of one tick's workers."""
 
-    def __init__(self, capacity: Capacity, census: Census, prior: Mapping[str, Placement]) -> None:
+    def __init__(
+        self, capacity: Capacity, census: Census, prior: Mapping[str, Placement], avoidance: Avoidance
+    ) -> None:
         """`prior` is what the last plan chose for workers that may not be there yet."""
-        self._capacity, self._census, self._prior = capacity, census, prior
+        self._capacity, self._census, self._prior, self._avoidance = capacity, census, prior, avoidance
         self._sites: dict[str, Site] = {}
         """By admitted job: where its workers may run."""
         self._nodes: dict[str, set[str]] = {}
@@ -82,6 +85,11 @@ class Places:
         if known is None:
             known = self._sites[job.key] = self._capacity.site(job.gpu_type or "", job.terms.constraints)
         return known
+
+    def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[Site]]:
+        """Yield where new workers of a job may run, by type of GPU: the sites that it prefers, and then others."""
+        for constraints in self._avoidance.levels(job):
+            yield [self._capacity.site(gpu_type, constraints) for gpu_type in gpu_types]
 
     def site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
         """Return where a running job may run on another type of GPU, whatever its quota."""

@@ -136,8 +136,17 @@ class Starting:
         """Start a job on the first of `sites` where all its workers can start now; return what they hold.
 
         They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
-        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either.
+        lent GPUs be reclaimed for the job, and return None; or return why that is not enough either. Nodes that the job
+        avoids are used where all others are not enough.
         """
+        started: Holding | Reason | None = Reason.NO_FREE_GPU
+        for level in self._tick.places.levels(job, [site.gpu_type for site in sites]):
+            started = self._start_on(job, level)
+            if not isinstance(started, Reason):
+                break
+        return started
+
+    def _start_on(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         wished = self._tick.order.wished_nodes(job)[:workers] if job.pinned else ()
         for site in sites if wished else ():

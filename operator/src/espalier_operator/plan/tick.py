@@ -13,6 +13,7 @@ from espalier_operator.lifecycle import ends_by, stop_seconds
 from espalier_operator.moves import Moves
 from espalier_operator.namespaces import NamespaceLedger
 from espalier_operator.order import Order
+from espalier_operator.plan.avoidance import Avoidance
 from espalier_operator.plan.census import Census
 from espalier_operator.plan.places import Places
 from espalier_operator.plan.record import Record
@@ -59,12 +60,14 @@ class Tick:
             for job in self.running
         }
         leaving = self._leaving(snapshot, census.extras, kept)
+        self.avoidance = Avoidance(snapshot, record, now)
         asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in census.foreign}
+        asked |= self.avoidance.asked
         others = [*census.foreign, *(worker for worker in census.unbound if worker.is_rival)]
         self.capacity = Capacity(
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
-        self.places = Places(self.capacity, census, snapshot.placements)
+        self.places = Places(self.capacity, census, snapshot.placements, self.avoidance)
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self.ledger.give_back(job.claim, job.gpu_type or "")

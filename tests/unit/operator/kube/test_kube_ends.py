@@ -12,7 +12,7 @@ from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_operator.actions import Fail, Requeue
-from espalier_operator.facts import Ended, Role, Stopping
+from espalier_operator.facts import Blame, Ended, Role, Stopping
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of
@@ -257,7 +257,10 @@ def test_a_leader_ended_from_outside_is_not_to_blame_whatever_its_code(code, sai
         "evicted": {"reason": "Evicted"},
         "preempted": {"conditions": [{"type": "DisruptionTarget", "status": "True"}]},
     }[how]
-    assert seen(ended(code, **changes), worker(), said=said) == preempted()
+    cause = {"deleted": "", "evicted": ": node node: Evicted" if code else ": Evicted", "preempted": ""}[how]
+    after = seen(ended(code, **changes), worker(), said=said)
+    assert after == replace(preempted(), last_failure=SENTENCES[Reason.PREEMPTED] + cause)
+    assert [blame.node for blame in after.blames] == (["node"] if how == "evicted" and code else [])
 
 
 FULL = {"reason": "Evicted", "message": 'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi". '}
@@ -324,8 +327,64 @@ def test_a_leader_whose_node_is_lost(ready):
 
 @pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu", "NodeAffinity"])
 def test_a_node_that_refuses_a_leader_is_not_asked_again_at_once(reason):
-    raw = {**leader("Failed"), "status": {"phase": "Failed", "reason": reason}}
-    assert seen(raw, worker()) == replace(preempted(), not_before=NOW + 10)
+    """Nothing was taken from the job: that is no preemption."""
+    raw = {**leader("Failed"), "status": {"phase": "Failed", "reason": reason, "message": "Allocate failed"}}
+    said = f"node node refused it: {reason}: Allocate failed"
+    after = seen(raw, worker())
+    assert after == replace(preempted(), preemptions=0, last_failure=said, not_before=NOW + 10)
+    assert after.blames == (Blame(node="node", at=NOW, message=said, refused=True),)
+    assert state_of(memory_of(after, JOB.terms)).blames == after.blames
+
+
+@pytest.mark.parametrize(
+    ("code", "after_seconds", "changes", "is_blamed"),
+    [
+        (1, 5, {}, True),
+        (1, 119, {}, True),
+        (1, 121, {}, False),
+        (137, 5, {"killed": "OOMKilled"}, False),
+        (143, 5, {"deleting": True}, False),
+        (137, 5, FULL, False),
+        (
+            143,
+            5,
+            {"reason": "Terminated", "message": "imminent node shutdown"},
+            False,
+        ),
+        (143, 5, {"reason": "Preempting", "message": "Preempted in order to admit critical pod"}, False),
+        (137, 500, {"reason": "Evicted", "message": "The node was low on resource: memory."}, True),
+    ],
+)
+def test_a_node_is_to_blame_for_a_failed_start_and_what_it_ends_itself(code, after_seconds, changes, is_blamed):
+    times = {"startedAt": time_at(EPOCH), "finishedAt": time_at(EPOCH + after_seconds)}
+    state = {"terminated": {"exitCode": code, "reason": changes.get("killed", "Error"), **times}}
+    how = {"phase": "Failed", "state": state, **{key: value for key, value in changes.items() if key != "killed"}}
+    for pods in ([leader(**how), worker()], [leader(), worker(**how)]):
+        assert bool(seen(*pods, now=EPOCH + after_seconds + 10).blames) == is_blamed
+
+
+def test_a_node_whose_job_trains_there_for_a_while_is_blamed_no_more_and_others_are_then_for_others():
+    blames = (Blame(node="node", at=NOW, refused=True), Blame(node="other", at=NOW))
+    state = replace(STATE, blames=blames)
+    assert seen(leader(), worker(), said=says(TRAINING), state=state, now=NOW + 10).blames == blames
+    after = seen(leader(), worker(), said=says(TRAINING), state=state, now=NOW + 200)
+    assert after.blames == (Blame(node="other", at=NOW, elsewhere=True),)
+
+
+def test_a_node_is_blamed_once_for_each_loan_whose_extra_workers_it_refuses():
+    lent = replace(STATE, extra=2, extra_generation=7)
+
+    def refused(index: int, loan: int) -> dict[str, Any]:
+        raw = raw_worker(JOB, index, loan, role=Role.EXTRA, phase="Failed", uid=f"{index} {loan}")
+        return {**raw, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}
+
+    once = seen(leader(), worker(), refused(0, 7), refused(1, 7), said=says(TRAINING), state=lent)
+    assert [(blame.times, blame.loan) for blame in once.blames] == [(1, 7)]
+    again = seen(leader(), worker(), refused(0, 7), refused(1, 7), said=says(TRAINING), state=once)
+    assert again.blames == once.blames
+    more = seen(leader(), worker(), refused(0, 7), refused(0, 9), said=says(TRAINING), state=once, now=NOW + 50)
+    assert [(blame.times, blame.loan) for blame in more.blames] == [(2, 9)]
+    assert seen(leader(), worker(), said=says(TRAINING), state=more, now=NOW + 500).blames == more.blames
 
 
 def test_ends_are_judged_once():
@@ -492,7 +551,7 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
         ),
         (
             [{**worker("Failed"), "status": {"phase": "Failed", "reason": "NodeAffinity"}}],
-            replaced(not_before=NOW + 10),
+            replaced(not_before=NOW + 10, last_failure="node node refused it: NodeAffinity"),
         ),
     ],
 )

@@ -47,6 +47,7 @@ SCRAPED: Final = (
     "espalier_job_adaptations_total",
     "espalier_job_decision_probability_ratio",
     "espalier_gpus",
+    "espalier_node_failed_jobs",
     "espalier_queue_gpus",
     "espalier_queue_nominal_gpus",
     "espalier_gpus_waited_for",
@@ -104,6 +105,7 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, sh
     made["espalier_jobs_waiting"] = dict(waiting)
     made["espalier_gpus_waited_for"] = dict(waited_for)
     made["espalier_gpus"] = gpus_of(snapshot)
+    made["espalier_node_failed_jobs"] = {(each.node,): float(each.jobs) for each in snapshot.avoided}
     for place, share in enumerate(shares, 1):
         of_job = (*share.job.partition("/")[::2],)
         made["espalier_job_policy_place"][of_job] = place

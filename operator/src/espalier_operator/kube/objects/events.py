@@ -14,6 +14,7 @@ LONGEST_MESSAGE = 1024
 _WARNINGS = frozenset(
     {
         Reason.GPU_LOST,
+        Reason.NODES_AVOIDED,
         Reason.RECLAIM_FORCED,
         Reason.AGENT_UNAVAILABLE,
         Reason.ILLEGAL_ADVICE,
@@ -57,10 +58,15 @@ def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
     found += _of_reclaim(was, after)
     found += _of_adaptations(was, after)
     if after.restarts > was.restarts:
-        reason = Reason.PREEMPTED if after.preemptions > was.preemptions else Reason.TRAINER_FAILED
+        failed = after.scheduling.failures > was.scheduling.failures
+        reason = Reason.TRAINER_FAILED if failed else Reason.PREEMPTED
         found.append(
             _event(reason, f"start {after.restarts + 1}: {after.scheduling.last_failure or SENTENCES[reason]}")
         )
+    known = {(each.node, each.last_time) for each in was.scheduling.avoided_nodes}
+    for each in after.scheduling.avoided_nodes:
+        if (each.node, each.last_time) not in known:
+            found.append(_event(Reason.NODES_AVOIDED, f"node {each.node} is avoided for a while: {each.message}"))
     unique: dict[tuple[str, str], Event] = {(event.reason, event.message): event for event in found}
     return tuple(unique.values())
 

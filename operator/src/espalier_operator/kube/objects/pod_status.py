@@ -48,7 +48,8 @@ _START_TROUBLE: Final = (
     "PostStartHookError",
     "CrashLoopBackOff",  # of a side-car: all else is restarted never
 )
-_DISRUPTIONS: Final = ("Evicted", "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
+_EVICTED: Final = "Evicted"
+_DISRUPTIONS: Final = (_EVICTED, "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
 """`status.reason` of pods that the kubelet or the control plane ended."""
 _OWN_USAGE: Final = (
     "Usage of EmptyDir volume ",
@@ -70,6 +71,8 @@ class PodStatus:
     """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
     """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
+    by_node: bool
+    """Its node refused it, evicted it for want of its own resources, or lost it: what runs elsewhere may run."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
@@ -110,6 +113,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
         phase=phase,
         overran=overran,
         disrupted=not overran and _is_disrupted(status, own),
+        by_node=not overran and phase == "Failed" and _is_by_node(status, own, code),
         started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
         exit_code=code,
@@ -186,6 +190,12 @@ def _is_disrupted(status: Raw, own: Iterable[Raw]) -> bool:
         or _is_true(status, "DisruptionTarget")
         or any(text(state, "reason") in _VANISHED for state in own)
     )
+
+
+def _is_by_node(status: Raw, own: Iterable[Raw], code: int | None) -> bool:
+    reason = text(status, "reason")
+    refused = code is None and reason not in ("", *_DISRUPTIONS)
+    return refused or reason == _EVICTED or any(text(state, "reason") in _VANISHED for state in own)
 
 
 def _end_message(status: Raw, ends: Iterable[Raw]) -> str:

@@ -92,6 +92,7 @@ def observation_of(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         extra_running=sum(pod.phase == "Running" for pod in pods.extra),
+        extra_ended=tuple(_incarnation(pod, pods) for pod in pods.rest if pod.role is Role.EXTRA and pod.done),
         refused=unplaced or (rejected is not None and rejected.may_pass),
         report=report,
         reporter="" if report is None else report.incarnation,
@@ -185,9 +186,12 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
             external=not pod.overran and (pod.deleting or pod.disrupted or pod.exit_code is None),
             overran=pod.overran,
             message=pod.message,
+            by_node=pod.by_node and not pod.deleting,
         )
     return Incarnation(
         id=pod.uid,
+        node=pod.node,
+        loan=pod.attempt if pod.role is Role.EXTRA else 0,
         running=pod.phase == "Running",
         started_at=pod.started_at,
         ready=pod.ready,

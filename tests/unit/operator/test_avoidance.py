@@ -1,0 +1,151 @@
+"""Nodes that refuse or fail workers: which jobs avoid them, for how long, and what they do where no other is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier_api.reasons import Reason
+from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue
+from espalier_operator.facts import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.facts.blames import avoided_by_all, blaming, trained_on
+from espalier_operator.plan import plan
+from espalier_operator.policies.fair import FairPolicy
+
+NOW = 100_000.0
+HALF_AN_HOUR = 1800.0
+BROKEN, GOOD = Node(name="broken", gpu_type="", allocatable=2), Node(name="good", gpu_type="", allocatable=4)
+"""The broken node is the fuller one, so it comes first."""
+
+
+def refusal(node: str = "broken", ago: float = 1.0, **change: Any) -> Blame:
+    return Blame(**{"node": node, "at": NOW - ago, "refused": True, "message": "Allocate failed", **change})
+
+
+def job(key: str = "ns/a", *, workers: int = 1, extra: int = 0, **change: Any) -> JobFacts:
+    terms = Terms(min_replicas=workers, max_replicas=workers + extra, time_budget_seconds=500.0)
+    return JobFacts(key=key, terms=terms, submitted_at=0.0, **change)
+
+
+def running(**change: Any) -> JobFacts:
+    return job(admitted_at=0.0, gpu_type="", generation=1, **change)
+
+
+def base_of(key: str, node: str, index: int = 0, gpus: int = 1) -> Worker:
+    name = f"{key}-{index}"
+    return Worker(name=name, job=key, role=Role.BASE, index=index, node=node, gpus=gpus, state=WorkerState.RUNNING)
+
+
+def planned(*jobs: JobFacts, nodes: tuple[Node, ...] = (BROKEN, GOOD), now: float = NOW, **seen: Any) -> Plan:
+    return plan(Snapshot(taken_at=now, nodes=nodes, jobs=jobs, **seen), FairPolicy(), now)
+
+
+# ---- where a job starts
+
+
+def test_a_job_starts_on_another_node_than_the_one_that_refused_it_until_that_is_long_ago() -> None:
+    assert planned(job()).placements["ns/a"].base == {0: "broken"}
+    assert planned(job(blames=(refusal(),))).placements["ns/a"].base == {0: "good"}
+    assert planned(job(blames=(refusal(ago=HALF_AN_HOUR),))).placements["ns/a"].base == {0: "broken"}
+    assert planned(job(blames=(refusal(ago=HALF_AN_HOUR, times=2),))).placements["ns/a"].base == {0: "good"}
+
+
+def test_a_worker_that_is_made_again_goes_to_another_node() -> None:
+    found = planned(running(blames=(refusal(),)))
+    assert (found.actions, found.placements["ns/a"].base) == ((), {0: "good"})
+
+
+def test_a_gang_avoids_the_node_if_all_of_it_fits_elsewhere_and_uses_it_otherwise() -> None:
+    assert set(planned(job(workers=4, blames=(refusal(ago=60.0),))).placements["ns/a"].base.values()) == {"good"}
+    found = planned(job(workers=5, blames=(refusal(ago=60.0),))).placements["ns/a"].base
+    assert sorted(map(str, found.values())) == ["broken", *["good"] * 4]
+
+
+def test_where_only_that_node_is_free_it_is_tried_again_later_each_time() -> None:
+    for times, seconds in ((1, 10.0), (2, 20.0), (8, 1280.0), (9, 1800.0), (30, 1800.0)):
+        waits = job(blames=(refusal(ago=0.0, times=times),))
+        found = planned(waits, nodes=(BROKEN,))
+        assert (found.actions, found.refusals["ns/a"].reason) == ((), Reason.NODES_AVOIDED)
+        assert found.wake_at == NOW + seconds
+        assert planned(waits, nodes=(BROKEN,), now=NOW + seconds).actions == (Admit(job="ns/a", gpu_type=""),)
+
+
+def test_a_running_job_waits_with_its_gpus_for_a_short_time_and_gives_them_back_for_a_long_one() -> None:
+    first = planned(running(blames=(refusal(ago=0.0),)), nodes=(BROKEN,))
+    assert (first.actions, first.placements, first.wake_at) == ((), {}, NOW + 10.0)
+    again = planned(running(blames=(refusal(ago=10.0),)), nodes=(BROKEN,))
+    assert again.placements["ns/a"].base == {0: "broken"}
+    often = planned(running(workers=2, blames=(refusal(ago=0.0, times=5),)), nodes=(BROKEN,))
+    assert [(type(action), action.reason) for action in often.actions] == [(Requeue, Reason.NODES_AVOIDED)]
+    leads = running(workers=2, leader_running=True, trained=True, blames=(refusal(ago=0.0, times=5),))
+    stays = planned(leads, nodes=(BROKEN,), workers=(base_of("ns/a", "broken"),))
+    assert stays.actions == (), "its leader trains"
+
+
+def test_a_worker_that_failed_at_start_is_restarted_on_its_node_at_once_where_that_is_the_only_one() -> None:
+    failed = running(blames=(refusal(ago=0.0, times=3, refused=False),))
+    assert planned(failed, nodes=(BROKEN,)).placements["ns/a"].base == {0: "broken"}
+    assert planned(failed).placements["ns/a"].base == {0: "good"}
+
+
+def test_lent_gpus_are_those_of_other_nodes_first() -> None:
+    trains = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
+    lends = running(extra=1, blames=(refusal(ago=60.0),), **trains)
+    seen = {"workers": (base_of("ns/a", "good"),)}
+    assert planned(lends, **seen).placements["ns/a"].extra == ("good",)
+    full = replace(GOOD, allocatable=1)
+    assert planned(lends, nodes=(BROKEN, full), **seen).placements["ns/a"].extra == ("broken",)
+    barred = replace(lends, blames=(refusal(ago=5.0),))
+    assert not [each for each in planned(barred, nodes=(BROKEN, full), **seen).actions if isinstance(each, GrantExtra)]
+
+
+def test_a_node_that_failed_several_jobs_is_avoided_by_others_too() -> None:
+    avoided = (Avoided(node="broken", jobs=2, until=NOW + 50.0),)
+    found = planned(job(), avoided=avoided)
+    assert (found.placements["ns/a"].base, found.wake_at) == ({0: "good"}, NOW + 50.0)
+    assert planned(job(), nodes=(BROKEN,), avoided=avoided).placements["ns/a"].base == {0: "broken"}
+    assert planned(job(), avoided=avoided, now=NOW + 50.0).placements["ns/a"].base == {0: "broken"}
+
+
+# ---- who is to blame
+
+
+def test_a_node_is_avoided_by_all_if_it_refused_two_jobs_as_long_as_both_avoid_it() -> None:
+    one, other = (refusal(ago=1000.0),), (refusal(ago=10.0, message="the last"),)
+    assert avoided_by_all([one, other], NOW) == (Avoided(node="broken", jobs=2, until=NOW + 800.0, message="the last"),)
+    assert avoided_by_all([one], NOW) == ()
+    assert avoided_by_all([one, other], NOW + 800.0) == ()
+
+
+def test_jobs_that_fail_wherever_they_start_blame_no_node_for_others() -> None:
+    for refused in (True, False):
+        everywhere = tuple(refusal(node, refused=refused) for node in ("a", "b", "c"))
+        assert avoided_by_all([everywhere] * 3, NOW) == ()
+    assert avoided_by_all([(refusal(refused=False),)] * 3, NOW) == (), "their programs may be the cause"
+
+
+def test_a_job_that_has_trained_elsewhere_since_is_believed_whatever_failed_it() -> None:
+    believed = trained_on((refusal("a", refused=False), refusal("b")), {"c"})
+    assert [each.node for each in avoided_by_all([believed, believed], NOW)] == ["a", "b"]
+    assert trained_on(believed, {"a", "b"}) == ()
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 20_000.0)), max_size=40))
+def test_blames_are_one_a_node_the_newest_last_and_counted_in_a_row(steps: list[tuple[str, float]]) -> None:
+    blames: tuple[Blame, ...] = ()
+    at = 0.0
+    for node, seconds in steps:
+        at += seconds
+        before = next((blame for blame in blames if blame.node == node), None)
+        blames = blaming(blames, Blame(node=node, at=at, refused=True))
+        assert blames[-1].node == node
+        assert blames[-1].at == at
+        if before is None or blames[-1].times == 1:
+            assert before is None or at >= before.at + 2.0 * HALF_AN_HOUR
+        else:
+            assert blames[-1].times == before.times + 1
+        assert blames[-1].barred_until < blames[-1].avoided_until
+    assert len({blame.node for blame in blames}) == len(blames)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from operators import World
 
 from espalier_api.signal import ALLOCATION_ANNOTATION
+from espalier_operator.facts import Rules
+from espalier_operator.kube.settings import KubeSettings
 
 QUICK = {"preemption": {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0}}
 """Preemption of jobs that are to be lent GPUs at once."""
@@ -137,8 +140,9 @@ def test_nodes_that_are_cordoned_not_ready_or_have_failing_gpus_offer_nothing(wo
         world.until_condition(f"job-{number}", "Running", "True", "Running")
 
 
-def test_a_job_whose_gpu_fails_gives_back_what_it_was_lent(world: World) -> None:
-    """A device that the plugin takes out of allocatable is missed, and lent workers go first."""
+def test_a_job_whose_gpu_fails_gives_back_what_it_was_lent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that the plugin takes out of allocatable is missed after a while, and lent workers go first."""
+    monkeypatch.setattr(KubeSettings, "rules", property(lambda _: Rules(dip_seconds=1.0)))
     world.kubelet.add_node("node", 2)
     world.operate()
     world.jobs.make("job", maxReplicas=2, **QUICK)

@@ -265,9 +265,17 @@ def set_type(node: str, gpu_type: str) -> None:
 
 
 def gpus(node: str, count: int) -> None:
-    """Pretend that `node` has `count` GPUs."""
+    """Pretend that `node` has `count` GPUs. Its kubelet would write that some seconds later."""
+    devices(node, "gpus", str(count))
     value = {"capacity": {GPU: str(count)}, "allocatable": {GPU: str(count)}}
     kubectl("patch", "node", node, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": value}))
+
+
+def devices(node: str, *words: str) -> None:
+    """Tell the device plugin of a node how its fake GPUs fare (`hack/device-plugin/plugin.py`)."""
+    pods = get("pods", namespace="kube-system", selector="app=fake-gpus")["items"]
+    plugin = next(pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node)
+    kubectl("exec", "--namespace=kube-system", plugin, "--", "/venv/bin/python", "/plugin.py", "tell", *words)
 
 
 def stranger(image: str, **spec: Any) -> dict[str, Any]:

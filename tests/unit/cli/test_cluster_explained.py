@@ -217,3 +217,16 @@ def test_the_last_events_are_shown_oldest_first() -> None:
     ]
     told = sections(replace(case(jobs=[raw]), events=tuple(map(event_of, events))))
     assert told["Events"] == ("3 min 20 s ago on a-base-0-0: warning: R: m200 (2 times)", "5 s ago: R: m5")
+
+
+def test_the_nodes_that_a_job_avoids_are_named_with_their_cause() -> None:
+    def blaming(name: str, *nodes: str) -> Object:
+        raw = admitted(job(name), gpu_type="x")
+        entry = {"lastTime": time(600.0), "message": "Allocate failed", "refused": True, "elsewhere": True}
+        raw["status"]["scheduling"]["avoidedNodes"] = [{"node": each, **entry} for each in nodes]
+        return raw
+
+    jobs = [blaming("a", "own"), blaming("b", "bad"), blaming("c", "bad")]
+    said = stands(case(jobs=jobs, nodes=[node("n", 3, "x")]))
+    assert "It avoids node own for 20 min: Allocate failed." in said
+    assert "All jobs avoid node bad for 20 min, which failed 2 jobs: Allocate failed." in said

@@ -145,3 +145,19 @@ def test_whoever_holds_gpus_they_add_up(data: st.DataObject) -> None:
         assert 0 <= use.largest_free <= use.total
     for entry in use_by_job(snapshot):
         assert entry.held == sum(w.gpus for w in workers if w.job and w.node) + entry.promised
+
+
+def blaming(name: str, *nodes: str, **entry: object) -> Object:
+    raw = admitted(job(name), gpu_type="x")
+    entries = [{"node": each, "lastTime": time(600.0), "message": "Allocate failed", **entry} for each in nodes]
+    raw["status"]["scheduling"]["avoidedNodes"] = entries
+    return raw
+
+
+def test_nodes_that_jobs_avoid_are_shown_with_the_last_cause() -> None:
+    jobs = [blaming("a", "n", refused=True), blaming("b", "n", "m", refused=True, elsewhere=True)]
+    shown = overview(lists(jobs=jobs, nodes=[node("n", 3, "x")]), NOW, SETTINGS)["nodesAvoided"]
+    assert shown == [
+        {"node": "m", "jobs": 1, "byAll": False, "seconds": 1200.0, "message": "Allocate failed"},
+        {"node": "n", "jobs": 2, "byAll": True, "seconds": 1200.0, "message": "Allocate failed"},
+    ]

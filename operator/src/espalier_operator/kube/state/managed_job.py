@@ -163,11 +163,7 @@ class ManagedJob(WorkItem):
         self.workers = tuple(workers_of(self.key, self.pods, self.state))
         self.promise = promise_of(self.key, self.state)
         self.news = News.NONE
-        if (
-            trained != self.facts.training
-            or before.blames != self.state.blames
-            or before.essence != self.state.essence
-        ):
+        if trained != self.facts.training or before.blames != self.state.blames or before.essence != self.state.essence:
             self.mark_dirty(News.NONE, Due.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
             self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway

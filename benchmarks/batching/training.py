@@ -31,6 +31,7 @@ from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.report import MemoryReporter
 from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.settings import Rendezvous
 
 SGD: Final = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 MOST: Final = 1024
@@ -107,7 +108,7 @@ def led(stack: ExitStack, job: AdaptiveTrainingJob, scheduler: VirtualScheduler,
 
     def team(journal: Any) -> Team:
         # It looks for its members at each step boundary: steps take no real time here.
-        found = Team(place, torch.device("cpu"), journal.warn, journal.workers_changed, listen_seconds=0.0)
+        found = Team(Rendezvous(place), torch.device("cpu"), journal.warn, journal.workers_changed, listen_seconds=0.0)
         teams.append(found)
         return found
 

@@ -14,6 +14,7 @@ from espalier_trainer.data import load_data
 from espalier_trainer.models import build_model
 from espalier_trainer.network import new_network
 from espalier_trainer.ready.follower import Follower
+from espalier_trainer.settings import Rendezvous
 
 _SPAWN: Final = get_context("spawn")
 END_SECONDS: Final = 30.0
@@ -82,4 +83,4 @@ def _take_part(job: AdaptiveTrainingJob, seed: int, place: str, over: Event) -> 
         leader = parent_process()
         return over.is_set() or leader is None or not leader.is_alive()
 
-    Follower(job, start, data, torch.device("cpu"), seed, base=False, index=0, stop=leave).run(place)
+    Follower(job, start, data, torch.device("cpu"), seed, base=False, index=0, stop=leave).run(Rendezvous(place))

@@ -24,6 +24,7 @@ from espalier_trainer.progress import TrainingResult
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.scheduler import Arrival
+from espalier_trainer.settings import Rendezvous
 from paying.arms import Arm, advisor_of, job_of
 from paying.costs import Costs, ElasticClock, TimedTeam
 from paying.extra import Extra
@@ -126,7 +127,7 @@ def prepare_process() -> None:
 
 def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Journal], TimedTeam]:
     device = torch.device("cpu")
-    return lambda journal: TimedTeam(clock, costs, place, device, journal.warn, journal.workers_changed)
+    return lambda journal: TimedTeam(clock, costs, Rendezvous(place), device, journal.warn, journal.workers_changed)
 
 
 def _await(team: TimedTeam) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore
 
 from espalier_trainer.elastic import group as groups
 from espalier_trainer.elastic.group import Group
@@ -21,15 +21,14 @@ Act = Callable[[Group], Any]
 
 def together(count: int, act: Act, device: torch.device = CPU) -> list[Any]:
     """Let `count` members act in one group; returns what each returned, by rank. Raises what one of them raised."""
-    store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store: Any = HashStore()
+    store.set_timeout(timedelta(seconds=PATIENCE))
     done: list[Any] = [None] * count
     failed: list[BaseException] = []
 
     def member(rank: int) -> None:
         try:
-            # A connection of its own: one waits for the other in it.
-            own: Any = TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=PATIENCE))
-            group = Group(own, 1, rank, count, device, "127.0.0.1", store.port)
+            group = Group(store, 1, rank, count, device, "127.0.0.1", 1, b"key")
             try:
                 done[rank] = act(group)
             finally:

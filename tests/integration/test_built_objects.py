@@ -14,7 +14,7 @@ from espalier_api.status import JobStatus
 from espalier_kube.resources import resource_of
 from espalier_operator.facts import Role
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
-from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from operator_world.kube_objects import GPU, raw_job, template
@@ -36,6 +36,7 @@ def with_metadata(given: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     return {**given, "metadata": metadata}
 
 
+TOGETHER = {"training": {"elasticBatch": "keepGlobal"}, "maxReplicas": 2}
 SPECS: dict[str, dict[str, Any]] = {
     "no template": {},
     "no image": {"template": {"spec": {"containers": [{"resources": {"limits": {GPU: 2}}}]}}},
@@ -83,6 +84,8 @@ SPECS: dict[str, dict[str, Any]] = {
     },
     "a priority": {"template": template(), "priorityClassName": EXTRA_CLASS},
     "many workers": {"template": template(), "minReplicas": 10, "maxReplicas": 10_000},
+    "workers that train together": TOGETHER
+    | {"template": template({"ports": [{"containerPort": 6006}, {"containerPort": 53, "protocol": "UDP"}]})},
     "a long program": {"training": {"model": {"name": "digits", "options": {"text": "é" * 20_000, "n": [1.5, None]}}}},
 }
 
@@ -139,15 +142,15 @@ def adds_only(built: Any, answer: Any, place: str = "") -> None:
 @pytest.mark.parametrize("case", SPECS)
 def test_every_object_of_a_job_is_taken_as_it_is(cluster, namespace, case):
     job = stored(cluster, namespace, SPECS[case])
-    for manifest in owned_objects(job):
+    for manifest in (*owned_objects(job, isolated=True), worker_secret(job, bytes(32))):
         adds_only(manifest, try_out(cluster, manifest, keep=True))
     for pod in pods_of(job):
         adds_only(pod, try_out(cluster, pod))
 
 
 def test_the_longest_name_is_taken_with_all_that_is_made_of_it(cluster, namespace):
-    job = stored(cluster, namespace, {}, "a" * MAX_NAME_LENGTH)
-    for manifest in owned_objects(job):
+    job = stored(cluster, namespace, TOGETHER, "a" * MAX_NAME_LENGTH)
+    for manifest in (*owned_objects(job, isolated=True), worker_secret(job, bytes(32))):
         try_out(cluster, manifest, keep=True)
     for pod in pods_of(job):
         try_out(cluster, pod)

@@ -69,7 +69,10 @@ def whole_life(world: World, operators: Operators, meanwhile: Callable[[], None]
 
     with operators.process() as operator:
         until_it_lives(world, operator)
-        world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
+        training = {"elasticBatch": "keepGlobal"}
+        world.jobs.make(
+            "job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0}, training=training
+        )
         world.until("both workers run", lambda: len(world.running("job")) == 2, PATIENCE)
         until("Running", "Running")
         operator.end(signal.SIGKILL)
@@ -79,6 +82,9 @@ def whole_life(world: World, operators: Operators, meanwhile: Callable[[], None]
         world.jobs.change("job", suspend=True)
         until("Suspended", "Suspended")
         meanwhile()
+        job = world.server.request("GET", f"{world.jobs.path}/job")
+        job["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": 6006}]
+        world.jobs.change("job", template=job["spec"]["template"])  # its policy admits another port
         world.jobs.change("job", suspend=False)
         until("Running", "Running")
         world.trainers.ends_when = lambda job, pods: 0

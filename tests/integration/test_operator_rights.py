@@ -49,8 +49,11 @@ def account(cluster: ApiServer, tmp_path: Path) -> Path:
 def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account: Path, world: World) -> None:
     """Nothing that the operator does is forbidden to it, from the first list to the deletion of the job."""
     world.kubelet.add_node("node", 2)
-    operator = world.operate(kubeconfig=account)
-    world.jobs.make("job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0})
+    operator = world.operate(kubeconfig=account, worker_network_policies=True)
+    together = {"elasticBatch": "keepGlobal"}
+    world.jobs.make(
+        "job", maxReplicas=2, ttlSecondsAfterFinished=1, preemption={"cooldownSeconds": 0}, training=together
+    )
     world.until("both workers run", lambda: len(world.running("job")) == 2)
     world.jobs.change("job", suspend=True)
     world.until_condition("job", "Suspended", "True", "Suspended")
@@ -66,6 +69,8 @@ def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account:
         ("delete", "pods"),
         ("patch", "pods"),
         ("create", "rolebindings"),
+        ("create", "secrets"),
+        ("create", "networkpolicies"),
     }
     # The job is gone before the operator has the answer to its deletion.
     world.until("it was answered", lambda: needed <= {each[:2] for each in operator.client.requests if each[2] < 300})

@@ -127,9 +127,9 @@ def write_document(path: Path, model: BaseModel) -> None:
     write_text_atomically(path, dumps(model))
 
 
-def write_text_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Write `text` (UTF-8) to `path` as `write_bytes_atomically` does."""
-    write_bytes_atomically(path, text.encode())
+    write_bytes_atomically(path, text.encode(), private=private)
 
 
 def print_or_write(text: str, arguments: Sequence[str]) -> None:
@@ -140,8 +140,10 @@ def print_or_write(text: str, arguments: Sequence[str]) -> None:
         print(text, end="")
 
 
-def write_bytes_atomically(path: Path, content: bytes) -> None:
+def write_bytes_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Write `content` to `path` through a temporary file in its folder, fsync and rename.
+
+    If it is `private`, only its owner may read it.
 
     A device or a pipe (`/dev/stdout`, `/dev/full`) is written to: a rename would put a file in its place.
     """
@@ -153,7 +155,8 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     # Not tempfile: its files are readable by their owner only, and the reader may be another user.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as file:
+        mode = 0o600 if private else 0o666
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

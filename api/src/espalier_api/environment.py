@@ -72,7 +72,10 @@ GPU_TYPE: Final = "ESPALIER_GPU_TYPE"
 """The type of GPU of all workers of the job; unknown if absent. Steps are measured by it."""
 RENDEZVOUS: Final = "ESPALIER_RENDEZVOUS"
 """Where the workers of a job meet: the leader's `host:port`, or the path of a file that the leader writes its address
-into. Used by jobs with `spec.training.elasticBatch`."""
+and a key into. Used by jobs with `spec.training.elasticBatch`."""
+RENDEZVOUS_KEY_FILE: Final = "ESPALIER_RENDEZVOUS_KEY_FILE"
+"""File with the job's key, at least 32 random bytes: workers and leader prove by it that they belong to the job. Needed
+where `RENDEZVOUS` is `host:port`."""
 LOG_TO: Final = "ESPALIER_LOG_TO"
 """`tensorboard` or `wandb`: where the leader also writes its figures, next to the checkpoints; nowhere if absent."""
 TRACES_ENDPOINT: Final = "ESPALIER_TRACES_ENDPOINT"

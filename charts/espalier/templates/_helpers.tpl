@@ -217,3 +217,8 @@ would be written as 1e+06. */}}
 {{- fail (printf "operator.seconds.restart is %v, more than operator.seconds.maxRestart, which is %v" .Values.operator.seconds.restart .Values.operator.seconds.maxRestart) -}}
 {{- end -}}
 {{- end }}
+
+{{- /* Whether the operator creates NetworkPolicies: policies add up, so none where that of the namespace admits less. */}}
+{{- define "espalier.jobPolicies" -}}
+{{- if and .Values.networkPolicy.jobs (not .Values.networkPolicy.workers) }}true{{ end }}
+{{- end }}

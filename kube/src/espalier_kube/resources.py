@@ -53,11 +53,24 @@ SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts"
 ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDINGS: Final = Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
 LEASES: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases")
+SECRETS: Final = Resource("Secret", "", "v1", "secrets")
+NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
 EVENTS: Final = Resource("Event", "", "v1", "events")
 TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 
 _MADE: Final = {
-    each.kind: each for each in (PODS, CONFIG_MAPS, SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, EVENTS)
+    each.kind: each
+    for each in (
+        PODS,
+        CONFIG_MAPS,
+        SERVICES,
+        SERVICE_ACCOUNTS,
+        ROLES,
+        ROLE_BINDINGS,
+        SECRETS,
+        NETWORK_POLICIES,
+        EVENTS,
+    )
 }
 """Kinds that the operator makes."""
 

@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 import pytest
-from charts import CHART, SYSTEM, Helm, of, one, parse, pod_templates
+from charts import CHART, SYSTEM, Helm, bound_rights, of, one, parse, pod_templates
 
 from espalier_api.metrics import JOB
 from espalier_api.status import JobStatus
@@ -96,6 +96,19 @@ def test_only_workers_of_their_namespace_reach_workers(helm: Helm, others: str) 
         pods = one(rendered, "Deployment", "espalier-operator")["spec"]["template"]["metadata"]["labels"]
         assert reader["podSelector"]["matchLabels"].items() <= pods.items()
         assert prometheus["ports"] == [{"port": "metrics"}]
+
+
+def test_jobs_get_a_policy_each_unless_that_of_their_namespace_admits_less(helm: Helm) -> None:
+    """Policies add up: one that admits more would open what the other one closes."""
+    chosen: list[dict[str, str]] = [{}, {"networkPolicy.enabled": "false"}, {"networkPolicy.jobs": "false"}]
+    for sets in (*chosen, {"networkPolicy.workers": "true"}):
+        rendered = helm.render("namespaced", sets=sets)
+        args = one(rendered, "Deployment", "espalier-operator")["spec"]["template"]["spec"]["containers"][0]["args"]
+        made = not {"networkPolicy.jobs", "networkPolicy.workers"} & sets.keys()
+        assert ("--worker-network-policies" in args) is made
+        policies = {right for right in bound_rights(rendered)["team-a"] if right[1] == "networkpolicies"}
+        verbs = {"get", "create", "patch"} if made else set()
+        assert policies == {("networking.k8s.io", "networkpolicies", verb) for verb in verbs}
 
 
 def test_nobody_scrapes_where_nobody_may(helm: Helm) -> None:

@@ -16,7 +16,8 @@ from espalier_api.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
 from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RULES, outputs
 from espalier_monitoring.page import RELABELLING, scrape_config_text
-from espalier_operator.kube.objects.worker_pod import METRICS, METRICS_PORT
+from espalier_operator.kube.objects.manifests import METRICS_PORT
+from espalier_operator.kube.objects.worker_pod import METRICS
 from promql_names import expressions, names
 
 ROOT = Path(__file__).parents[3]

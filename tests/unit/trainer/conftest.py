@@ -337,6 +337,11 @@ class Workplace:
         return self.folder / "checkpoints"
 
     @property
+    def key_file(self) -> Path:
+        """The job's key, needed where workers meet at an address."""
+        return self.folder / "key"
+
+    @property
     def log(self) -> str:
         path = self.folder / "log"
         return path.read_text() if path.exists() else ""
@@ -356,6 +361,7 @@ class Workplace:
             environment.AGENT_URL: self.agent_url,
             environment.TIME_SCALE: str(self.time_scale),
             environment.RENDEZVOUS: self.rendezvous or str(self.folder / "rendezvous"),
+            environment.RENDEZVOUS_KEY_FILE: str(self.key_file),
         }
 
     def allocate(

@@ -310,6 +310,7 @@ def test_a_network_that_is_cut_for_seconds(elastic: Callable[..., Workplace], wi
     parts = patience < CUT_SECONDS
     hasty = f"import espalier_trainer.elastic.group as g; g.COLLECTIVE_SECONDS = {patience}"
     place.rendezvous = f"{wire.addresses[0]}:29400"
+    place.key_file.write_bytes(bytes(range(32)))
     place.allocate(2)
     place.prelude = wire.inside(0) + hasty
     leader = place.start()

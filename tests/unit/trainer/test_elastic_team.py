@@ -18,6 +18,7 @@ from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.network import Network
+from espalier_trainer.settings import Rendezvous
 from waiting import PATIENCE, until
 
 CPU = torch.device("cpu")
@@ -64,14 +65,14 @@ class Holder:
 class Pair:
     """A leader and its one member, who have formed a generation."""
 
-    def __init__(self, place: str, checkpoint: Checkpoint) -> None:
-        self.team = Team(place, CPU, lambda *said: None, lambda *told: None, hashed=same)
+    def __init__(self, rendezvous: Rendezvous, checkpoint: Checkpoint) -> None:
+        self.team = Team(rendezvous, CPU, lambda *said: None, lambda *told: None, hashed=same)
         self.holder = Holder()
         self.checkpoint = checkpoint
         self._network = network()
         self._over = threading.Event()
         self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=self._over.is_set, hashed=same)
-        self._thread = threading.Thread(target=lambda: list(self._member.turns(place)), daemon=True)
+        self._thread = threading.Thread(target=lambda: list(self._member.turns(rendezvous)), daemon=True)
         self._thread.start()
         self.meet()
 
@@ -96,7 +97,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> Iterator[Pair]:
-    made = Pair(str(tmp_path / "rendezvous"), make_checkpoint(3))
+    made = Pair(Rendezvous(str(tmp_path / "rendezvous")), make_checkpoint(3))
     yield made
     made.close()
 

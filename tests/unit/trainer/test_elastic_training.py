@@ -26,6 +26,7 @@ from espalier_trainer.network import Network, new_network, resumed_network
 from espalier_trainer.randomness import seed_everything
 from espalier_trainer.ready.follower import Follower
 from espalier_trainer.scheduler import Arrival
+from espalier_trainer.settings import Rendezvous
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ class Workers:
             self._threads[-1].start()
 
     def _run(self, follower: Follower) -> None:
-        self.ended.append(follower.run(str(self.place)))
+        self.ended.append(follower.run(Rendezvous(str(self.place))))
 
     def close(self) -> None:
         self.stopped.set()
@@ -88,7 +89,7 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         def team(journal: Journal) -> Team:
             policy = job.spec.training.elastic_batch
             assert policy is not None
-            found = Team(str(workers.place), CPU, journal.warn, journal.workers_changed)
+            found = Team(Rendezvous(str(workers.place)), CPU, journal.warn, journal.workers_changed)
             seed = torch.get_rng_state()
             workers.start(count - 1)
             torch.set_rng_state(seed)

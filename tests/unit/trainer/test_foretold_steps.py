@@ -23,6 +23,7 @@ from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.step import Joint, joint_step
 from espalier_trainer.network import Network
+from espalier_trainer.settings import Rendezvous
 from groups import together
 
 CPU = torch.device("cpu")
@@ -77,17 +78,17 @@ class Holder:
 class Follower:
     """A member in a thread, which takes the steps that it is told of."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, rendezvous: Rendezvous) -> None:
         self.holder = Holder()
         self.cursors: list[int] = []
         self.rates: set[float] = set()
         self.void = 0
         self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=lambda: False, hashed=same)
-        self.thread = threading.Thread(target=self._run, args=(place,), daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(rendezvous,), daemon=True)
         self.thread.start()
 
-    def _run(self, place: str) -> None:
-        for turn in self._member.turns(place):
+    def _run(self, rendezvous: Rendezvous) -> None:
+        for turn in self._member.turns(rendezvous):
             if turn.command.code is not Code.STEP or self.holder.network is None:
                 continue
             try:
@@ -102,10 +103,10 @@ class Follower:
 
 
 class Pair:
-    def __init__(self, place: str, note: Checkpoint) -> None:
-        self.team = Team(place, CPU, lambda *said: None, lambda *told: None, hashed=same)
+    def __init__(self, rendezvous: Rendezvous, note: Checkpoint) -> None:
+        self.team = Team(rendezvous, CPU, lambda *said: None, lambda *told: None, hashed=same)
         self.network, self.note = network(), note
-        self.follower = Follower(place)
+        self.follower = Follower(rendezvous)
         self.cursors: list[int] = []
         self.notes = 0
         self.meet()
@@ -138,7 +139,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path, make_checkpoint: Callable[..., Checkpoint]) -> Iterator[Pair]:
-    made = Pair(str(tmp_path / "rendezvous"), make_checkpoint(3))
+    made = Pair(Rendezvous(str(tmp_path / "rendezvous")), make_checkpoint(3))
     made.tell()
     yield made
     made.end()

@@ -51,6 +51,18 @@ class StopSignal:
 
 
 @dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the workers of a job meet, and what proves that they belong to it."""
+
+    place: str
+    """`host:port` of the leader, or the path of a file that the leader writes its address and a key into."""
+    key_file: Path | None = None
+    """The job's key, where `place` is no file."""
+    attempt: int = 0
+    """Of the leader, which opens it: how often it was replaced before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the environment says."""
 
@@ -76,7 +88,7 @@ class Settings:
     index: int
     agent_token_file: Path | None = None
     """The token that proves to the agent which job reports; None: reports carry no proof."""
-    rendezvous: str | None = None
+    rendezvous: Rendezvous | None = None
     """Where the workers of the job meet; None: each is alone."""
     node: str = ""
     """The node that this worker runs on."""
@@ -104,6 +116,7 @@ class Settings:
         job_file = path(environment.JOB_FILE)
         if job_file is None:
             raise SettingsError(f"{environment.JOB_FILE} is not set; it names the job file (YAML or JSON)")
+        attempt = _whole(variables, environment.ATTEMPT, range(2**31), "a whole number from 0")
         return cls(
             job_file=job_file,
             allocation_file=path(environment.ALLOCATION_FILE),
@@ -117,11 +130,13 @@ class Settings:
             report_config_map=variables.get(environment.REPORT_CONFIG_MAP) or None,
             incarnation=variables.get(environment.INCARNATION, ""),
             job_uid=variables.get(environment.JOB_UID, ""),
-            attempt=_whole(variables, environment.ATTEMPT, range(2**31), "a whole number from 0"),
+            attempt=attempt,
             role=_role(variables.get(environment.WORKER_ROLE) or Role.BASE),
             index=_whole(variables, environment.WORKER_INDEX, range(2**63), "a whole number from 0") or 0,
             agent_token_file=path(environment.AGENT_TOKEN_FILE),
-            rendezvous=variables.get(environment.RENDEZVOUS) or None,
+            rendezvous=None
+            if not variables.get(environment.RENDEZVOUS)
+            else Rendezvous(variables[environment.RENDEZVOUS], path(environment.RENDEZVOUS_KEY_FILE), attempt or 0),
             node=variables.get(environment.NODE) or socket.gethostname(),
             gpu_type=variables.get(environment.GPU_TYPE, "")[:63],  # as long as a label
             log_to=variables.get(environment.LOG_TO, ""),

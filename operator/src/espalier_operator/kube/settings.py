@@ -82,6 +82,9 @@ class KubeSettings:
     traces_endpoint: str | None = None
     """URL to which traces of signals are exported by OTLP over HTTP, such as http://collector:4318/v1/traces. Needs the
     extra `otel` of the operator's package."""
+    worker_network_policies: bool = False
+    """Create a NetworkPolicy for each job whose workers train together (elasticBatch): only its own pods reach the
+    ports on which they do, and all pods those that its template declares. Needs the right to create and patch them."""
     watch_namespaces: tuple[str, ...] = ()
     """Namespaces whose jobs are managed; empty: all."""
     grace_seconds: float = 10.0

@@ -168,6 +168,65 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
     )
 
 
+# ---- workers that train together
+
+TOGETHER = {"training": {"elasticBatch": "keepGlobal"}}
+
+
+def test_the_key_of_workers_that_train_together_is_in_a_secret_of_this_very_job():
+    job = kube_job("one", TOGETHER)
+    assert objects.worker_secret(job, b"\x00\xff") == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "one-workers-uid-1", **OWNED},
+        "type": "Opaque",
+        "immutable": True,
+        "data": {"key": "AP8="},
+    }
+
+
+@pytest.mark.parametrize(("role", "index"), [(Role.BASE, 0), (Role.BASE, 1), (Role.EXTRA, 0)])
+def test_each_worker_finds_the_key_in_a_file_and_neither_in_its_environment_nor_its_job(role, index):
+    spec = spec_of(kube_job("one", {**TOGETHER, "template": template()}), role, index)
+    folder = "/var/run/secrets/espalier.dev/workers"
+    (container,) = spec["containers"]
+    assert {"name": "ESPALIER_RENDEZVOUS_KEY_FILE", "value": f"{folder}/key"} in container["env"]
+    mounted = {"name": "espalier-workers-key", "mountPath": folder, "readOnly": True}
+    assert mounted in container["volumeMounts"]
+    assert {"name": "espalier-workers-key", "secret": {"secretName": "one-workers-uid-1"}} in spec["volumes"]
+    assert not [entry for entry in container["env"] if "secretKeyRef" in str(entry)]
+    assert "espalier-workers-key" not in str(spec_of(templated(), role, index))
+
+
+def test_a_policy_admits_the_jobs_own_pods_to_all_ports_and_others_to_those_that_are_declared():
+    ports = [{"containerPort": 6006}, {"containerPort": 29400}, {"containerPort": 40000, "protocol": "UDP"}]
+    sidecar = {"name": "mesh", "image": "mesh", "restartPolicy": "Always", "ports": [{"containerPort": 15090}]}
+    job = kube_job("one", {**TOGETHER, "template": template({"ports": ports}, initContainers=[sidecar])})
+    *others, policy = objects.owned_objects(job, isolated=True)
+    assert tuple(others) == objects.owned_objects(job)
+    own = {"podSelector": {"matchLabels": {"espalier.dev/job": "one"}}}
+    declared = [(6006, "TCP"), (9464, "TCP"), (15090, "TCP"), (40000, "UDP")]
+    assert policy == {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "one-workers", **OWNED},
+        "spec": {
+            **own,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [own]}, {"ports": [{"port": port, "protocol": how} for port, how in declared]}],
+        },
+    }
+    assert objects.owned_objects(kube_job(), isolated=True) == objects.owned_objects(kube_job())
+
+
+@pytest.mark.parametrize(
+    "ports", [None, 5, "x", [None, 5, {}], [{"containerPort": each} for each in (True, 0, 70_000, "1")]]
+)
+def test_ports_that_are_none_are_left_to_the_api_server(ports):
+    job = kube_job("one", {**TOGETHER, "template": template({"ports": ports})})
+    assert objects.network_policy(job)["spec"]["ingress"][1] == {"ports": [{"port": 9464, "protocol": "TCP"}]}
+
+
 @pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])
 def test_an_account_of_the_template_gets_the_rights_and_runs_the_pods(field):
     job = templated(**{field: "mine"})

@@ -169,11 +169,11 @@ def team_of(
 ) -> TeamMaker | None:
     """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training
-    place, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
-    if place is None or training.elastic_batch is None:
+    rendezvous, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
+    if rendezvous is None or training.elastic_batch is None:
         return None
     return lambda journal: Team(
-        place,
+        rendezvous,
         device,
         journal.warn,
         journal.workers_changed,

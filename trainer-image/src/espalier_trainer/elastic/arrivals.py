@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from espalier_trainer.elastic.membership import Arrival, Plan, chosen
 from espalier_trainer.elastic.rendezvous import RendezvousServer
+from espalier_trainer.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -15,9 +16,9 @@ logger = logging.getLogger(__name__)
 class Arrivals:
     """Reads the rendezvous, and answers there."""
 
-    def __init__(self, place: str, clock: Callable[[], float]) -> None:
-        """Open the rendezvous at `place`; raises `RendezvousError`."""
-        self.rendezvous, self._clock = RendezvousServer(place), clock
+    def __init__(self, rendezvous: Rendezvous, clock: Callable[[], float]) -> None:
+        """Open the rendezvous; raises `RendezvousError`."""
+        self.rendezvous, self._clock = RendezvousServer(rendezvous), clock
         self.waiting: dict[str, Arrival] = {}
         self.listened = 0.0
         """When it was last read, by `clock`."""

@@ -130,22 +130,15 @@ def deliver(
 
 def _announced(group: Group, source: int, head: Head | None) -> Head:
     """Return the head that the source has."""
-    content = torch.empty(0, dtype=torch.uint8)
-    if head is not None:
-        content = torch.frombuffer(bytearray(dumps(head, compact=True).encode()), dtype=torch.uint8)
-    size = torch.tensor([len(content)], dtype=torch.int64)
-    group.broadcast(size, source)
-    if head is None:
-        content = torch.empty(int(size), dtype=torch.uint8)
-    group.broadcast(content, source)
+    content = group.broadcast_document(None if head is None else dumps(head, compact=True).encode(), source)
     return head or received(content, Head)
 
 
-def received(content: Tensor, model: type[DocumentT]) -> DocumentT:
+def received(content: bytes, model: type[DocumentT]) -> DocumentT:
     """Read a document of the leader, in UTF-8. Raises `CheckpointMismatchError` where that is impossible."""
     source = "the training state of the leader"
     try:
-        return loads_grown(content.numpy().tobytes().decode(), model, source)
+        return loads_grown(content.decode(), model, source)
     except DocumentError as error:
         raise CheckpointMismatchError(f"{error}; run the same Espalier in all workers of a job") from error
 

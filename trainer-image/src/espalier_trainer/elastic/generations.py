@@ -22,6 +22,7 @@ from espalier_trainer.elastic.states import Code, Command, align, digest
 from espalier_trainer.elastic.step import take_back
 from espalier_trainer.elastic.stragglers import Speeds, described, observed
 from espalier_trainer.network import Network
+from espalier_trainer.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Generations:
 
     def __init__(
         self,
-        place: str,
+        rendezvous: Rendezvous,
         device: torch.device,
         warn: Callable[[str, str], None],
         on_change: Callable[[int, float], None],
@@ -59,13 +60,13 @@ class Generations:
         clock: Callable[[], float] = time.monotonic,
         listen_seconds: float = LISTEN_SECONDS,
     ) -> None:
-        """Open the rendezvous at `place`; raises `RendezvousError`.
+        """Open the rendezvous; raises `RendezvousError`.
 
         `warn` gets problems that do not stop training, `on_change` the new number of members after a change, and
         the seconds for which training paused. `hashed` is what must be equal in all members, `node` where the
         leader runs, `listen_seconds` the shortest time between two looks for arrivals at step boundaries.
         """
-        self._arrivals = Arrivals(place, clock)
+        self._arrivals = Arrivals(rendezvous, clock)
         self._device, self._warn, self._clock = device, warn, clock
         self._node, self._listen_seconds = node, listen_seconds
         self._on_change = on_change
@@ -188,7 +189,14 @@ class Generations:
             try:
                 host = self._arrivals.rendezvous
                 self._group = Group(
-                    host.store, plan.generation, 0, len(plan.members), self._device, host.address, host.port
+                    host.store,
+                    plan.generation,
+                    0,
+                    len(plan.members),
+                    self._device,
+                    host.address,
+                    host.port,
+                    plan.key(host.key),
                 )
                 if not align(self._group, plan.source, network, capture, restore, self._hashed):
                     warning = f"members of generation {plan.generation} differ after the state was sent"

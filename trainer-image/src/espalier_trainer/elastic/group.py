@@ -6,9 +6,11 @@ memory, and gloo notices at once that a process has died, which NCCL does not.
 
 from __future__ import annotations
 
+import hmac
 import logging
+import struct
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -30,16 +32,31 @@ COLLECTIVE_SECONDS = 20.0
 """A peer that does not answer for this long (frozen, cut off) counts as gone; one that dies is noticed at once."""
 PIECE_BYTES = 1 << 24
 """Large tensors are sent in pieces of this size, so that the timeout does not limit their size."""
+_TAG_BYTES: Final = 32
+_SIZE: Final = struct.Struct(">Q")
 
 
 class Group:
     """A formed group. Every method raises `GroupBrokenError` if a member is gone; the group is then unusable."""
 
     def __init__(
-        self, store: Any, generation: int, rank: int, world: int, device: torch.device, address: str, port: int
+        self,
+        store: Any,
+        generation: int,
+        rank: int,
+        world: int,
+        device: torch.device,
+        address: str,
+        port: int,
+        key: bytes,
     ) -> None:
-        """Connect all members: `address` and `port` are those of the store, which determine the network interface."""
+        """Connect all members: `address` and `port` are those of the store, which determine the network interface.
+
+        `key` authenticates what `broadcasting_document` sends; gloo and NCCL themselves believe whoever they reach.
+        """
         self.rank, self.world, self.device = rank, world, device
+        self._key, self._documents = key, 0
+        self._store = store  # torch does not keep what it is made of in Python
         self.buckets: Buckets | None = None
         """The memory for exchanging gradients; it is kept from step to step."""
         self.exchanged: float | None = None
@@ -110,6 +127,35 @@ class Group:
         with broken():
             return Sending(self._group.broadcast([tensor], options))
 
+    def broadcasting_document(self, content: bytes, source: int = 0) -> Sending:
+        """Begin to send the others a few bytes, which they take by `receive_document`."""
+        return self.broadcasting(_tensor(content + self._tag(content, source)), source)
+
+    def receive_document(self, size: int, source: int = 0) -> bytes:
+        """Wait for a document of `size` bytes. Raises `GroupBrokenError` where it is not the member's next one."""
+        received = torch.empty(size + _TAG_BYTES, dtype=torch.uint8)
+        self.broadcast(received, source)
+        found = received.numpy().tobytes()
+        content = found[:size]
+        if not hmac.compare_digest(found[size:], self._tag(content, source)):
+            raise GroupBrokenError(f"a document is not that of member {source}")
+        return content
+
+    def broadcast_document(self, content: bytes | None, source: int = 0) -> bytes:
+        """Return the document of any size that the member `source` has as `content`, the others None."""
+        if content is not None:
+            self.broadcasting_document(_SIZE.pack(len(content)), source).wait()
+            tagged = _tensor(content + self._tag(content, source))
+            self.broadcast(tagged, source)
+            return content
+        (size,) = _SIZE.unpack(self.receive_document(_SIZE.size, source))
+        return self.receive_document(size, source)
+
+    def _tag(self, content: bytes, source: int) -> bytes:
+        """Return what proves the origin of the group's next document."""
+        self._documents += 1
+        return hmac.digest(self._key, struct.pack(">QI", self._documents, source) + content, "sha256")
+
     def sending_to(self, tensor: Tensor, member: int, tag: int = 0) -> Sending:
         """Begin to send `tensor`, a piece at most, to one member, which receives one of its size by the same `tag`."""
         with broken():
@@ -133,6 +179,10 @@ class Group:
         sums, self._device_sums = self._device_sums, None
         if sums is not None:
             sums.close()
+
+
+def _tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:

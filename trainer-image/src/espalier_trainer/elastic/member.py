@@ -23,6 +23,7 @@ from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClien
 from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.network import Network
+from espalier_trainer.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -85,15 +86,18 @@ class Member:
         self._carry_out, self._order, self._result = carry_out, "", ""
         self._said_leaving = False
         self._away_since: float | None = None
+        self._attempt = 0
+        """The latest of the leader that this worker has followed."""
         self.ended = False
         """Whether the leader has announced the end of the job."""
 
-    def turns(self, place: str) -> Iterator[Turn]:
+    def turns(self, rendezvous: Rendezvous) -> Iterator[Turn]:
         """Yield what to do next, until the job has `ended` or `stop` returns True."""
         client: RendezvousClient | None = None
         while not self._stop() and not self.ended:
             try:
-                client = client or RendezvousClient(place, self._stop)
+                client = client or RendezvousClient(rendezvous, self._stop, self._attempt)
+                self._attempt = client.attempt
                 yield from self._arrive(client)
             except GroupBrokenError:
                 client = None  # Maybe it was the leader that is gone, and its successor is somewhere else.
@@ -141,9 +145,9 @@ class Member:
 
     def _take_part(self, client: RendezvousClient, plan: Plan) -> Generator[Turn, None, None]:
         rank = plan.members.index(self._worker)
-        world, address, port = len(plan.members), client.address, client.port
+        world, address, port, key = len(plan.members), client.address, client.port, plan.key(client.key)
         group = answered(  # a group is formed by way of the leader's store
-            lambda: Group(client.store, plan.generation, rank, world, self._device, address, port),
+            lambda: Group(client.store, plan.generation, rank, world, self._device, address, port, key),
             self._stop,
             FORM_SECONDS + COLLECTIVE_SECONDS,
         )
@@ -168,7 +172,7 @@ class Member:
             if command.code is Code.FORM:
                 return
             if command.code is Code.APART:
-                self._order = receive_order(group, command) or ""
+                self._order = receive_order(group) or ""
                 return
             if command.code is Code.STATE:
                 held = None if self._holder.network is None else self._holder.capture()
@@ -176,7 +180,7 @@ class Member:
                 del held  # what it does not share with the new state
                 self._holder.take(state)
             elif command.code is Code.NOTE:
-                self._holder.note(receive_note(group, command))
+                self._holder.note(receive_note(group))
             elif command.code in (Code.STEP, Code.EPOCH):
                 if self._holder.network is None:
                     raise GroupBrokenError("the leader took a step before it sent its state")

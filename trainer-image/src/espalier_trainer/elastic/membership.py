@@ -1,14 +1,17 @@
-"""Who is a member: the messages of workers, and the leader's decisions on them. Pure."""
+"""Who is a member: the messages of workers, and the leader's decisions on them."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-PROTOCOL = 8
+from espalier_trainer.elastic.channel import derived
+
+PROTOCOL = 9
 """Increased when workers of two versions can no longer train together."""
 NEWCOMER = -1
 """Step of a worker that has no state."""
@@ -70,6 +73,12 @@ class Plan(_Message):
     members: tuple[str, ...]
     source: int
     """Rank of the member whose state all take."""
+    nonce: str = ""
+    """Random: no two generations of a job have the same key."""
+
+    def key(self, secret: bytes) -> bytes:
+        """Return the key with which this generation's commands are authenticated, by that of the job."""
+        return derived(secret, f"generation {self.nonce}".encode())
 
 
 Arrival._adapter = TypeAdapter(Arrival)
@@ -96,4 +105,4 @@ def planned(
     everyone = (leader, *members)
     names, steps = tuple(each.worker for each in everyone), [each.step for each in everyone]
     source = steps.index(max(steps)) if newest else 0
-    return Plan(generation, names, names.index(winner) if winner in names else source)
+    return Plan(generation, names, names.index(winner) if winner in names else source, secrets.token_hex(16))

@@ -35,8 +35,10 @@ class DeviceSums:
         """
         self._device, self._seconds = device, seconds
         self._unfinished = 0
-        # The watchdog reads it when a group is made. 0: it ends no process.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        # The watchdog reads them when a group is made. 0: it ends no process, and its threads do not ask the store,
+        # which is written in Python and may be gone.
+        for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+            os.environ[f"TORCH_NCCL_{name}"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _NEVER
         with broken():

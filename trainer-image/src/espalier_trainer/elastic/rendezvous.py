@@ -1,4 +1,4 @@
-"""Where workers find their leader: a TCPStore in the leader's process, which is not preemptible.
+"""Where workers find their leader: a store in the leader's process, which is not preemptible.
 
 A worker writes an `Arrival` and waits for the `Plan` that admits it; only the leader makes plans, so there are never
 two groups. If the leader dies, its store dies too; workers keep their state and join the next leader.
@@ -9,27 +9,27 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from torch._C._distributed_c10d import TCPStore
-
+from espalier_api import environment
 from espalier_api.documents import write_text_atomically
+from espalier_trainer.elastic.channel import KEY_BYTES, ChannelError, call
 from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
+from espalier_trainer.elastic.store import StoreClient, StoreServer
 from espalier_trainer.errors import TrainerError
+from espalier_trainer.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CONNECT_SECONDS: Final = 5.0
-_OPEN_SECONDS: Final = 60.0
-"""How long a leader waits for its own store, which is in its process: on a busy machine it is late, but never away."""
 ANSWER_SECONDS: Final = 3.0
 """A leader that does not answer for this long counts as away: frozen, or its node is gone. Less than its successor
 waits."""
@@ -83,12 +83,11 @@ def answered(ask: Callable[[], T], stop: Callable[[], bool], seconds: float = AN
 class RendezvousServer:
     """The leader's side: holds the store, receives arrivals, answers with plans."""
 
-    def __init__(self, place: str) -> None:
-        """Open the store at `place`: `host:port`, or the path of a file into which a free port of loopback is written.
-
-        Raises `RendezvousError`.
-        """
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        """Open the store. Raises `RendezvousError`."""
+        place = rendezvous.place
         address, port = (_LOOPBACK, 0) if _is_file(place) else _split(place)
+        self.key = secrets.token_bytes(KEY_BYTES) if _is_file(place) else _key(rendezvous)
         try:
             # The DNS may not know the pod's own name yet when it starts, so the name is not looked up.
             own = address if _is_address(address) else socket.getaddrinfo(socket.gethostname(), None)[0][4][0]
@@ -97,17 +96,10 @@ class RendezvousServer:
         except OSError as error:
             raise RendezvousError(f"ESPALIER_RENDEZVOUS is {place!r}, which cannot be listened at: {error}") from error
         self.address, self.port = listener.getsockname()[:2]
-        self.store: Any = TCPStore(
-            self.address,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_OPEN_SECONDS),
-            master_listen_fd=listener.detach(),
-        )
-        self.store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
+        self._server = StoreServer(listener, self.key, rendezvous.attempt)
+        self.store: Any = self._server.store
         if _is_file(place):
-            write_text_atomically(Path(place), f"{self.address}:{self.port}\n")
+            write_text_atomically(Path(place), f"{self.address}:{self.port}\n{self.key.hex()}\n", private=True)
         self._heard = 0
         self._pending: dict[int, float] = {}
         self._tickets: dict[str, int] = {}
@@ -185,14 +177,15 @@ class RendezvousServer:
 class RendezvousClient:
     """A worker's side."""
 
-    def __init__(self, place: str, stop: Callable[[], bool]) -> None:
-        """Connect to the leader's store at `place` (see `RendezvousServer`); `LeaderAwayError` where it is not there.
+    def __init__(self, rendezvous: Rendezvous, stop: Callable[[], bool], least: int = 0) -> None:
+        """Connect to the leader's store. Raises `RendezvousError`, and `LeaderAwayError` where it is not there.
 
-        `stop` returns whether this worker must leave: then it waits only briefly for answers.
+        `stop` returns whether this worker must leave: then it waits only briefly for answers. A leader of an attempt
+        before `least` is not followed.
         """
         self._stop = stop
         self.store: Any
-        self.address, self.port, self.store = self._asked(lambda: _connected(place))
+        self.address, self.port, self.key, self.attempt, self.store = self._asked(lambda: _connected(rendezvous, least))
 
     def arrive(self, arrival: Arrival) -> int:
         """Write an arrival; returns the ticket with which to request the plan. Raises `LeaderAwayError`."""
@@ -242,14 +235,44 @@ class RendezvousClient:
             raise LeaderAwayError(str(error).splitlines()[0]) from error
 
 
-def _connected(place: str) -> tuple[str, int, Any]:
-    """Return address and port of the store at `place`, and a client of it."""
-    found = Path(place).read_text(encoding="utf-8").strip() if _is_file(place) else place
+def _connected(rendezvous: Rendezvous, least: int) -> tuple[str, int, bytes, int, StoreClient]:
+    """Return address and port of the leader, the job's key, the leader's attempt, and a client of its store."""
+    if _is_file(rendezvous.place):
+        found, _, secret = Path(rendezvous.place).read_text(encoding="utf-8").strip().partition("\n")
+        try:
+            key = bytes.fromhex(secret)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise ChannelError(f"{rendezvous.place} holds no key: its leader is of an older version")
+    else:
+        found, key = rendezvous.place, _key(rendezvous)
     address, port = _split(found)
-    # A plain socket connects first: the store's own client logs pages about a leader that is not there yet.
-    socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
-    timeout = timedelta(seconds=CONNECT_SECONDS)
-    return address, port, TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel, attempt = call(connection, key, least)
+    except BaseException:
+        connection.close()
+        raise
+    return address, port, key, attempt, StoreClient(channel)
+
+
+def _key(rendezvous: Rendezvous) -> bytes:
+    """Read the job's key. Raises `RendezvousError`."""
+    name, path = environment.RENDEZVOUS_KEY_FILE, rendezvous.key_file
+    if path is None:
+        raise RendezvousError(
+            f"{name} is not set: workers prove by the key in this file that they belong to the job. An operator of an "
+            "older version does not give one: upgrade it, or use the trainer of its version"
+        )
+    try:
+        key = path.read_bytes()
+    except OSError as error:
+        raise RendezvousError(f"{name}: {path} cannot be read ({error.strerror}); it holds the job's key") from error
+    if len(key) < KEY_BYTES:
+        raise RendezvousError(f"{name}: {path} has {len(key)} bytes; a key has at least {KEY_BYTES} random ones")
+    return key
 
 
 def _beat(ticket: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import torch
 import xxhash
@@ -22,6 +24,7 @@ from espalier_trainer.network import Network
 from espalier_trainer.optimizers import optimizer_state
 from espalier_trainer.schedules import UNKNOWN, Moment
 
+_COMMAND: Final = struct.Struct(">5q3d2?")
 _ORDERS = TypeAdapter(dict[int, str])
 """Orders by rank."""
 
@@ -53,8 +56,6 @@ class Command:
     code: Code
     epoch: int = 0
     cursor: int = 0
-    size: int = 0
-    """Bytes that follow."""
     measured: bool = False
     """Whether the members measure the noise of their gradients in this step."""
     portion: Portion = ONE
@@ -69,20 +70,18 @@ class Command:
     def sending(self, group: Group) -> Sending:
         """Begin to send it to all members. If that fails, so does what follows in the group."""
         portion = self.portion
-        numbers = [float(self.code), self.epoch, self.cursor, self.size, float(self.measured)]
-        numbers += [portion.batches, portion.passes, portion.rate, float(portion.full)]
-        numbers += [self.moment.used_seconds, self.moment.budget_seconds]
-        return group.broadcasting(torch.tensor(numbers, dtype=torch.float64), 0)
+        flags = (self.measured, portion.full)
+        counts = (self.code, self.epoch, self.cursor, portion.batches, portion.passes)
+        rates = (portion.rate, self.moment.used_seconds, self.moment.budget_seconds)
+        return group.broadcasting_document(_COMMAND.pack(*counts, *rates, *flags))
 
     @classmethod
     def receive(cls, group: Group) -> Command:
         """Wait for the leader's next command."""
-        tensor = torch.zeros(11, dtype=torch.float64)
-        group.broadcast(tensor, 0)
-        code, epoch, cursor, size, measured, *rest = tensor.tolist()
-        batches, passes, factor, full, used, budget = rest
-        portion = Portion(int(batches), int(passes), factor, full > 0)
-        return cls(Code(int(code)), int(epoch), int(cursor), int(size), measured > 0, portion, Moment(used, budget))
+        code, epoch, cursor, batches, passes, rate, used, budget, measured, full = _COMMAND.unpack(
+            group.receive_document(_COMMAND.size)
+        )
+        return cls(Code(code), epoch, cursor, measured, Portion(batches, passes, rate, full), Moment(used, budget))
 
 
 def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
@@ -93,7 +92,8 @@ def broadcast_state(group: Group, checkpoint: Checkpoint) -> None:
 
 def broadcast_note(group: Group, state: CheckpointState) -> None:
     """Send the non-tensor part of the leader's state to all members."""
-    _broadcast(group, Code.NOTE, torch.frombuffer(bytearray(dumps(state, compact=True).encode()), dtype=torch.uint8))
+    Command(Code.NOTE).send(group)
+    group.broadcast_document(dumps(state, compact=True).encode())
 
 
 def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
@@ -106,21 +106,18 @@ def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
 
 def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
     """Send the members of these ranks away with an order each; all others are to form the next generation."""
-    _broadcast(group, Code.APART, torch.frombuffer(bytearray(_ORDERS.dump_json(dict(orders))), dtype=torch.uint8))
+    Command(Code.APART).send(group)
+    group.broadcast_document(_ORDERS.dump_json(dict(orders)))
 
 
-def receive_order(group: Group, command: Command) -> str | None:
-    """Receive the orders that `command` announces; returns this member's, None if it has none."""
-    content = torch.zeros(command.size, dtype=torch.uint8)
-    group.broadcast(content, 0)
-    return _ORDERS.validate_json(content.numpy().tobytes()).get(group.rank)
+def receive_order(group: Group) -> str | None:
+    """Receive the orders after their command; returns this member's, None if it has none."""
+    return _ORDERS.validate_json(group.broadcast_document(None)).get(group.rank)
 
 
-def receive_note(group: Group, command: Command) -> CheckpointState:
-    """Receive the non-tensor state that `command` announces."""
-    content = torch.zeros(command.size, dtype=torch.uint8)
-    group.broadcast(content, 0)
-    return received(content, CheckpointState)
+def receive_note(group: Group) -> CheckpointState:
+    """Receive the non-tensor state after its command."""
+    return received(group.broadcast_document(None), CheckpointState)
 
 
 def digest(network: Network) -> int:
@@ -181,8 +178,3 @@ def align(
         held, room = None, {}
         own = hashed(take(state))
     return len(set(digests(group, own))) == 1
-
-
-def _broadcast(group: Group, code: Code, content: Tensor) -> None:
-    Command(code, size=len(content)).send(group)
-    group.broadcast(content, 0)

@@ -27,6 +27,7 @@ from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.schedules import Moment
+from espalier_trainer.settings import Rendezvous
 from espalier_trainer.worker import Leave
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Following:
         state: OwnState,
         held: StateCopy,
         feed: Feed,
-        place: str | None,
+        rendezvous: Rendezvous | None,
         leave: Leave,
         seed: int,
         *,
@@ -52,7 +53,7 @@ class Following:
         sync_batch_norm: bool,
         trying: Callable[[str, Line], Generator[Turn, None, str]] | None = None,
     ) -> None:
-        """`place` None: the job's workers do not train together, so this one keeps its GPU and waits.
+        """`rendezvous` None: the job's workers do not train together, so this one keeps its GPU and waits.
 
         `held` is the copy of the leader's state in `state`. `trying` carries out orders of trials.
         """
@@ -70,8 +71,9 @@ class Following:
             hashed=state.digest,
             carry_out=trying,
         )
-        self._why_waiting = "the job is done" if place else "the job's workers do not train together (elasticBatch)"
-        self._turns: Iterator[Turn] = iter(()) if place is None else self._member.turns(place)
+        apart = "the job's workers do not train together (elasticBatch)"
+        self._why_waiting = apart if rendezvous is None else "the job is done"
+        self._turns: Iterator[Turn] = iter(()) if rendezvous is None else self._member.turns(rendezvous)
         self._turn: Turn | None = None
         self._step: Step | None = None
         self._moment = Moment(0.0, 1.0)

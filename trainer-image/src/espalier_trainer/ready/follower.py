@@ -20,6 +20,7 @@ from espalier_trainer.network import Network
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.alone import Alone
 from espalier_trainer.ready.state import JobState
+from espalier_trainer.settings import Rendezvous
 from espalier_trainer.trials.arm import Trying
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,9 @@ class Follower:
             logger.info("a step to warm up does not fit into memory: %s", error)
         network.optimizer.zero_grad(set_to_none=True)
 
-    def run(self, place: str) -> bool:
+    def run(self, rendezvous: Rendezvous) -> bool:
         """Take part until the job ends (returns True), or until `stop` returns True (returns False)."""
-        for turn in self._member.turns(place):
+        for turn in self._member.turns(rendezvous):
             try:
                 self._step(turn)
             except GroupBrokenError as error:

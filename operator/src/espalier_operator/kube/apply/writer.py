@@ -28,7 +28,7 @@ from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
-from espalier_operator.kube.objects.manifests import owned_objects
+from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
@@ -204,17 +204,30 @@ class Writer:
 
     async def _equip(self, job: ManagedJob) -> None:
         """Make the objects that the job's pods need."""
-        if job.job is None or (job.equipped and not job.lacks_report):
+        if job.job is None or (job.equipped == job.job.generation and not job.lacks_report):
             return
         try:
-            for manifest in owned_objects(job.job):
+            if job.job.terms.trains_together:
+                # One that is there is not read: its name has the job's UID.
+                await self._client.create(worker_secret(job.job, secrets.token_bytes(32)), owner=None)
+            for manifest in owned_objects(job.job, isolated=self._settings.worker_network_policies):
                 answer = await self._client.create(manifest, owner=job.uid)
+                if answer is not None and manifest["kind"] == resources.NETWORK_POLICIES.kind:
+                    await self._update(answer, manifest["spec"])
                 if answer is not None and manifest["kind"] == resources.CONFIG_MAPS.kind:
                     self._store.reports.indexer.put(answer)
         except (ApiRefusalError, NotOwnedError) as error:
             job.reject(_trouble(error))
             raise
-        job.equipped = True
+        job.equipped = job.job.generation
+
+    async def _update(self, policy: Raw, spec: Raw) -> None:
+        """Give a NetworkPolicy the ports of a template that has changed."""
+        if policy["spec"] != spec:
+            given = policy["metadata"]
+            await self._client.patch(
+                resources.NETWORK_POLICIES, given["namespace"], given["name"], given["uid"], {"spec": spec}
+            )
 
     async def _create(self, job: ManagedJob, manifest: Raw) -> None:
         base = manifest["metadata"]["labels"][names.ROLE_LABEL] == Role.BASE
@@ -223,7 +236,7 @@ class Writer:
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
             if isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN and not trouble.may_pass:
-                job.equipped = False  # its account may have been deleted
+                job.equipped = None  # its account may have been deleted
             if base and isinstance(error, ApiRefusalError) and error.status.code in _INVALID:
                 job.mark_invalid(trouble.message)
             elif base:

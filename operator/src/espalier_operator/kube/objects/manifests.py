@@ -2,20 +2,78 @@
 
 from __future__ import annotations
 
+import base64
+from typing import Final
+
 from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.template import Manifest, without_nulls
 
+KEY: Final = "key"
+"""The key of a worker's Secret."""
+METRICS_PORT: Final = 9464
+"""Port on which the leader is scraped, unless the template has one for something else: that which OpenTelemetry's
+exporter took first."""
+RENDEZVOUS_PORT: Final = 29400
+"""Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
 
-def owned_objects(job: KubeJob) -> tuple[Manifest, ...]:
-    """Return all objects of `job` but its pods, in the order of their creation.
 
-    A program reads no job and writes no report, so its pods get no rights.
+def owned_objects(job: KubeJob, *, isolated: bool = False) -> tuple[Manifest, ...]:
+    """Return all objects of `job` but its pods and its Secret, in the order of their creation.
+
+    A program reads no job and writes no report, so its pods get no rights. `isolated`: workers that train together get
+    a NetworkPolicy.
     """
     if job.terms.program:
         return (service(job), service_account(job))
-    return (service(job), report_config_map(job), service_account(job), role(job), role_binding(job))
+    found = (service(job), report_config_map(job), service_account(job), role(job), role_binding(job))
+    return (*found, network_policy(job)) if isolated and job.terms.trains_together else found
+
+
+def worker_secret(job: KubeJob, key: bytes) -> Manifest:
+    """Return the Secret with the key by which workers that train together prove that they belong to the job."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, names.secret_name(job.name, job.uid)),
+        "type": "Opaque",
+        "immutable": True,
+        "data": {KEY: base64.b64encode(key).decode()},
+    }
+
+
+def network_policy(job: KubeJob) -> Manifest:
+    """Return what keeps all but the job's own pods from the ports on which workers train together.
+
+    These are that of the rendezvous, and any that gloo and NCCL choose. A pod that a policy selects admits nothing
+    else, so the ports that the template's containers declare are opened to all, and that of the metrics.
+    """
+    own = {"podSelector": {"matchLabels": {names.JOB_LABEL: job.name}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, names.network_policy_name(job.name)),
+        "spec": {
+            **own,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [own]}, {"ports": _open_ports(pod_spec(job))}],
+        },
+    }
+
+
+def _open_ports(spec: Manifest) -> list[Manifest]:
+    """Return the ports that the containers declare, and that of the metrics; without that of the rendezvous."""
+    found = {(METRICS_PORT, "TCP")}
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        given = container.get("ports") if isinstance(container, dict) else None
+        for port in given if isinstance(given, list) else ():
+            number = port.get("containerPort") if isinstance(port, dict) else None
+            protocol = port.get("protocol") or "TCP" if isinstance(port, dict) else None
+            if type(number) is int and 0 < number < 65536 and protocol in ("TCP", "UDP", "SCTP"):
+                found.add((number, protocol))  # the API server refuses others, in the pod
+    found.discard((RENDEZVOUS_PORT, "TCP"))
+    return [{"port": number, "protocol": protocol} for number, protocol in sorted(found)]
 
 
 def service(job: KubeJob) -> Manifest:

@@ -57,6 +57,16 @@ def report_name(job: str) -> str:
     return f"{job}-report"
 
 
+def secret_name(job: str, uid: str) -> str:
+    """Return the name of the Secret with the key of the job's workers: of this job, not of one of its name before."""
+    return f"{job}-workers-{uid}"
+
+
+def network_policy_name(job: str) -> str:
+    """Return the name of the NetworkPolicy of the job's workers."""
+    return f"{job}-workers"
+
+
 def account_name(job: str) -> str:
     """Return the name of the job's ServiceAccount, Role and RoleBinding."""
     return f"{job}-trainer"

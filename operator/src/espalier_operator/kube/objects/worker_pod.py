@@ -14,7 +14,7 @@ from espalier_api.status import JobStatus
 from espalier_operator.facts import Role, host_of
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
-from espalier_operator.kube.objects.manifests import account, metadata, pod_spec
+from espalier_operator.kube.objects.manifests import KEY, METRICS_PORT, RENDEZVOUS_PORT, account, metadata, pod_spec
 from espalier_operator.kube.objects.template import (
     Manifest,
     absolute,
@@ -36,11 +36,10 @@ DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 TRAINER_UID: Final = 65532
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
-METRICS_PORT: Final = 9464
-"""Its number, unless the template has one for something else: that which OpenTelemetry's exporter took first."""
-RENDEZVOUS_PORT: Final = 29400
-"""Port on which the leader accepts the other workers: that of torchrun's rendezvous."""
+KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
+"""Where workers that train together find the key of their job."""
 _CONTRACT_VOLUME: Final = "espalier-contract"
+_KEY_VOLUME: Final = "espalier-workers-key"
 _TOKEN_VOLUME: Final = "espalier-agent-token"
 _TOKEN: Final = "token"
 _CHECKPOINT_VOLUME: Final = "espalier-checkpoints"
@@ -98,6 +97,9 @@ def worker_pod(
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     if _reports_outcome(job, worker, index, settings):
         mount(spec, container, _TOKEN_VOLUME, TOKEN_FOLDER, _token_volume(job), reserved=True)
+    if job.terms.trains_together:
+        secret = {"secretName": names.secret_name(job.name, job.uid)}
+        mount(spec, container, _KEY_VOLUME, KEY_FOLDER, {"secret": secret}, reserved=True)
     mount(spec, container, _CHECKPOINT_VOLUME, folder, {"emptyDir": {}})
     template = job.job.spec.template
     given = template.metadata if template is not None and template.metadata is not None else PodMetadata()
@@ -173,9 +175,10 @@ def _set_environment(
         contract[environment.CHECKPOINT_DIR] = folder
     if _reports_outcome(job, worker, index, settings):
         contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"
-    if job.job.spec.training.elastic_batch is not None:
+    if job.terms.trains_together:
         leader = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
         contract[environment.RENDEZVOUS] = f"{leader}:{RENDEZVOUS_PORT}"
+        contract[environment.RENDEZVOUS_KEY_FILE] = f"{KEY_FOLDER}/{KEY}"
     if folder != job.job.spec.checkpoint.path:
         contract[environment.CHECKPOINT_DIR] = folder
     defaults = {} if settings.agent_url is None else {environment.AGENT_URL: settings.agent_url}

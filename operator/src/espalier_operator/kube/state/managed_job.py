@@ -71,8 +71,8 @@ class ManagedJob(WorkItem):
         """The API server's last answer about its base workers' pods."""
         self.complaints: dict[Reason, str] = {}
         """By reason: the last message for people that is in no condition."""
-        self.equipped = False
-        """This operator has made sure that its objects other than pods exist."""
+        self.equipped: int | None = None
+        """The generation for which this operator has made sure that its objects other than pods exist."""
         self.facts: JobFacts | None = None
         """None as long as its specification cannot be run, and before the first look."""
         self.workers: tuple[Worker, ...] = ()

@@ -101,7 +101,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
     """Each is used, so that what uses it would be refused without it; or else it is granted on."""
     server = release.server
     with FakeKubelet(server) as kubelet, Trainers(server) as trainers:
-        release.run("install", operator__gpu__otherResources=[RESOURCE])
+        release.run("install", operator__gpu__otherResources=[RESOURCE], rbac__podLogs=True)
         world = World(server, kubelet, trainers)
         if mode == "namespaced":
             release.run("upgrade", watchNamespaces=[world.namespace])

@@ -76,6 +76,21 @@ def test_the_rights_that_are_deployed_are_enough_for_a_job_s_whole_life(account:
     world.until("it was answered", lambda: needed <= {each[:2] for each in operator.client.requests if each[2] < 300})
 
 
+def test_without_the_right_to_read_logs_a_program_runs_and_its_job_says_what_is_missing(
+    account: Path, world: World
+) -> None:
+    world.kubelet.add_node("node", 1)
+    world.operate(kubeconfig=account)
+    world.trainers.silent.add("program")
+    log = {"progress": {"log": {"pattern": "step (?P<step>[0-9]+)"}}}
+    world.jobs.make("program", program=log, timeBudgetSeconds=600)
+    world.until_condition("program", "Running", "True", "Running")
+    world.until_event("program", "LogsForbidden")
+    (event,) = (each for each in world.jobs.events("program") if each["reason"] == "LogsForbidden")
+    assert "set rbac.podLogs in the operator's chart" in event["message"]
+    assert world.jobs.condition("program", "Running") == ("True", "Running")
+
+
 def test_without_the_right_to_read_devices_all_else_works(account: Path, world: World) -> None:
     """The settings name a DeviceClass, and the roles do not know of it."""
     world.kubelet.add_node("node", 1)

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     EXTRA_WORKERS_LOST = "ExtraWorkersLost"
     AT_MAX_REPLICAS = "AtMaxReplicas"
     NO_REPORT = "NoReport"
+    LOGS_FORBIDDEN = "LogsForbidden"
     ADAPTATION_OFF = "AdaptationOff"
     RECLAIM_PENDING = "ReclaimPending"
     GPUS_GRANTED = "GPUsGranted"
@@ -86,6 +87,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.EXTRA_WORKERS_LOST: "its extra workers ended or were evicted; each time in a row it waits twice as long",
     Reason.AT_MAX_REPLICAS: "it has all the workers that maxReplicas allows",
     Reason.NO_REPORT: "its workers sent no report: the image does not use the trainer library, or is still starting",
+    Reason.LOGS_FORBIDDEN: "the operator may not read the logs of pods, so the progress of the program is not known",
     Reason.ADAPTATION_OFF: "its adaptation.mode is Off and it has no training.elasticBatch: extra GPUs would be idle",
     Reason.RECLAIM_PENDING: "it is giving GPUs back",
     Reason.GPUS_GRANTED: "its base GPUs were granted",

@@ -49,6 +49,12 @@ def test_devices_are_read_only_where_the_values_name_a_class(helm: Helm) -> None
         assert named - plain == devices
 
 
+def test_logs_are_read_only_where_the_values_say_so(helm: Helm) -> None:
+    plain, read = (set(bound_rights(helm.render(sets=sets))[None]) for sets in ({}, {"rbac.podLogs": "true"}))
+    assert read - plain == {("", "pods/log", "get")}
+    assert plain <= read
+
+
 def test_the_releases_namespace_may_be_looked_after_too(helm: Helm) -> None:
     rendered = helm.render(sets={"watchNamespaces": f'["{SYSTEM}"]'})
     names = [each["metadata"]["name"] for each in of(rendered, "Role")]

@@ -76,6 +76,10 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
         "write its report. A job without reports runs to the end of its budget, but is lent nothing.",
         (_LOGS,),
     ),
+    Reason.LOGS_FORBIDDEN: Remedy(
+        "The program runs as it is. To see its progress, let it serve metrics (spec.program.progress.metrics), or have "
+        "an administrator set rbac.podLogs in the operator's chart: then the operator may read all logs."
+    ),
     Reason.ADAPTATION_OFF: Remedy("Set spec.adaptation.mode to Auto or DryRun, or set spec.training.elasticBatch."),
     Reason.RECLAIM_PENDING: Remedy("Wait: when it has given GPUs back, it can be lent some again."),
     Reason.GPUS_GRANTED: Remedy("No action is needed: its pods are starting."),

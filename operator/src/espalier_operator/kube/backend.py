@@ -201,7 +201,7 @@ class KubeBackend:
         """Return where the progress of programs is to be read."""
         return [source for job in self.jobs.values() if (source := job.source()) is not None]
 
-    def take_reading(self, source: ProgressSource, values: Mapping[str, float]) -> None:
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float] | None) -> None:
         """Take in what was read of a program; its end can be judged after the last."""
         job = self.jobs.get(source.job)
         if job is not None:

@@ -16,7 +16,7 @@ import aiohttp
 
 from espalier_api.program import LogProgress, MetricsProgress
 from espalier_operator.clock import Clock
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.loop import BackendError
 from espalier_operator.programs import MAX_PAGE_BYTES, LineReader, lines_of, values_of_page
@@ -38,6 +38,8 @@ LOG_BYTES: Final = 64 * 1024
 TIMEOUT: Final = 3.0
 """Seconds in which a read must be done."""
 
+_FORBIDDEN: Final = 403
+
 
 class ProgressReader:
     """Reads all programs of an operator in turn."""
@@ -47,9 +49,9 @@ class ProgressReader:
         client: Client,
         clock: Clock,
         sources: Callable[[], Iterable[ProgressSource]],
-        take: Callable[[ProgressSource, Mapping[str, float]], None],
+        take: Callable[[ProgressSource, Mapping[str, float] | None], None],
     ) -> None:
-        """`sources` are those that there are now; `take` gets what was read at one of them, or nothing."""
+        """`sources` are those that there are now; `take` gets what was read at one; None: reading is forbidden."""
         self._client, self._clock, self._sources, self._take = client, clock, sources, take
         self._last: dict[str, float] = {}
         """By pod: when it was last read."""
@@ -94,7 +96,7 @@ class ProgressReader:
             logger.error("the progress of pod %s was not read", pod, exc_info=error)
 
     async def _read(self, source: ProgressSource, session: aiohttp.ClientSession) -> None:
-        values: Mapping[str, float] = {}
+        values: Mapping[str, float] | None = {}
         try:
             async with asyncio.timeout(TIMEOUT):
                 if source.spec.log is not None:
@@ -103,6 +105,8 @@ class ProgressReader:
                     values = await self._of_metrics(source, source.spec.metrics, session)
         except (BackendError, aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("%s/%s: its progress was not read: %s", source.namespace, source.name, error)
+            if isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN:
+                values = None
         finally:
             self._take(source, values)
 

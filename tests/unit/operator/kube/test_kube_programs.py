@@ -211,14 +211,14 @@ def source(spec: Any, pod: str = "leader", *, ended: bool = False) -> ProgressSo
     )
 
 
-async def read_once(handler: Handler, given: Any, *, ended: bool = False) -> list[Mapping[str, float]]:
+async def read_once(handler: Handler, given: Any, *, ended: bool = False) -> list[Mapping[str, float] | None]:
     """Let a reader read one source until it has an answer; return what it got."""
-    taken: list[Mapping[str, float]] = []
+    taken: list[Mapping[str, float] | None] = []
     done = asyncio.Event()
     async with serving(handler) as (client, port):
         spec = program({"progress": given(port)}).job.spec.program.progress
 
-        def take(_: ProgressSource, values: Mapping[str, float]) -> None:
+        def take(_: ProgressSource, values: Mapping[str, float] | None) -> None:
             taken.append(values)
             done.set()
 
@@ -248,6 +248,15 @@ def kubelet(written: list[str], asked: list[dict[str, str]]) -> Handler:
         return web.Response(text=tail[: int(request.query["limitBytes"])])
 
     return answer
+
+
+def test_that_a_log_may_not_be_read_is_known_until_it_is_read() -> None:
+    progress, running = ProgramProgress(None), source(program(LOG).job.spec.program.progress)
+    found: list[bool] = []
+    for values in ({}, None, {}, {"step": 1.0}):
+        progress.take(running, values, 1.0)
+        found.append(progress.is_forbidden)
+    assert found == [False, True, False, False]
 
 
 def test_the_newest_lines_of_a_log_are_read() -> None:
@@ -285,7 +294,7 @@ def test_a_log_that_cannot_be_read_is_no_reading_and_asked_for_once(code: int) -
         asked.append(request.path)
         return web.json_response({"kind": "Status", "message": "no"}, status=code)
 
-    assert asyncio.run(read_once(answer, log_of, ended=True)) == [{}]
+    assert asyncio.run(read_once(answer, log_of, ended=True)) == [None if code == 403 else {}]
     assert len(asked) == 1
 
 

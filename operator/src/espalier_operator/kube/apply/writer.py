@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from espalier_api.job import API_VERSION, KIND
-from espalier_api.reasons import Reason
+from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import JobStatus
 from espalier_kube import resources
 from espalier_kube.resources import Raw
@@ -137,6 +137,9 @@ class Writer:
             await self._warn_once(job, Reason.INVALID_SPEC, f"its specification is invalid; it {how}: {problems}")
         if job.report.problem == TOO_LARGE:  # other problems have any text, and would make any number of Events
             await self._warn_once(job, Reason.NO_REPORT, TOO_LARGE)
+        if goes_on and job.program.is_forbidden:
+            remedy = "set rbac.podLogs in the operator's chart, or read spec.program.progress.metrics instead"
+            await self._warn_once(job, Reason.LOGS_FORBIDDEN, f"{SENTENCES[Reason.LOGS_FORBIDDEN]}: {remedy}")
 
     async def _warn_once(self, job: ManagedJob, reason: Reason, message: str, same: str | None = None) -> None:
         """Post a warning, unless it is the last one of this reason again: by `same`, or by the message."""

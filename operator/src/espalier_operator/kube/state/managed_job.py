@@ -283,10 +283,11 @@ class ManagedJob(WorkItem):
             return None
         return source_of(self.job, self.pods.leader)
 
-    def take_reading(self, source: ProgressSource, values: Mapping[str, float], now: float) -> None:
+    def take_reading(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
         """Take in what was read at `source`. Once that was the last of a program that has ended, its end is judged."""
+        changed = source.ended or self.program.is_forbidden != (values is None)
         self.program.take(source, values, now)
-        self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if source.ended else Due.NOTHING)
+        self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if changed else Due.NOTHING)
 
     # ---- within
 

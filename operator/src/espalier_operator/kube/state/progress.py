@@ -60,6 +60,8 @@ class ProgramProgress:
         """Begin with what an earlier operator has read, by the status that it wrote."""
         self.reading = NOTHING
         self.read_at: datetime | None = None
+        self.is_forbidden = False
+        """The operator has no right to read it, as of the last attempt."""
         self._done = None if written is None else written.training.done_percentage
         self._read_to_end = ""
         """UID of the last pod whose last lines were read."""
@@ -71,8 +73,9 @@ class ProgramProgress:
             return self.reading.fraction
         return self._done / 100
 
-    def take(self, source: ProgressSource, values: Mapping[str, float], now: float) -> None:
-        """Take in what was read at `source` at `now`."""
+    def take(self, source: ProgressSource, values: Mapping[str, float] | None, now: float) -> None:
+        """Take in what was read at `source` at `now`; None: that is forbidden."""
+        self.is_forbidden = values is None
         if source.ended:
             self._read_to_end = source.pod
         if values:

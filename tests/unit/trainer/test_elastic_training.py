@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -282,9 +283,22 @@ def test_with_the_batch_scaled_an_epoch_has_fewer_steps(
     alone, _ = together(job, 1)
     many, workers = together(job, 3)
     assert many.result.steps == alone.result.steps
-    assert 2.5 < many.result.epochs / alone.result.epochs < 3.5
+    assert set(_steps_of_epochs(many, 3)) == {math.ceil(max(_steps_of_epochs(alone, 1)) / 3)}
     assert many.trainer.network.optimizer.param_groups[0]["lr"] in (0.004, 0.008, 0.012)  # the last step of an epoch
     assert_all_hold_the_same(many, workers)
+
+
+def _steps_of_epochs(done: Any, workers: int) -> list[int]:
+    """Return the optimizer steps of the epochs that so many workers trained from their first step to their last."""
+    steps, count, began, whole = [], 1, 0, True
+    for event in done.reporter.events:
+        if event.type == "WorkersChanged":
+            count, whole = event.workers, False
+        elif event.type == "EpochFinished":
+            if whole and count == workers:
+                steps.append(event.step - began)
+            began, whole = event.step, True
+    return steps
 
 
 def test_a_worker_gives_up_its_network_before_it_builds_another(

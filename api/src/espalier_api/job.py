@@ -233,10 +233,10 @@ class JobSpec(Strict):
     @model_validator(mode="after")
     def _trials_have_workers(self) -> Self:
         trials = self.adaptation.trials
-        if trials is not Trials.OFF and self.adaptation.insertion is Insertion.UNFOLD:
+        if trials is Trials.CONFIRM and self.adaptation.insertion is Insertion.UNFOLD:
             raise ValueError(
-                f"has adaptation.trials {trials} and adaptation.insertion Unfold; a trial ends before a run has "
-                "unfolded, so set trials to Off, or insertion to Exact or Scaled"
+                f"has adaptation.trials {trials} and adaptation.insertion Unfold; such a trial ends before a run has "
+                "unfolded, so set trials to Race or Off, or insertion to Exact or Scaled"
             )
         if trials is not Trials.OFF and self.training.elastic_batch is None:
             raise ValueError(

@@ -60,6 +60,7 @@ def tried(
         agent_url: str = "",
         pace: float = PACE,
         reclaim: str = "Keep",
+        late: bool = False,
     ) -> Workplace:
         adaptation = {"trials": trials, "fallback": "Heuristic", "maxAdaptations": 1, "onReclaim": reclaim}
         training = {"elasticBatch": "keepGlobal"}
@@ -70,7 +71,7 @@ def tried(
         place.pace = 3 * pace
         leader = place.start()
         place.pace = pace
-        place.processes = [leader, *(place.start(index) for index in range(extra))]
+        place.processes = [leader, *(place.start(index) for index in range(0 if late else extra))]
         return place
 
     return make
@@ -145,6 +146,21 @@ def test_one_extra_worker_races_against_the_base_itself(tried):
     assert won.slices[0].share == base.slices[0].share
     assert not won.annealed
     goes_on_from(won, adaptation, place)
+
+
+def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried, agent_server):
+    def declines(request: dict[str, Any]) -> tuple[int, bytes]:
+        status, answer = _knows_all(request)
+        return status, json.dumps(json.loads(answer) | {"action": {"kind": "Nothing"}}).encode()
+
+    url = agent_server(declines).url
+    place = tried("Race", 1, "rules.START_SHARE = 0\n" + GROWTH_WINS, agent_url=url, late=True)
+    until(lambda: [event for event in of(place, "Warned") if "asked again" in event.message], place)
+    assert of(place, "AdaptationFinished") == []
+    place.processes.append(place.start(0))
+    (began,) = until(lambda: of(place, "TrialsStarted"), place)
+    assert began.actions == ("Deepen(block0)", "Nothing")
+    assert decided(place).result is AdaptationResult.GROWN
 
 
 def _knows_all(_request: dict[str, Any]) -> tuple[int, bytes]:

@@ -19,7 +19,7 @@ from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, Arm
-from espalier_api.task import accuracy_of, other_than_accuracy, score_in
+from espalier_api.task import Task, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network
@@ -148,6 +148,9 @@ class Adapter:
             MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
         )
         decision = self.advisor.advise(request, patience)
+        if self.job.spec.training.task is not Task.CLASSIFICATION:
+            # Expected gains are in accuracy, so a trial of another task is judged by its losses alone.
+            decision = replace(decision, gains={})
         return Asked(decision, request.actions(), used, allocation, self.clock() - began)
 
     def carried_out(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm] = ()) -> Consultation:

@@ -160,10 +160,10 @@ RULES: Final[Mapping[str, Sequence[Rule]]] = {
             "fieldPath": ".training.elasticBatch",
         },
         {
-            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials == 'Off' || "
+            "rule": "!has(self.adaptation) || !has(self.adaptation.trials) || self.adaptation.trials != 'Confirm' || "
             "!has(self.adaptation.insertion) || self.adaptation.insertion != 'Unfold'",
-            "message": "cannot be Unfold with trials, which end before a run has unfolded; use Exact or Scaled, or set "
-            "trials to Off",
+            "message": "cannot be Unfold with trials Confirm, which end before a run has unfolded; use Exact or "
+            "Scaled, or set trials to Race or Off",
             "fieldPath": ".adaptation.insertion",
         },
         {

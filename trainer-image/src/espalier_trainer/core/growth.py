@@ -62,6 +62,8 @@ class Growth:
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
         """The allocation whose extra workers are waited for, and since when, in used seconds."""
+        self._declined: int | None = None
+        """The allocation for which the agent declined before an extra worker was there to try its best growth."""
 
     def warn(self) -> None:
         """Warn of what the job asks for and will not get."""
@@ -123,6 +125,13 @@ class Growth:
         if self._trial_begun(asked):
             run.journal.enter(TrainerPhase.TRAINING)
             return run.scheduler.time_left() > 0
+        if self._workers_missing and not asked.decision.action.grows:
+            # A trial may still overrule the advice: it is asked for again once a worker can run one.
+            self._declined = run.allocation.generation
+            late = "no extra worker is ready to try a growth; the agent is asked again once one is"
+            run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
+            run.journal.enter(TrainerPhase.TRAINING)
+            return run.scheduler.time_left() > 0
         self._carry_out(self._adapter, asked)
         return run.scheduler.time_left() > 0
 
@@ -177,6 +186,8 @@ class Growth:
         run = self._run
         if self._trials is Trials.OFF or run.team is None:
             return False
+        if self._workers_missing and self._declined == run.allocation.generation:
+            return True
         if len(run.team.extra_members) >= run.allocation.replicas - run.scheduler.base_replicas():
             self._lent = None
             return self._races_base(run.team) and self._base_loss is None and run.progress.epoch == 0
@@ -184,6 +195,11 @@ class Growth:
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used
         return used - self._lent[1] < rules.START_SHARE * run.scheduler.time_budget()
+
+    @property
+    def _workers_missing(self) -> bool:
+        """Whether the job tries growths, and no extra worker is there yet to do so."""
+        return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
 
     def _trial_begun(self, asked: Asked) -> bool:
         """Let extra workers try what was advised, if the job wants that and they can; returns whether they do."""

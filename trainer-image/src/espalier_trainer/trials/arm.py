@@ -200,7 +200,9 @@ class Trying:
             if stands.cursor >= self._loop.batches(stands.epoch):
                 yield from self._loop.end_epoch(stands.epoch)
                 stands.next_epoch()
-            step = yield from self._loop.step(stands.epoch, stands.cursor, rate.at(now), order.moment(now - rate.began))
+            moment = order.moment(now - rate.began)
+            self._state.advance(moment.share)
+            step = yield from self._loop.step(stands.epoch, stands.cursor, rate.at(now), moment)
             if step.ends_epoch:
                 stands.next_epoch()
             else:

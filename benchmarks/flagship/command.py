@@ -71,7 +71,8 @@ def carry_out(subject: Subject, options: argparse.Namespace, quick: Quick, decid
         print(line)
     print(f"\n{environment('torch')}; {command()}")
     if options.picture:
-        draw(subject, results, budgets, options.picture)
+        tables = "\n".join(lines(subject, results, budgets, whole=not options.quick))
+        draw(tables, subject.measure, options.picture)
     if options.page:
         write_page(subject, results, budgets, options.page)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from harness.statistics import Paired, mean_and_deviation
+from harness.statistics import mean_and_deviation
 from matplotlib.figure import Figure
 
 from flagship.arms import DECIDED, FIXED, GROWN, Arm
@@ -16,16 +16,16 @@ from flagship.subject import Subject
 
 BEGIN, END = "<!-- BEGIN figures (benchmarks/{}.py) -->", "<!-- END figures -->"
 COLORS: Final = {
-    Arm.ONE: "#757575",
-    Arm.TWO: "#1565c0",
-    Arm.FOUR: "#8d4b1f",
-    Arm.UNFOLDED: "#1b5e20",
-    Arm.SCALED: "#66bb6a",
-    Arm.EXACT: "#aed581",
-    Arm.INITIALISED: "#ad1457",
-    Arm.EMBEDDINGS: "#f48fb1",
+    Arm.ONE.value: "#757575",
+    Arm.TWO.value: "#1565c0",
+    Arm.FOUR.value: "#8d4b1f",
+    Arm.UNFOLDED.value: "#1b5e20",
+    Arm.SCALED.value: "#66bb6a",
+    Arm.EXACT.value: "#aed581",
 }
+"""Of the arms that the picture shows."""
 MISSING: Final = "not run"
+_BEST: Final = " (best fixed)"
 _HEADING: Final = "**Budget "
 
 
@@ -44,7 +44,7 @@ def lines(subject: Subject, results: Results, budgets: Sequence[float], *, whole
                 continue
             rate = results.rate(budget, arm)
             cells = [
-                f"{arm}{'' if moment is None else f' at {moment:.0%}'}{' (best fixed)' if arm is best else ''}",
+                f"{arm}{'' if moment is None else f' at {moment:.0%}'}{_BEST if arm is best else ''}",
                 MISSING if rate is None else f"{rate:g}",
                 str(len(figures)),
                 mean_and_deviation(figures) if figures else MISSING,
@@ -69,48 +69,50 @@ def _gain(results: Results, budget: float, arm: Arm, moment: float | None, other
     return MISSING if found is None else found.cell
 
 
-def draw(subject: Subject, results: Results, budgets: Sequence[float], path: Path) -> None:
-    """Draw, for each budget, the figures of each arm: every seed a dot, and the mean."""
-    shown = [budget for budget in budgets if results.best_fixed(budget) is not None]
-    if not shown:
+def draw(tables: str, measure: str, path: Path) -> None:
+    """Draw how much better each arm of `tables` (as `lines` or a page has them) ends than the best fixed depth.
+
+    One panel: the gain by budget with its 95 % interval; of the growths, those at the first moment. Raises
+    `ValueError` where no budget has a best fixed depth yet.
+    """
+    gains: dict[str, dict[float, tuple[float, float, float]]] = {}
+    budgets = []
+    for table in tables.split(_HEADING)[1:]:
+        rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines() if row.startswith("|")]
+        best = next((row[0].removesuffix(_BEST) for row in rows if row[0].endswith(_BEST)), None)
+        if best is None:
+            continue
+        budgets.append(float(table.split()[0]))
+        column = next(place for place, name in enumerate(rows[0]) if name.endswith(f"over {best}"))
+        for row in rows[2:]:
+            found = [float(number) for number in re.findall(r"[-+][0-9.]+", row[column])]
+            if len(found) == 3:
+                gains.setdefault(row[0].removesuffix(_BEST), {})[budgets[-1]] = (found[0], found[1], found[2])
+    if not budgets:
         raise ValueError("no budget has runs of all fixed depths yet, so there is nothing to draw")
-    figure = Figure(figsize=(3.1 * len(shown) + 2.4, 3.9), layout="constrained")
-    every = figure.subplots(1, len(shown), squeeze=False)[0]
-    arms: list[tuple[Arm, float | None]] = [*((arm, None) for arm in FIXED)]
-    arms += [(arm, results.head.moments[0]) for arm in reversed(GROWN)]
-    for axes, budget in zip(every, shown, strict=True):
-        for place, (arm, moment) in enumerate(arms):
-            figures = list(results.figures(budget, arm, moment).values())
-            if not figures:
-                continue
-            mean = statistics.fmean(figures)
-            axes.plot([place] * len(figures), figures, "o", color=COLORS[arm], alpha=0.35, ms=4)
-            axes.plot([place - 0.25, place + 0.25], [mean, mean], color=COLORS[arm], lw=2.5)
-            axes.annotate(
-                f"{mean:.3f}", (place, mean), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8
-            )
-        best = results.best_fixed(budget)
-        gain = None if best is None else results.gained(budget, Arm.UNFOLDED, results.head.moments[0], best, None)
-        axes.set_title(f"budget {budget:g} s" + _told(gain, best), fontsize=9)
-        axes.set_xticks(range(len(arms)), [_short(arm) for arm, _ in arms], fontsize=8)
-        axes.set_xlim(-0.6, len(arms) - 0.4)
-        axes.grid(axis="y", alpha=0.25)
-    every[0].set_ylabel(f"{subject.measure} on the test split\n(lower is better)")
+    first = min((name.rpartition(" at ")[2] for name in gains if " at " in name), key=_percent, default="")
+    shown = {name: by for name, by in gains.items() if name in COLORS or name.endswith(f" at {first}")}
+    shown = {name: by for name, by in shown.items() if name.partition(" at ")[0] in COLORS}
+    figure = Figure(figsize=(7.6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="#000000", lw=1, label="the best fixed depth, known in hindsight")
+    for place, (name, by) in enumerate(shown.items()):
+        apart = (place - (len(shown) - 1) / 2) * 0.07
+        xs = [budgets.index(budget) + apart for budget in by]
+        means = [mean for mean, _, _ in by.values()]
+        errors = [[mean - low for mean, low, _ in by.values()], [high - mean for mean, _, high in by.values()]]
+        colour = COLORS[name.partition(" at ")[0]]
+        axes.errorbar(xs, means, yerr=errors, fmt="o", ms=5, capsize=3, color=colour, label=name)
+    axes.set_xticks(range(len(budgets)), [f"{budget:g} s" for budget in budgets])
+    axes.set_xlabel("time budget")
+    axes.set_ylabel(f"{measure} gained over\nthe best fixed depth")
+    axes.grid(axis="y", alpha=0.25)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     figure.savefig(path, dpi=120)
 
 
-def _told(gain: Paired | None, best: Arm | None) -> str:
-    if gain is None or best is None:
-        return ""
-    than = "better" if gain.mean >= 0 else "worse"
-    low, high = sorted((gain.low, gain.high) if gain.mean >= 0 else (-gain.low, -gain.high))
-    return f"\ngrown (unfolded) {than} than {best} by\n{abs(gain.mean):.3f} ({low:.3f} to {high:.3f})"
-
-
-def _short(arm: Arm) -> str:
-    if arm in GROWN:
-        return "1 → 4\n" + arm.value.split(", ")[1].removesuffix(" copies")
-    return arm.value.replace(" ", "\n")
+def _percent(moment: str) -> float:
+    return float(moment.removesuffix("%"))
 
 
 def write_page(subject: Subject, results: Results, budgets: Sequence[float], path: Path) -> None:

@@ -68,8 +68,8 @@ namespace of the job, not of the exporter. [Alerts](alerts.md) explains what to 
 The dashboards are built from these metrics. Without Grafana, you can draw them from a checkout of the project, with the
 data of any Prometheus that has scraped Espalier: one image per dashboard, in Grafana's layout.
 
-```console
-$ PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring draw --prometheus http://127.0.0.1:9090 --output DIR
+```sh
+PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring draw --prometheus http://127.0.0.1:9090 --output DIR
 ```
 """
 

@@ -27,8 +27,8 @@ This page lists all fields of `spec` of an `AdaptiveTrainingJob` (`espalier.dev/
 `espalier run` and for a cluster. Only `timeBudgetSeconds` is required. Fields are written as paths below `spec`; other
 fields are rejected. Fields without a default are optional; their description explains what their absence means.
 
-```console
-$ .venv/bin/espalier validate examples/digits.yaml
+```sh
+espalier validate examples/digits.yaml
 ```
 
 reports every problem in a file, with the line, the field, the value and the allowed values. `kubectl apply` reports

@@ -108,12 +108,12 @@ def draw_training(curve: Curve, path: Path) -> None:
     """Draw one run to `path` (PNG)."""
     end = max([curve.result.time_budget_seconds, curve.result.used_seconds, *(e.used_seconds for e in curve.events)])
     labels, sizes = labels_of(curve.events, end), _batch_sizes(curve)
-    heights = [_STRIP_INCHES] * bool(labels) + [3.1, 1.8, 0.85] + [0.85] * bool(sizes[0])
+    heights = [_STRIP_INCHES] * bool(labels) + [3.1, 1.8, 0.85, 0.85] + [0.85] * bool(sizes[0])
     figure = Figure(figsize=(9, sum(heights) + 0.8), layout="constrained")
     every = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
     if labels:
         _draw_labels(every.pop(0), labels)
-    accuracy, loss, gpus, *rest = every
+    accuracy, loss, depth, gpus, *rest = every
     result = curve.result
     epochs = [event for event in curve.events if isinstance(event, EpochFinished)]
     times = [event.used_seconds for event in epochs]
@@ -140,12 +140,13 @@ def draw_training(curve: Curve, path: Path) -> None:
     loss.legend(loc="upper right", fontsize=8, frameon=False)
     loss.grid(alpha=0.25)
 
+    _draw_depth(depth, curve)
     _draw_gpus(gpus, curve)
     for axes in rest:
         axes.step(*sizes, where="post", color=BROWN, lw=1.6)
         axes.set_ylabel("batch size")
         axes.set_ylim(0, max(sizes[1]) * 1.15)
-    marks = _mark((accuracy, loss, *rest), curve.events)
+    marks = _mark((accuracy, loss, depth, *rest), curve.events)
     shown, _ = accuracy.get_legend_handles_labels()
     accuracy.legend(handles=[*shown, *marks], loc="best", fontsize=8, framealpha=0.7, edgecolor="none")
     every[-1].set_xlabel("time budget used (s)")
@@ -197,6 +198,18 @@ def _title(result: RunResult) -> str:
         f"{result.job} (seed {result.seed}): {result.phase}, {result.reason}; "
         f"{result.used_seconds:.1f} of {result.time_budget_seconds:g} s; {growth}"
     )
+
+
+def _draw_depth(axes: Axes, curve: Curve) -> None:
+    """Draw the layers of the model over the budget."""
+    result = curve.result
+    changes = [event for event in curve.events if isinstance(event, AdaptationFinished)]
+    times = [0.0, *(event.used_seconds for event in changes), result.used_seconds]
+    depths = [result.depth_before, *(event.adaptation.depth_after for event in changes), result.depth_after]
+    axes.step(times, depths, where="post", color=GREEN, lw=1.6)
+    axes.set_ylabel("layers")
+    axes.set_ylim(0, max([1, *depths]) * 1.2)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
 
 
 def _draw_gpus(axes: Axes, curve: Curve) -> None:

@@ -19,6 +19,7 @@ from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError
+from espalier_cli.not_grown import why_not_grown
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
     Finished,
@@ -201,6 +202,8 @@ def _print(finished: Finished, directory: Path, jobs: tuple[AdaptiveTrainingJob,
     for name, result in finished.results.items():
         if read := progress_of(result.steps, result.done, result.metrics) if result.depth_after == 0 else "":
             click.echo(f"{name}: {read}", err=True)
+        if why := why_not_grown(result, next(job for job in jobs if job.metadata.name == name)):
+            click.echo(f"{name}: {why}", err=True)
         if result.phase == "Failed":
             click.echo(f"{name}: {result.message or result.reason}", err=True)
         folder = folder_of(directory, name, jobs)

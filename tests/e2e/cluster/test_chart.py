@@ -41,10 +41,10 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
 ) -> None:
     nodes.set_gpus(2)
     section = (PROJECT / "docs" / "own-policy.md").read_text().partition("\n## On a cluster\n")[2]
-    block = re.findall(r"^```console\n(.*?)^```", section, re.M | re.S)[0]
+    block = re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)[0]
     try:
         for line in block.splitlines():
-            run("bash", "-c", line.removeprefix("$ "), folder=folder)
+            run("bash", "-c", line, folder=folder)
         kubectl("rollout", "status", "deployment/espalier-agent", "--namespace", SYSTEM, "--timeout=120s", timeout=150)
         grown = advised(space)[0]
         assert (grown["source"], grown["policy"].partition("@")[0]) == ("agent", "mine")

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from kube import ClusterError, Nodes, Space, get, get_raw, kubectl, wait_for
 
+from pages import commands
 from ports import free_port
 
 PROJECT = Path(__file__).parents[3]
@@ -55,8 +56,7 @@ def typed(heading: str) -> list[str]:
     """Return what the section of this heading tells to type."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     assert section, f"the tutorial has no section {heading}"
-    blocks = re.findall(r"^```console\n(.*?)^```", section, re.M | re.S)
-    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    return commands(section)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 
 from espalier_agent import data
 from forked import Forked
+from pages import commands
 from ports import free_port
 from waiting import PATIENCE, until
 
@@ -31,7 +32,7 @@ SHORTER = {
     " espalier agent judge --model ": "--seeds 1 --moments 50% --most 2 --budget 40 --parallel 1",
 }
 """What is added to commands that take their time otherwise."""
-FORKED = {".venv/bin/espalier agent ": "espalier_command agent ", ".venv/bin/python ": ""}
+FORKED = {"espalier agent ": "espalier_command agent ", "python ": ""}
 """Programs that import torch themselves are forked (`helpers/forked.py`): how they begin, and their modules."""
 CASES = """
 import torch
@@ -63,6 +64,7 @@ class Laptop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._started: list[Forked] = []
         self._typed = 0
         self._port = str(free_port())
@@ -76,7 +78,7 @@ class Laptop:
             name, _, value = command.removeprefix("export ").partition("=")
             self.environment[name] = value
             return ""
-        spaced = f" {command.replace('.venv/bin/', ' ')} "
+        spaced = f" {command} "
         added = " ".join(arguments for part, arguments in SHORTER.items() if part in spaced)
         line = f"{command.replace('8500', self._port)} {added}"
         for begin, module in FORKED.items():
@@ -126,11 +128,6 @@ def laptop(tmp_path: Path) -> Iterator[Laptop]:
     machine.close()
 
 
-def commands(text: str) -> list[str]:
-    blocks = re.findall(r"^```console\n(.*?)^```", text, re.M | re.S)
-    return [line[2:] for block in blocks for line in block.replace("\\\n", "").splitlines() if line.startswith("$ ")]
-
-
 def read(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
@@ -170,7 +167,7 @@ def test_the_other_python_blocks_run(laptop: Laptop) -> None:
     marked = [text for text in found if "DeepenBlock" in text]
     assert len(marked) == 1
     (laptop.folder / "marked.py").write_text(marked[0])
-    laptop.type(".venv/bin/python marked.py")
+    laptop.type("python marked.py")
 
 
 def test_the_page_on_your_own_policy(laptop: Laptop) -> None:
@@ -193,7 +190,7 @@ def test_the_page_on_the_environment(laptop: Laptop) -> None:
     assert [bool(printed) for _, printed in programs] == [True, True, True, False]
     for number, (program, printed) in enumerate(programs):
         (laptop.folder / f"{number}.py").write_text(program)
-        assert laptop.type(f".venv/bin/python {number}.py") == (printed or "digits-35% [2 2]\n")
+        assert laptop.type(f"python {number}.py") == (printed or "digits-35% [2 2]\n")
 
 
 def test_the_page_on_replacing_and_shadowing_a_policy(laptop: Laptop) -> None:

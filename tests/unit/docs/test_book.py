@@ -27,6 +27,7 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.validation import parse_jobs
 from espalier_cli.cluster import reasons_page
 from espalier_cli.cluster.remedies import REMEDIES
+from pages import commands
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -116,7 +117,7 @@ def test_every_reason_has_its_sentence_and_remedy(reason: Reason) -> None:
     section = (DOCS / "reasons.md").read_text(encoding="utf-8").partition(f"\n## {reason}\n")[2].partition("\n## ")[0]
     assert SENTENCES[reason][1:] in section
     assert REMEDIES[reason].text.replace("{queue}", "QUEUE") in section
-    assert section.count("\n$ ") == len(REMEDIES[reason].commands)
+    assert len(commands(section)) == len(REMEDIES[reason].commands)
 
 
 def yaml_blocks() -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ import pytest
 
 from espalier_api.validation import load_jobs, parse_jobs
 from espalier_cli.main import cli
+from pages import commands
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -24,9 +25,9 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
 
 
-def commands(page: Path) -> list[str]:
-    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ").split("  #")[0].strip() for line in lines if line.startswith("$ ")]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_is_copied_can_be_pasted(page: Path) -> None:
+    assert not re.search(r"^(?:```console|\$ )", page.read_text(), re.M), f"{page.name}: use sh without a prompt"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -39,14 +40,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_targets_of_make_exist(page: Path) -> None:
     text = page.read_text()
-    named = re.findall(r"`make ((?:[a-z][a-z0-9-]* ?)+)[ `]", text) + re.findall(r"^\$ make ([a-z-]+)", text, re.M)
+    named = re.findall(r"`make ((?:[a-z][a-z0-9-]* ?)+)[ `]", text)
+    named += [line.split()[1] for line in commands(text) if line.startswith("make ")]
     for target in (word for words in named for word in words.split()):
         assert target in TARGETS or target == "bench-", f"{page.name} names make {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_exist_with_their_options(page: Path) -> None:
-    for line in commands(page):
+    for line in commands(page.read_text()):
         words = shlex.split(line)
         if Path(words[0]).name != "espalier":
             continue
@@ -62,7 +64,7 @@ def test_commands_exist_with_their_options(page: Path) -> None:
 
 
 def test_the_front_page_gives_the_two_commands_first() -> None:
-    assert commands(ROOT / "README.md")[:2] == ["make run", "make test"]
+    assert commands((ROOT / "README.md").read_text())[:2] == ["make run", "make test"]
 
 
 def test_jobs_on_the_front_page_validate() -> None:

@@ -38,7 +38,7 @@ def _section(reason: Reason) -> Iterator[str]:
     yield f"{sentence[0].upper()}{sentence[1:]}.\n"
     yield f"**What would change it** {remedy.text}\n"
     if remedy.commands:
-        yield "\n".join(["```console", *(f"$ {command}" for command in remedy.commands), "```\n"])
+        yield "\n".join(["```sh", *remedy.commands, "```\n"])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Proof of the job in a report to the agent: the audience of the token that the operator mounts into the leader's pod.
+"""Proof of the job in a request to the agent: the audience of the token that the operator mounts into the leader's pod.
 
 Kubernetes issues a token for an audience only to a ServiceAccount of a namespace. So who holds one for the audience of
 a job may run pods, or may create tokens, in the namespace of the account.

@@ -127,11 +127,47 @@ def test_where_the_api_server_cannot_answer_the_report_is_to_be_repeated(
     assert "the agent may not review tokens" in answer.json()["message"]
 
 
-def test_advice_and_the_rest_need_no_proof(call: Send, policy: Policy, server: ApiServer) -> None:
-    app = create_app(Settings(authentication=Authentication.TOKEN_REVIEW), policy, server)
-    asked = [("POST", "/v1/advice", {"json": QUESTION}), ("GET", "/v1/policy", {}), ("GET", "/readyz", {})]
+def test_what_is_not_of_a_job_needs_no_proof(call: Send, policy: Policy, server: ApiServer) -> None:
+    app = create_app(Settings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=True), policy, server)
+    asked = [("GET", "/v1/policy", {}), ("GET", "/readyz", {}), ("GET", "/metrics", {})]
     assert [answer.status_code for answer in call(app, asked)] == [200, 200, 200]
     assert not server.reviews
+
+
+@pytest.mark.parametrize(
+    ("header", "error", "refused", "allowed"),
+    [
+        (f"Bearer {token()}", None, 200, 200),
+        (None, None, 401, 200),
+        (f"Bearer {token()}", "the API server is away", 503, 200),
+        (f"Bearer {token(mark='forged')}", None, 401, 401),
+        ("Basic YTpi", None, 401, 401),
+        (f"Bearer {token('espalier-agent/team-a/other/uid')}", None, 403, 403),
+        (f"Bearer {token(account='team-b:digits-trainer')}", None, 403, 403),
+    ],
+)
+def test_advice_is_for_the_leader_of_the_job_or_for_now_whoever_shows_no_token(
+    call: Send,
+    policy: Policy,
+    server: ApiServer,
+    caplog: pytest.LogCaptureFixture,
+    header: str | None,
+    error: str | None,
+    refused: int,
+    allowed: int,
+) -> None:
+    server.error = error
+    headers = {} if header is None else {"authorization": header}
+    for needed, status in ((True, refused), (False, allowed)):
+        for forecast in (False, True):
+            settings = Settings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=needed)
+            app, question = create_app(settings, policy, server), {**QUESTION, "forecast": forecast}
+            caplog.clear()
+            answers = call(app, [("POST", "/v1/advice", {"json": question, "headers": headers})] * 3)
+            assert {answer.status_code for answer in answers} == {status}
+            warned = [each.message for each in caplog.records if "without proof" in each.message]
+            assert len(warned) == (status == 200 != refused), "once for each job"
+            assert all(MINE.key in each and "the next release refuses" in each for each in warned)
 
 
 def test_a_laptop_needs_no_proof_and_a_process_outside_of_a_cluster_cannot_ask_for_it(

@@ -153,18 +153,24 @@ def test_outcome_is_sent_and_a_failure_is_no_error(agent_server):
     HTTPAdvisor(failing.url).report_outcome(outcome)
 
 
-def test_an_outcome_carries_the_token_as_it_is_then_and_advice_carries_none(agent_server, advice_body, tmp_path):
+def test_advice_and_outcomes_carry_the_token_as_it_is_then(agent_server, advice_body, tmp_path):
     outcome = OutcomeReport(job="default/t", decision_ids=("d-1",), final_accuracy=0.9, time_budget_seconds=10)
     server = agent_server(lambda body: (200, advice_body("p1")))
     token = tmp_path / "token"
     advisor = HTTPAdvisor(server.url, token_file=token)
+    token.write_bytes(b"zeroth")
     advisor.advise(_request(), 5)
+    with pytest.raises(AdvisorError):
+        advisor.forecast(_request(), 5)  # this agent knows of none
     for content in (b"first\n", b"second", b"\xff", b"a\nb", b"", b"x" * 10_000):
         token.write_bytes(content)
         advisor.report_outcome(outcome)
     token.unlink()
     advisor.report_outcome(outcome)
-    assert server.authorizations == [None, "Bearer first", "Bearer second", None, None, None, None, None]
+    assert server.authorizations == [
+        *("Bearer zeroth", "Bearer zeroth", "Bearer first", "Bearer second"),
+        *(None, None, None, None, None),
+    ]
 
 
 def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_server, make_job, tmp_path):
@@ -176,7 +182,9 @@ def test_only_the_agent_of_the_installation_is_sent_the_proof_of_the_job(agent_s
         advisor = build_agent(make_job(adaptation=adaptation), ours.url, lambda: False, token)
         assert advisor is not None
         advisor.report_outcome(outcome)
-    assert (ours.authorizations, own.authorizations) == (["Bearer proof"], [None])
+        with pytest.raises(AdvisorError):
+            advisor.advise(_request(), 5)  # what these answer is no advice
+    assert (ours.authorizations, own.authorizations) == (["Bearer proof"] * 2, [None] * 2)
 
 
 def test_the_connections_to_the_agent_are_closed_when_the_run_leaves(agent_server, advice_body, make_job, tmp_path):

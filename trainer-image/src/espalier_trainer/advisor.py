@@ -84,8 +84,10 @@ class HTTPAdvisor:
     url: str
     cancelled: Cancelled = lambda: False
     token_file: Path | None = None
-    """Proves the job in its outcomes. Read for each of them: it is replaced before it expires."""
+    """Proves the job in its requests. Read for each of them: it is replaced before it expires."""
     _client: httpx.Client = field(init=False)
+    _problem: str = ""
+    """The last one with the token."""
 
     def __post_init__(self) -> None:
         # Made once: making the TLS context takes some 30 ms. Agents are near: a proxy of the environment is not used.
@@ -93,7 +95,8 @@ class HTTPAdvisor:
 
     def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
         """Ask the agent; see `Advisor.advise`."""
-        response = self._parse(self._post("/v1/advice", request.model_dump_json(by_alias=True), wall_seconds))
+        body = request.model_dump_json(by_alias=True)
+        response = self._parse(self._post("/v1/advice", body, wall_seconds))
         allowed = request.actions()
         if response.action not in allowed:
             raise AdvisorError(
@@ -123,7 +126,7 @@ class HTTPAdvisor:
         """Tell the agent; what goes wrong is logged."""
         try:
             body = outcome.model_dump_json(by_alias=True)
-            self._post("/v1/outcomes", body, OUTCOME_WALL_SECONDS, self._proof())
+            self._post("/v1/outcomes", body, OUTCOME_WALL_SECONDS)
         except AdvisorError as error:
             logger.info("the outcome was not reported: %s", error)
 
@@ -138,12 +141,15 @@ class HTTPAdvisor:
         try:
             token = read_bounded(self.token_file, MAX_TOKEN).decode("ascii").strip()
         except (OSError, ValueError) as error:  # the latter: too large, or no ASCII
-            logger.warning("%s: cannot be read (%s); the outcome is reported without proof", self.token_file, error)
+            problem = f"{self.token_file}: cannot be read ({error}); the agent is asked without proof"
+            if problem != self._problem:
+                logger.warning("%s", problem)
+            self._problem = problem
             return {}
         return {"authorization": f"Bearer {token}"} if token.isprintable() and token else {}
 
-    def _post(self, path: str, body: str, wall_seconds: float, headers: dict[str, str] | None = None) -> bytes:
-        sent = {"content-type": "application/json", **(headers or {})}
+    def _post(self, path: str, body: str, wall_seconds: float) -> bytes:
+        sent = {"content-type": "application/json", **self._proof()}
         answers: queue.SimpleQueue[bytes | AdvisorError] = queue.SimpleQueue()
         started = time.monotonic()
         exchange = threading.Thread(

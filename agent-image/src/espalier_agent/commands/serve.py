@@ -79,8 +79,14 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     type=click.Choice([str(each) for each in Authentication]),
     default=str(Authentication.NONE),
     show_default=True,
-    help="Who may report outcomes. TokenReview: only the leader of the job, by a token that the cluster's API server "
-    "reviews. None: whoever reaches the port.",
+    help="Who may ask for advice and report outcomes. TokenReview: only the leader of the job, by a token that the "
+    "cluster's API server reviews. None: whoever reaches the port.",
+)
+@click.option(
+    "--require-advice-token",
+    is_flag=True,
+    help="With TokenReview, refuse advice without a token. This release answers it by default, with a warning, because "
+    "trainers of the release before send none.",
 )
 @click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
 @click.option(
@@ -96,6 +102,7 @@ def serve(
     explore: float,
     explore_seed: int,
     authentication: str,
+    require_advice_token: bool,
     url_file: Path | None,
 ) -> None:
     """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
@@ -110,6 +117,7 @@ def serve(
         outcomes_max_bytes=outcomes_limit * MEBIBYTE,
         exploration=Exploration(share=explore, seed=explore_seed),
         authentication=Authentication(authentication),
+        advice_needs_token=require_advice_token,
     )
     try:
         run_server(host, port, settings, url_file=url_file, announce=click.echo)

@@ -102,7 +102,9 @@ def create_app(
         serving = Serving(chosen, loaded, metrics)
         serving.start()
         app.state.serving = serving
-        app.state.proofs = proofs = None if reviewer is None else Proofs(reviewer)
+        app.state.proofs = proofs = (
+            None if reviewer is None else Proofs(reviewer, advice_needs_token=chosen.advice_needs_token)
+        )
         yield
         app.state.serving = None
         await run_in_threadpool(serving.close)
@@ -136,9 +138,25 @@ def _reviewer(settings: Settings, review: Reviewer | None) -> Reviewer | None:
 
 
 def _add_routes(app: FastAPI, metrics: Metrics) -> None:
-    @app.post("/v1/advice", response_model_exclude_none=True, operation_id="advise")
+    @app.post(
+        "/v1/advice",
+        response_model_exclude_none=True,
+        operation_id="advise",
+        responses={
+            401: {"model": ErrorBody, "description": "The proof of the job is missing or not valid."},
+            403: {"model": ErrorBody, "description": "The proof is of another job, or from another namespace."},
+            503: {"model": ErrorBody, "description": "The policy is not loaded, or the proof not checked, in time."},
+        },
+    )
     async def post_advice(request: AdviceRequest, raw: Request, serving: CurrentServing) -> AdviceResponse:
-        """Advise on one consultation. Any model is answered; what cannot be grown is left as it is."""
+        """Advise on one consultation. Any model is answered; what cannot be grown is left as it is.
+
+        With `--authentication TokenReview`, the header `Authorization: Bearer` carries the token of the job, as in a
+        report of an outcome. This release answers requests without it, unless `--require-advice-token` is set.
+        """
+        proofs: Proofs | None = raw.app.state.proofs
+        if proofs is not None:
+            await proofs.may_ask(raw.headers.get("authorization"), request.job)
         begun = time.perf_counter()
         # Taken once: an answer is by one policy, though another may take its place meanwhile.
         policy = serving.policy.current.answering(request.architecture)

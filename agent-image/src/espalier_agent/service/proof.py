@@ -1,4 +1,4 @@
-"""Who may report an outcome: the leader of the job, by a token that the API server has reviewed.
+"""Who may ask for advice and report outcomes: the leader of the job, by a token that the API server has reviewed.
 
 A token is a claim until its review: its audience says only which question to ask. Reviews are limited in time and in
 rate, and a result is kept for a short time under the hash of the token.
@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,8 +24,10 @@ from espalier_agent.service.errors import ServiceError
 from espalier_api.environment import AGENT_TOKEN_FILE
 from espalier_api.proof import AUDIENCE, MAX_TOKEN, JobIdentity, namespace_of_account
 
+logger = logging.getLogger(__name__)
+
 REVIEW_SECONDS: Final = 0.5
-"""How long a report waits for a review. Trainers wait a second for everything."""
+"""How long a request waits for a review. Trainers wait a second for everything."""
 REVIEWS_PER_SECOND: Final = 10.0
 REVIEWS_AT_ONCE: Final = 20.0
 """Reviews without delay; more than `REVIEWS_PER_SECOND` in the long run are refused."""
@@ -34,14 +37,15 @@ KEPT: Final = 1024
 """Results that are kept; the one that was not used for the longest time is forgotten first."""
 KEPT_SECONDS: Final = 60.0
 """How long a result is kept: a token that was revoked is accepted for that long."""
+_UNCHECKED: Final = 503
 _SHAPE: Final = f"{AUDIENCE}/NAMESPACE/NAME/UID"
 
 
 class Authentication(StrEnum):
-    """How the service knows who reports an outcome."""
+    """How the service knows who asks and reports."""
 
     NONE = "None"
-    """It does not: whoever reaches the port may report."""
+    """It does not: whoever reaches the port may ask and report."""
     TOKEN_REVIEW = "TokenReview"
     """By a token of the job's leader that the cluster's API server reviews."""
 
@@ -78,11 +82,15 @@ class Rate:
 
 
 class Proofs:
-    """Checks who reports an outcome. Used from one event loop."""
+    """Checks who asks and reports. Used from one event loop."""
 
-    def __init__(self, review: Reviewer, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` gives seconds."""
-        self._review, self._clock = review, clock
+    def __init__(
+        self, review: Reviewer, clock: Callable[[], float] = time.monotonic, *, advice_needs_token: bool = False
+    ) -> None:
+        """`clock` gives seconds. Without `advice_needs_token`, advice without a token is answered, with a warning."""
+        self._review, self._clock, self._advice_needs_token = review, clock, advice_needs_token
+        self._unproven: set[str] = set()
+        """Jobs of which a warning was given."""
         self._rate = Rate(at=clock())
         self._kept: OrderedDict[bytes, tuple[float, Review]] = OrderedDict()
         self._threads = ThreadPoolExecutor(REVIEWERS, "token-review")
@@ -92,7 +100,7 @@ class Proofs:
         return len(self._kept)
 
     async def identity(self, authorization: str | None, job: str) -> JobIdentity:
-        """Return the job that is proven to report, which is `job` (`namespace/name`).
+        """Return the job that is proven to send a request, which is `job` (`namespace/name`).
 
         Raises `ServiceError`: 401 where the proof is missing or not valid, 403 where it is for another job or from
         another namespace, 503 where it could not be checked.
@@ -102,8 +110,8 @@ class Proofs:
         if claimed is None:
             raise _unauthenticated(f"the token names no job: its one audience must be {_SHAPE}")
         if claimed.key != job:
-            raise _forbidden(f"the token is for job {claimed.key[:320]!r} and the outcome is of job {job!r}; send each "
-                             "outcome with the token of its job")  # fmt: skip
+            raise _forbidden(f"the token is for job {claimed.key[:320]!r} and the request is of job {job!r}; send each "
+                             "request with the token of its job")  # fmt: skip
         review = await self._reviewed(token, claimed.audience)
         if not review.authenticated or claimed.audience not in review.audiences:
             reason = review.error or f"it is not for the audience {claimed.audience}"
@@ -114,6 +122,20 @@ class Proofs:
                 f"namespace {claimed.namespace!r}"
             )
         return claimed
+
+    async def may_ask(self, authorization: str | None, job: str) -> None:
+        """Let `job` ask for advice, or raise `ServiceError` as `identity` does.
+
+        Trainers of the release before send no token. As long as theirs is answered, so is one that cannot be checked.
+        """
+        try:
+            await self.identity(authorization, job)
+        except ServiceError as error:
+            if self._advice_needs_token or not (authorization is None or error.status == _UNCHECKED):
+                raise
+            if job not in self._unproven and len(self._unproven) < KEPT:
+                self._unproven.add(job)
+                logger.warning("job %s: advice is given without proof, which the next release refuses: %s", job, error)
 
     def close(self) -> None:
         """End the threads; what still waits for a review is cancelled."""
@@ -127,13 +149,13 @@ class Proofs:
             return known[1]
         rate = self._rate.taken(now)
         if rate is None:
-            raise _unchecked(f"more than {REVIEWS_PER_SECOND:g} tokens per second are to be reviewed; report it again")
+            raise _unchecked(f"more than {REVIEWS_PER_SECOND:g} tokens per second are to be reviewed; try again")
         self._rate = rate
         try:
             asked = asyncio.wrap_future(self._threads.submit(self._review, token, audience))
             review = await asyncio.wait_for(asked, REVIEW_SECONDS)
         except TimeoutError as error:
-            raise _unchecked(f"the API server did not answer within {REVIEW_SECONDS:g} s; report it again") from error
+            raise _unchecked(f"the API server did not answer within {REVIEW_SECONDS:g} s; try again") from error
         except (ReviewError, RuntimeError) as error:  # the latter: the service ends
             raise _unchecked(str(error)) from error
         self._kept[digest] = (now + KEPT_SECONDS, review)
@@ -160,7 +182,7 @@ def _token(authorization: str | None) -> str:
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
         raise _unauthenticated(
-            "the outcome carries no proof of its job: send the header `Authorization: Bearer TOKEN` with the text of "
+            "the request carries no proof of its job: send the header `Authorization: Bearer TOKEN` with the text of "
             f"the file that {AGENT_TOKEN_FILE} names; the operator mounts it into the leader's pod"
         )
     if len(token) > MAX_TOKEN or not token.isascii():
@@ -177,4 +199,4 @@ def _forbidden(message: str) -> ServiceError:
 
 
 def _unchecked(message: str) -> ServiceError:
-    return ServiceError(503, "ProofNotChecked", f"the token could not be checked: {message}")
+    return ServiceError(_UNCHECKED, "ProofNotChecked", f"the token could not be checked: {message}")

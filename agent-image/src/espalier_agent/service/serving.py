@@ -43,7 +43,9 @@ class Settings(Record):
     exploration: Exploration = Exploration()
     """Share of decisions that explore."""
     authentication: Authentication = Authentication.NONE
-    """Who may report outcomes."""
+    """Who may ask for advice and report outcomes."""
+    advice_needs_token: bool = False
+    """Whether advice without a token is refused, where tokens are reviewed."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """Interval of checking the policies' folders."""

@@ -195,12 +195,12 @@ def agent_server() -> Iterator[Callable[..., AgentServer]]:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the name that http.server looks for
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                agent.authorizations.append(self.headers["authorization"])
                 if body.get("forecast"):
                     agent.forecasts.append(body)
                     status, content = 404, b""
                 else:
                     agent.requests.append((self.path, body))
-                    agent.authorizations.append(self.headers["authorization"])
                     status, content = agent.answer(body)
                 try:
                     self.send_response(status)

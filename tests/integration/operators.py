@@ -311,11 +311,19 @@ class World:
         body = {"metadata": {"name": name, "labels": labels or {}}, "spec": {"containers": [container], **spec}}
         self.server.request("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
 
-    def make_quota(self, name: str, pods: str, *scopes: str) -> str:
-        """Make a ResourceQuota of pods, of which none are used yet; return its path. The planner knows no scopes."""
-        path, hard = f"/api/v1/namespaces/{self.namespace}/resourcequotas", {"pods": pods}
+    def make_quota(self, name: str, pods: str, *scopes: str, is_counted: bool = True) -> str:
+        """Make a ResourceQuota of pods, of which none are used yet; return its path.
+
+        One that the planner does not count is of a limit, which each pod then has.
+        """
+        path, unit = f"/api/v1/namespaces/{self.namespace}", "pods" if is_counted else "limits.cpu"
+        hard = {unit: pods if is_counted else f"{pods}m"}
+        if not is_counted:
+            limits = {"limits": [{"type": "Container", "default": {"cpu": "1m"}}]}
+            self.server.request("POST", f"{path}/limitranges", {"metadata": {"name": name}, "spec": limits})
+        path = f"{path}/resourcequotas"
         self.server.request("POST", path, {"metadata": {"name": name}, "spec": {"hard": hard, "scopes": [*scopes]}})
-        self.server.request("PATCH", f"{path}/{name}/status", {"status": {"hard": hard, "used": {"pods": "0"}}})
+        self.server.request("PATCH", f"{path}/{name}/status", {"status": {"hard": hard, "used": {unit: "0"}}})
         return f"{path}/{name}"
 
     def delete_pod(self, name: str) -> None:

@@ -52,10 +52,10 @@ def test_a_pod_that_the_api_server_never_takes_ends_the_job(world: World) -> Non
 
 
 def test_a_quota_keeps_a_job_from_starting_and_is_reported(world: World) -> None:
-    """The planner does not know of scopes. It is tried again, less and less often, and starts when there is room."""
+    """The planner knows no quotas for limits. It is tried again, less and less often, and starts when there is room."""
     world.kubelet.add_node("node", 1)
     operator = world.operate()
-    quota = world.make_quota("none", "0", "NotTerminating")
+    quota = world.make_quota("none", "0", is_counted=False)
     world.jobs.make("job")
     world.until_condition("job", "Running", "False", "PodRejected")
     assert "exceeded quota: none" in message(world, "job", "Running")
@@ -66,11 +66,24 @@ def test_a_quota_keeps_a_job_from_starting_and_is_reported(world: World) -> None
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
 
+def test_a_quota_for_some_pods_alone_keeps_these_from_starting(world: World) -> None:
+    """The planner knows its scope: the job takes no GPUs, and says which quota has no room."""
+    world.kubelet.add_node("node", 1)
+    operator = world.operate()
+    quota = world.make_quota("none", "0", "NotTerminating")
+    world.make_quota("others", "0", "Terminating")
+    world.jobs.make("job")
+    world.until_condition("job", "Admitted", "False", "ResourceQuotaExceeded")
+    assert operator.client.requests["create", "pods", 403] == 0
+    world.server.request("DELETE", quota)
+    world.until_condition("job", "Running", "True", "Running")
+
+
 def test_a_job_that_a_quota_keeps_from_starting_gives_its_gpus_back(world: World) -> None:
     """It waits again with back-off, with its budget and without a failure, and says why."""
     world.kubelet.add_node("node", 1)
     world.operate(placement_seconds=1.0)
-    quota = world.make_quota("none", "0", "NotTerminating")
+    quota = world.make_quota("none", "0", is_counted=False)
     world.jobs.make("job")
     world.until_condition("job", "Admitted", "False", "PodRejected")
     status = world.jobs.status("job")
@@ -84,18 +97,18 @@ def test_extra_workers_that_are_refused_again_and_again_are_reported_once(world:
     """However many there are: their messages differ by nothing but their names."""
     world.kubelet.add_node("node", 3)
     operator = world.operate()
-    world.make_quota("one", "1", "NotTerminating")
+    world.make_quota("one", "1", is_counted=False)
     world.jobs.make("job", maxReplicas=3)
     world.until("both were refused again", lambda: operator.client.requests["create", "pods", 403] >= 5)
     assert Counter(event["reason"] for event in world.jobs.events("job"))["PodRejected"] == 1
 
 
 def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_room(world: World) -> None:
-    """The planner counts one quota; the other, with a scope, refuses a pod as if another operator had been faster."""
+    """The planner counts one quota; the other, of limits, refuses a pod as if another operator had been faster."""
     world.kubelet.add_node("node", 2)
     world.kubelet.binds = False  # a job that has trained is patient
     world.operate()
-    team, scoped = world.make_quota("team", "3"), world.make_quota("scoped", "1", "NotTerminating")
+    team, other = world.make_quota("team", "3"), world.make_quota("limits", "1", is_counted=False)
     world.jobs.make("job", minReplicas=2, maxReplicas=2)
     world.until_condition("job", "Running", "False", "PodRejected")
     world.until("a part of it is made", lambda: len(world.pods("job")) == 1)
@@ -105,8 +118,8 @@ def test_a_job_of_which_a_quota_refuses_a_part_gives_way_once_others_have_the_ro
     status = world.jobs.status("job")
     assert (status["preemptions"], status["scheduling"]["failures"], status["scheduling"]["unplaced"]) == (0, 0, 0)
     assert status["scheduling"]["holdUntil"], "it comes back within 20 s"
-    assert "exceeded quota: scoped" in status["scheduling"]["lastFailure"]
-    for quota in (team, scoped):
+    assert "exceeded quota: limits" in status["scheduling"]["lastFailure"]
+    for quota in (team, other):
         world.server.request("DELETE", quota)
 
 

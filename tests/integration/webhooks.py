@@ -18,10 +18,13 @@ _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigur
 
 
 class Webhook:
-    """A context manager: meanwhile `change` may change each pod that is made in `namespace`."""
+    """A context manager: meanwhile `change` may change, or deny, each pod that is made in `namespace`."""
 
-    def __init__(self, server: ApiServer, namespace: str, change: Callable[[Raw], list[Raw]]) -> None:
-        """`change` returns the operations of a JSON patch for a pod. It is called in threads of its own."""
+    def __init__(self, server: ApiServer, namespace: str, change: Callable[[Raw], list[Raw] | Raw]) -> None:
+        """`change` returns the operations of a JSON patch for a pod, or the status with which it denies the pod.
+
+        It is called in threads of its own.
+        """
         self._server, self._namespace, self._change = server, namespace, change
         certificates = server.directory / "certificates"
         self._authority = (certificates / "apiserver.crt").read_bytes()  # it is its own, and for 127.0.0.1
@@ -59,8 +62,13 @@ class Webhook:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
-                patch = base64.b64encode(json.dumps(change(review["object"])).encode()).decode()
-                answer = {"uid": review["uid"], "allowed": True, "patchType": "JSONPatch", "patch": patch}
+                given = change(review["object"])
+                answer = {"uid": review["uid"], "allowed": isinstance(given, list)}
+                if isinstance(given, list):
+                    patch = base64.b64encode(json.dumps(given).encode()).decode()
+                    answer |= {"patchType": "JSONPatch", "patch": patch}
+                else:
+                    answer |= {"status": given}
                 whole = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
                 body = json.dumps(whole).encode()
                 self.send_response(200)

@@ -53,6 +53,8 @@ class Reason(StrEnum):
     IMAGE_PULL_FAILED = "ImagePullFailed"
     UNSCHEDULABLE = "Unschedulable"
     POD_REJECTED = "PodRejected"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
+    SCHEDULING_GATED = "SchedulingGated"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     PRE_RUNNING_DEADLINE_EXCEEDED = "PreRunningDeadlineExceeded"
@@ -115,7 +117,9 @@ SENTENCES: dict[Reason, str] = {
     Reason.TRIAL_FAILED: "the trial of a smaller model could not be finished; the grown one is kept",
     Reason.IMAGE_PULL_FAILED: "its image cannot be pulled",
     Reason.UNSCHEDULABLE: "no node can run its pods",
-    Reason.POD_REJECTED: "the API server rejects its pods (quota, pod security, a missing object)",
+    Reason.POD_REJECTED: "its pods are rejected (by quota, pod security, a webhook or policy, a missing object)",
+    Reason.VOLUME_UNAVAILABLE: "a volume of its pods does not exist, or cannot be mounted",
+    Reason.SCHEDULING_GATED: "its pods have scheduling gates, which somebody else removes; it holds no GPUs for them",
     Reason.PREEMPTED: "its leader was ended from outside and is restarted from its checkpoint",
     Reason.NODE_LOST: "the node of its leader is gone or not ready",
     Reason.PRE_RUNNING_DEADLINE_EXCEEDED: "it did not start training within preRunningDeadlineSeconds",

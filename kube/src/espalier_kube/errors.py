@@ -14,6 +14,16 @@ _FAILED_TEST: Final = "the server rejected our request due to an error in our re
 """The message of API servers for a JSON patch whose `test` fails."""
 QUOTA_EXCEEDED: Final = "exceeded quota"
 """What the message of an API server contains where a ResourceQuota leaves no room for an object."""
+_DENIED: Final = re.compile(
+    '(?s)admission webhook ".*" denied the request|.*failed calling webhook "|.* denied request: |admission plugin "'
+)
+"""How messages begin of what admission webhooks and policies answer, or of why they could not be asked. They may answer
+with any code and any reason."""
+_INVALID: Final = {
+    400: re.compile(r'\w+ in version "[^"]*" cannot be handled as a |the object provided is unrecognized'),
+    422: re.compile(r'[\w.]+ "[^"]*" is invalid: '),
+}
+"""How messages begin, by code, where an API server itself cannot read an object, or finds it invalid."""
 _LONGEST_MESSAGE: Final = 2000
 
 
@@ -66,12 +76,12 @@ class Status:
     @property
     def is_not_found(self) -> bool:
         """Whether there is no such object, or no such kind."""
-        return self.code == 404
+        return self.code == 404 and not self.is_denial
 
     @property
     def already_exists(self) -> bool:
         """Whether an object of this name is there already."""
-        return self.code == 409 and self.reason == "AlreadyExists"
+        return self.code == 409 and self.reason == "AlreadyExists" and not self.is_denial
 
     @property
     def is_other_uid(self) -> bool:
@@ -80,6 +90,17 @@ class Status:
             return "UID in precondition" in self.message
         immutable = "metadata.uid" in self.message and "field is immutable" in self.message
         return self.code == 422 and (immutable or self.message == _FAILED_TEST)
+
+    @property
+    def is_denial(self) -> bool:
+        """Whether an admission webhook or policy refuses the request, or a webhook cannot be asked."""
+        return _DENIED.match(self.message) is not None
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the API server itself finds the object invalid, so that it will never take it."""
+        begins = _INVALID.get(self.code)
+        return begins is not None and begins.match(self.message) is not None
 
     @property
     def exceeds_quota(self) -> bool:

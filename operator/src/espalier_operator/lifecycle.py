@@ -9,7 +9,7 @@ from typing import Final
 from espalier_api.counts import number_of
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_operator.actions import Action, Fail, Finish, Requeue, Stop
-from espalier_operator.facts import JobFacts, Rules, Stopping, Terms
+from espalier_operator.facts import REFUSALS, JobFacts, Rules, Stopping, Terms
 
 RESUMED_LATER: Final = frozenset(
     (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
@@ -91,13 +91,13 @@ def is_held_back(job: JobFacts, now: float) -> bool:
 
 
 def obstacle(job: JobFacts) -> Reason:
-    """Return why a job's workers cannot be placed though GPUs are free for them."""
-    return Reason.POD_REJECTED if job.trouble is Reason.POD_REJECTED else Reason.UNSCHEDULABLE
+    """Return why a job's workers cannot start though GPUs are free for them."""
+    return job.trouble if job.trouble in REFUSALS else Reason.UNSCHEDULABLE
 
 
 def most_extra(terms: Terms) -> tuple[int, Reason]:
     """Return how many extra workers a job may hold, and what limits that."""
-    if terms.gpus_per_worker and not (terms.adapts or terms.trains_together):
+    if terms.gpus_per_worker and not (terms.program or terms.adapts or terms.trains_together):
         return 0, Reason.ADAPTATION_OFF
     return (terms.max_replicas - terms.min_replicas if terms.gpus_per_worker else 0), Reason.AT_MAX_REPLICAS
 
@@ -126,7 +126,7 @@ def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
         if most <= 0:
             return Reason.TOO_LITTLE_BUDGET_LEFT
     if is_held_back(job, now):
-        return Reason.UNSCHEDULABLE
+        return job.extra_trouble or Reason.UNSCHEDULABLE
     if job.lend_after is not None and now < job.lend_after:
         return Reason.EXTRA_WORKERS_LOST
     if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
@@ -139,7 +139,7 @@ def lendable_at(job: JobFacts, reason: Reason) -> float | None:
     match reason:
         case Reason.COOLDOWN if job.changed_at is not None:
             return job.changed_at + job.terms.cooldown_seconds
-        case Reason.UNSCHEDULABLE:
+        case _ if reason in REFUSALS:
             return job.hold_until
         case Reason.EXTRA_WORKERS_LOST:
             return job.lend_after
@@ -161,7 +161,7 @@ def _starts_by(job: JobFacts) -> float | None:
     """Return by when an admitted job has to train, first or again; None for no such time."""
     since = job.down_since if job.trained else job.admitted_at
     limit = job.terms.pre_running_deadline_seconds
-    return None if since is None or limit is None else since + limit
+    return None if since is None or limit is None or job.gated else since + limit
 
 
 def _end_of_start(job: JobFacts, now: float) -> Action | None:
@@ -174,6 +174,8 @@ def _end_of_start(job: JobFacts, now: float) -> Action | None:
     reason = job.trouble or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
     if job.trained:
         return Requeue(job=job.key, reason=reason, message=f"no leader trains {after} the last one ended{cause}")
+    if job.refused_since is not None:
+        return Requeue(job=job.key, reason=reason, message=job.last_failure)
     return Fail(job=job.key, reason=reason, message=f"{after} admission{cause}")
 
 

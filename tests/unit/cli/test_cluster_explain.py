@@ -257,7 +257,7 @@ def test_too_little_budget_is_shown_in_figures() -> None:
     assert "left of its time budget; below 20 s nothing is lent." in told
 
 
-def test_an_image_that_cannot_be_pulled_is_shown_with_message_deadline_and_command() -> None:
+def test_an_image_that_cannot_be_pulled_is_shown_with_message_and_command() -> None:
     raw = admitted(job("a", preRunningDeadlineSeconds=100), at=NOW - 40)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "not found: i:latest"}}
     leader = worker(raw, "n", phase="Pending", containerStatuses=[{"name": "c", "state": waiting}])
@@ -268,7 +268,7 @@ def test_an_image_that_cannot_be_pulled_is_shown_with_message_deadline_and_comma
     assert "ImagePullFailed: " in told
     assert "ImagePullBackOff: not found: i:latest" in told
     assert "Its leader is pod a-base-0-0: Pending on node n" in told
-    assert "It fails unless it trains within 60 s (preRunningDeadlineSeconds)." in told
+    assert "Unless that passes, it gives its GPUs back and is tried again later." in told
     assert "$ kubectl describe pod -n default a-base-0-0" in sections(what)["What would change it"]
 
 
@@ -426,3 +426,10 @@ def test_what_was_read_of_a_program_is_reported() -> None:
     what = sections(case(jobs=[read], pods=[leader], nodes=[node("n", 2)]))
     assert what["Training"] == ("Step 1,200, 60 % done, loss 0.25; read 5 s ago.",)
     assert "report" not in " ".join(what["GPUs"]), "nobody expects one"
+
+
+def test_a_program_is_not_told_what_it_cannot_follow() -> None:
+    places = {"name": "a", "namespace": "ns", "leader": "a-base-0-0", "queue": "default"}
+    for reason in Reason:
+        text = remedy_for(reason, **places, program=True).text
+        assert not any(word in text for word in ("adaptation.mode", "elasticBatch", "maxReplicas")), reason

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espalier_kube.errors import ApiError, Call, ExpiredError, RefusedError, Retries, Status, UnreachableError, error_of
 from espalier_kube.resources import PODS
@@ -31,6 +33,44 @@ OTHER_UID = "Precondition failed: UID in precondition: a, UID in object meta: b"
 )
 def test_answers_are_classified(status: Status, kind: type[ApiError]) -> None:
     assert type(error_of(status, Call("get", PODS, "a"))) is kind
+
+
+@given(
+    code=st.sampled_from([400, 401, 403, 404, 408, 409, 410, 413, 422, 429, 500, 503]) | st.integers(400, 599),
+    reason=st.sampled_from(["", "AlreadyExists", "BadRequest", "Conflict", "Forbidden", "Invalid", "NotFound"]),
+    message=st.text(max_size=40) | st.sampled_from(['Pod "a" is invalid: spec: Invalid value', "exceeded quota: q"]),
+    form=st.sampled_from(
+        [
+            'admission webhook "later.example.com" denied the request: {}',
+            'admission webhook "later.example.com" denied the request without explanation',
+            'Internal error occurred: failed calling webhook "later.example.com": failed to call webhook: {}',
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: {}",
+            "pods \"a\" is forbidden: policy 'p' with binding 'b' denied request: {}",
+        ]
+    ),
+)
+def test_what_admission_denies_is_never_final(code: int, reason: str, message: str, form: str) -> None:
+    """A webhook chooses code, reason and message; the API server puts its name before them."""
+    status = Status(code, reason, form.format(message))
+    assert status.is_denial
+    assert (status.is_invalid, status.already_exists, status.is_not_found) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "final"),
+    [
+        (422, 'Pod "a-base-0-0" is invalid: spec.containers[0].image: Required value', True),
+        (422, 'ConfigMap.v2 "a" is invalid: data: Too long', True),
+        (400, 'Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal string', True),
+        (400, "the object provided is unrecognized (must be of type Pod): couldn't get version/kind", True),
+        (400, "something else", False),
+        (403, 'Pod "a" is invalid: not by validation', False),
+        (403, 'pods "a" is forbidden: violates PodSecurity', False),
+        (422, "", False),
+    ],
+)
+def test_what_the_api_server_itself_finds_invalid_is_final(code: int, message: str, final: bool) -> None:
+    assert Status(code, "Invalid", message).is_invalid is final
 
 
 def test_an_answer_that_is_no_status_keeps_its_text() -> None:

@@ -38,6 +38,21 @@ def test_a_waiting_job_says_why():
     assert (status.phase, status.observed_generation, status.start_time) == (JobPhase.PENDING, 3, None)
 
 
+def test_a_program_has_no_condition_on_what_it_is_never_lent():
+    terms = replace(ADMITTED.terms, program=True)
+    before = status_of(ADMITTED, JobState(), Observed(refusal=Reason.ADAPTATION_OFF), None, T0)
+    for previous in (None, before):
+        status = status_of(replace(ADMITTED, terms=terms), JobState(), Observed(), previous, T0)
+        assert "ExtraGPUsGranted" not in told(status)
+
+
+def test_a_job_whose_workers_were_refused_says_so_before_the_next_plan():
+    refused = replace(WAITING, hold_until=60.0, trouble=Reason.POD_REJECTED, last_failure="exceeded quota: q")
+    status = status_of(refused, JobState(), Observed(), None, T0)
+    assert told(status) == {"Admitted": ("False", "PodRejected"), "Running": ("False", "PodRejected")}
+    assert {condition.message for condition in status.conditions} == {"exceeded quota: q"}
+
+
 def test_the_life_of_a_job_in_conditions():
     status = status_of(ADMITTED, JobState(), Observed(), None, T0)
     assert told(status) == {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
-from espalier_operator.constraints import Constraints
+from espalier_operator.constraints import Constraints, Expression
 from espalier_operator.facts import (
     JobFacts,
     NamespaceLimit,
@@ -188,6 +188,40 @@ def test_a_gang_gives_way_at_once_if_others_took_the_room_that_a_quota_had_for_i
 
 def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
     assert len(given_up(refused("team/a", 2), refused("team/b", 2), used=5, hard=6)) == 1
+
+
+@pytest.mark.parametrize(
+    ("scopes", "starts", "lends"),
+    [
+        ((Expression("NotTerminating", "Exists"),), False, False),
+        ((Expression("Terminating", "Exists"),), True, True),
+        ((Expression("PriorityClass", "In", ("high",)),), False, True),
+        ((Expression("PriorityClass", "NotIn", ("high",)),), True, False),
+        ((Expression("PriorityClass", "DoesNotExist"),), True, True),
+        ((Expression("NotTerminating", "Exists"), Expression("PriorityClass", "In", ("other",))), True, True),
+    ],
+)
+def test_a_quota_with_scopes_holds_for_the_workers_in_all_of_them(
+    scopes: tuple[Expression, ...], starts: bool, lends: bool
+) -> None:
+    """Extra workers have a PriorityClass of their own."""
+
+    def scoped(facts: JobFacts) -> JobFacts:
+        own, extra = (
+            (("NotTerminating", ""), ("PriorityClass", "high")),
+            (("NotTerminating", ""), ("PriorityClass", "x")),
+        )
+        return replace(facts, terms=replace(facts.terms, quota_scopes=own, extra_quota_scopes=extra))
+
+    quota = NamespaceLimit(namespace="team", quota="q", resource="pods", hard=0, used=0, scopes=scopes)
+    node, runs = Node(name="n", gpu_type="a", allocatable=8), scoped(job("team/b", high=2, extra=0))
+    jobs = (scoped(job("team/a")), runs)
+    snapshot = Snapshot(
+        taken_at=NOW, nodes=(node,), jobs=jobs, workers=tuple(workers_of(runs)), namespace_limits=(quota,)
+    )
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    done = {type(action) for action in plan(snapshot, FairPolicy(), NOW).actions}
+    assert (Admit in done, GrantExtra in done) == (starts, lends)
 
 
 @pytest.mark.parametrize(("changes", "used"), [({"trained": True}, 4), ({}, 3), ({"trouble": Reason.UNSCHEDULABLE}, 4)])

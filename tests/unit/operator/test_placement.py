@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
 from espalier_operator.facts import (
+    REFUSALS,
     JobFacts,
     Node,
     Placement,
@@ -28,13 +31,19 @@ TRAINS = {"admitted_at": 0.0, "gpu_type": "a", "leader_running": True, "has_repo
 
 def job(key: str, *, low: int = 1, high: int | None = None, **facts: object) -> JobFacts:
     terms = Terms(min_replicas=low, max_replicas=high or low, time_budget_seconds=500.0)
-    return JobFacts(key=key, terms=terms, submitted_at=0.0, **facts)  # type: ignore[arg-type]
+    return JobFacts(**{"key": key, "terms": terms, "submitted_at": 0.0, **facts})  # type: ignore[arg-type]
 
 
 def worker(
-    key: str, index: int = 0, *, role: Role = Role.BASE, node: str | None = None, pin: str | None = None
+    key: str,
+    index: int = 0,
+    *,
+    role: Role = Role.BASE,
+    node: str | None = None,
+    pin: str | None = None,
+    state: WorkerState | None = None,
 ) -> Worker:
-    state = WorkerState.PENDING if node is None else WorkerState.RUNNING
+    state = state or (WorkerState.PENDING if node is None else WorkerState.RUNNING)
     name = f"{key}-{role}-{index}"
     return Worker(name=name, job=key, role=role, index=index, node=node, gpus=1, state=state, pinned_to=pin)
 
@@ -92,7 +101,7 @@ def test_a_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
     planned = decide({"n": 1, "m": 1}, *facts)
     assert planned.actions == (Replace(job="a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
     assert planned.placements["a"].base == {0: "n"}
-    assert decide({"m": 1}, *facts).actions == (Requeue(job="a", reason=Reason.GPU_LOST),)
+    assert decide({"m": 1}, *facts).actions == (Requeue(job="a", reason=Reason.NO_FREE_GPU),)
 
 
 def test_a_worker_whose_node_is_still_the_right_one_is_left_there() -> None:
@@ -167,9 +176,38 @@ def test_a_job_that_a_quota_rejects_waits_again_with_that_reason() -> None:
 
 
 def test_a_worker_keeps_its_chosen_node_while_a_quota_refuses_another() -> None:
-    refused = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 30, "trouble": Reason.POD_REJECTED}
+    refused = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 10, "trouble": Reason.POD_REJECTED}
     planned = decide({"n": 2}, job("a", low=2, **refused), worker("a", pin="n"))
-    assert (planned.actions, planned.wake_at) == ((), NOW + 30)
+    assert (planned.actions, planned.wake_at) == ((), NOW + 10)
+
+
+@pytest.mark.parametrize("trouble", sorted(REFUSALS - {Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE}))
+@pytest.mark.parametrize("bound", [True, False])
+@pytest.mark.parametrize("is_scarce", [True, False])
+def test_what_others_refuse_gives_its_gpus_back_within_seconds(trouble: Reason, bound: bool, is_scarce: bool) -> None:
+    """Whether some of the workers have GPUs, or wait for others; one whose leader trains is given more time."""
+    refused = {"admitted_at": 0.0, "gpu_type": "a", "refused_since": NOW - 20, "trouble": trouble}
+    workers = (worker("a", node="n"),) if bound else ()
+    others = (worker("b", node="n", state=WorkerState.TERMINATING),) if is_scarce else ()
+    facts = job("a", low=2, **refused, last_failure="denied")
+    assert decide({"n": 2}, facts, *workers, *others).actions == (Requeue(job="a", reason=trouble, message="denied"),)
+    early = decide({"n": 2}, replace(facts, refused_since=NOW - 19), *workers, *others)
+    assert (early.actions, early.wake_at) == ((), NOW + 1)
+    trains = decide({"n": 2}, replace(facts, trained=True, leader_running=True), *workers, *others)
+    assert (trains.actions, trains.wake_at) == ((), NOW + 40)
+
+
+def test_a_worker_with_scheduling_gates_holds_no_gpus() -> None:
+    """Others start on them; when the gates are gone it gets what is free, or its job waits again."""
+    gated = job("a", low=2, admitted_at=0.0, gpu_type="a", gated=True, trouble=Reason.SCHEDULING_GATED)
+    pods = [worker("a", index=index, pin="n", state=WorkerState.GATED) for index in (0, 1)]
+    (start,) = decide({"n": 2}, gated, *pods, job("b", low=2, submitted_at=NOW)).actions
+    assert (type(start), start.job) == (Admit, "b")
+    free = replace(gated, gated=False, trouble=None)
+    assert decide({"n": 2}, free, *(replace(pod, state=WorkerState.PENDING) for pod in pods)).actions == ()
+    taken = job("b", low=2, admitted_at=0.0, gpu_type="a"), *(worker("b", index=index, node="n") for index in (0, 1))
+    planned = decide({"n": 2}, free, *(replace(pod, state=WorkerState.PENDING) for pod in pods), *taken)
+    assert planned.actions == (Requeue(job="a", reason=Reason.NO_FREE_GPU),)
 
 
 def test_a_job_without_gpus_runs_anywhere() -> None:

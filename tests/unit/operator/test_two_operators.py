@@ -196,7 +196,7 @@ def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
     assert action.hold_until is not None
     assert 100.0 <= action.hold_until <= 100.0 + Rules().rivalry_seconds
     (lost,) = decide(ADMITTED, worker("ours", "ns/a"), gpus=1).actions
-    assert lost == Requeue(job="ns/a", reason=Reason.GPU_LOST), "there is no rival"
+    assert lost == Requeue(job="ns/a", reason=Reason.NO_FREE_GPU), "there is no rival"
 
 
 def test_what_another_operator_waits_for_is_not_reclaimed_from_our_jobs() -> None:

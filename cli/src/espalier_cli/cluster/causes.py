@@ -137,24 +137,30 @@ def _starting(case: Case) -> list[str]:
         lines.append(f"Its workers failed {count(kept.failures, 'time')} (backoffLimit {limit}): {kept.last_failure}.")
     if kept.not_before is not None and kept.not_before.timestamp() > case.now:
         lines.append(f"Its leader is started again in {duration(kept.not_before.timestamp() - case.now)}.")
-    if case.facts is not None and not case.facts.trained and case.facts.admitted_at is not None:
-        deadline = case.facts.terms.pre_running_deadline_seconds
-        if deadline is not None:
-            left = case.facts.admitted_at + deadline - case.now
+    facts = case.facts
+    if facts is not None and not facts.trained and facts.admitted_at is not None and facts.refused_since is None:
+        deadline = facts.terms.pre_running_deadline_seconds
+        if deadline is not None and not facts.gated:
+            left = facts.admitted_at + deadline - case.now
             lines.append(f"It fails unless it trains within {duration(left)} (preRunningDeadlineSeconds).")
+    elif facts is not None and facts.refused_since is not None:
+        lines.append("Unless that passes, it gives its GPUs back and is tried again later.")
     if leader is None and kept.admitted_at is not None and not kept.failures:
         lines.append("Its leader has no pod yet.")
     return lines
 
 
-def _unschedulable(case: Case) -> list[str]:
+def _refused(case: Case) -> list[str]:
     if case.facts is None or case.facts.admitted_at is not None:
         return _starting(case)
     kept = case.job.status.scheduling
     if kept.hold_until is None or kept.hold_until.timestamp() <= case.now:
         return _scarcity(case)
     times, again = count(kept.unplaced, "time"), duration(kept.hold_until.timestamp() - case.now)
-    return [f"kube-scheduler could not place its workers, {times} in a row. It is tried again in {again}."]
+    said = case.job.status.condition(ConditionType.ADMITTED)
+    by_scheduler = said is not None and said.reason is Reason.UNSCHEDULABLE
+    text = "kube-scheduler could not place its workers" if by_scheduler else "Its workers could not start"
+    return [f"{text}, {times} in a row. It is tried again in {again}."]
 
 
 def _leader(case: Case) -> list[str]:
@@ -232,9 +238,11 @@ _PARTICULARS: Final[dict[Reason, Callable[[Case], list[str]]]] = {
     Reason.STARTING: _starting,
     Reason.GPUS_GRANTED: _starting,
     Reason.NO_REPORT: _starting,
-    Reason.IMAGE_PULL_FAILED: _starting,
-    Reason.UNSCHEDULABLE: _unschedulable,
-    Reason.POD_REJECTED: _starting,
+    Reason.IMAGE_PULL_FAILED: _refused,
+    Reason.UNSCHEDULABLE: _refused,
+    Reason.POD_REJECTED: _refused,
+    Reason.VOLUME_UNAVAILABLE: _refused,
+    Reason.SCHEDULING_GATED: _starting,
     Reason.CRASH_LOOP: _starting,
     Reason.TRAINER_FAILED: _starting,
     Reason.LOSS_NOT_FINITE: _leader,

@@ -58,7 +58,10 @@ def _remedy(case: Case) -> list[str]:
     lines = []
     if reason is not None:
         queue = str(job.spec.get("queue") or "default")
-        remedy = remedy_for(reason, name=job.name, namespace=job.namespace, leader=case.leader_name, queue=queue)
+        program = job.spec.get("program") is not None
+        remedy = remedy_for(
+            reason, name=job.name, namespace=job.namespace, leader=case.leader_name, queue=queue, program=program
+        )
         lines = [remedy.text, *(f"$ {command}" for command in remedy.commands)]
     if case.decided is not None and job.outcome is None:
         lines.append(f"As things are now, the scheduler's next decision is that it {says(case.decided, case.now)}.")

@@ -49,7 +49,8 @@ def namespace_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
     lines = []
     for limit in snapshot.namespace_limits:
         needed = job.terms.min_replicas * demand[limit.resource]
-        if limit.namespace == job.namespace and needed and limit.used + needed > limit.hard:
+        holds = limit.namespace == job.namespace and limit.covers(job.terms.quota_scopes)
+        if holds and needed and limit.used + needed > limit.hard:
             hard, used, more = (amount(limit.resource, value) for value in (limit.hard, limit.used, needed))
             lines.append(
                 f"ResourceQuota {limit.quota} allows {hard} of {limit.resource}, and {used} are used; its base workers "

@@ -147,18 +147,30 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     Reason.GPUS_CAME_BACK: Remedy("No action is needed."),
     Reason.TRIAL_FAILED: Remedy("No action is needed: the message shows what happened.", (_LOGS,)),
     Reason.IMAGE_PULL_FAILED: Remedy(
-        "The right image name and tag, or an imagePullSecret for its registry; the kubelet retries by itself.",
+        "The right image name and tag, or an imagePullSecret for its registry. It is tried again by itself, each time "
+        "after a longer wait; a change of its specification is tried at once.",
         (_DESCRIBE,),
     ),
     Reason.UNSCHEDULABLE: Remedy(
-        "A node that fits the template's nodeSelector, affinity, tolerations, CPU and memory requests, of which a "
-        "LimitRange of the namespace may add some.",
+        "What the message names: a node that fits the template's nodeSelector, affinity, tolerations, CPU and memory "
+        "requests, of which a LimitRange of the namespace may add some; or a claim that does not exist.",
         (_DESCRIBE, "kubectl get nodes"),
     ),
     Reason.POD_REJECTED: Remedy(
-        "What the message names: a ResourceQuota with room, a template that pod security admits, an object that is "
-        "missing.",
+        "What the message names: a ResourceQuota with room, a template that pod security or a policy admits, a webhook "
+        "that answers, an object that is missing. It is tried again by itself, each time after a longer wait; a change "
+        "of its specification is tried at once.",
         ("kubectl get resourcequota -n {namespace}", _DESCRIBE),
+    ),
+    Reason.VOLUME_UNAVAILABLE: Remedy(
+        "What the message names: a claim, Secret or ConfigMap that does not exist, or a volume that another node "
+        "holds.",
+        ("kubectl get pvc -n {namespace}", _DESCRIBE),
+    ),
+    Reason.SCHEDULING_GATED: Remedy(
+        "Whoever set the gates (a queueing system, a policy of the namespace) removes them. Until then its GPUs are "
+        "for others, and no deadline runs.",
+        (_DESCRIBE,),
     ),
     Reason.PREEMPTED: Remedy("No action is needed: it is restarted from its checkpoint.", (_DESCRIBE,)),
     Reason.NODE_LOST: Remedy(
@@ -219,8 +231,13 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
 """The remedy for every reason."""
 
 
-def remedy_for(reason: Reason, *, name: str, namespace: str, leader: str, queue: str) -> Remedy:
-    """Return the remedy with its placeholders filled in."""
-    remedy = REMEDIES[reason]
+_NOT_LENT: Final = Remedy("No action is needed: a program runs with minReplicas workers, and is lent no others.")
+_OF_PROGRAMS: Final = {Reason.ADAPTATION_OFF: _NOT_LENT, Reason.AT_MAX_REPLICAS: _NOT_LENT}
+"""Where that of other jobs is nothing for a job with `spec.program`."""
+
+
+def remedy_for(reason: Reason, *, name: str, namespace: str, leader: str, queue: str, program: bool = False) -> Remedy:
+    """Return the remedy with its placeholders filled in; `program`: for a job with `spec.program`."""
+    remedy = (program and _OF_PROGRAMS.get(reason)) or REMEDIES[reason]
     places = {"name": name, "namespace": namespace, "leader": leader, "queue": queue}
     return Remedy(remedy.text.format(**places), tuple(command.format(**places) for command in remedy.commands))

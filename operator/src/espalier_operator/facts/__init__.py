@@ -6,7 +6,7 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 """
 
 from espalier_operator.facts.blames import Avoided, Blame
-from espalier_operator.facts.jobs import Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
+from espalier_operator.facts.jobs import REFUSALS, Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
 from espalier_operator.facts.nodes import NamespaceLimit, Node, host_of
 from espalier_operator.facts.rules import DEFAULT_POLICY, Rules
 from espalier_operator.facts.snapshot import SNAPSHOT_VERSION, Snapshot, SnapshotError
@@ -26,6 +26,7 @@ __all__ = [
     "HANGING_SECONDS",
     "LEAVING_SECONDS",
     "NOWHERE",
+    "REFUSALS",
     "SNAPSHOT_VERSION",
     "Avoided",
     "Blame",

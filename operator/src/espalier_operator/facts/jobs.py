@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Final, Self
 
 from espalier_api.goodput import BatchLimits
 from espalier_api.job import (
@@ -23,6 +23,11 @@ from espalier_operator.facts.blames import Blame
 from espalier_operator.facts.nodes import Node
 from espalier_operator.queues import Claim
 
+REFUSALS: Final = frozenset(
+    (Reason.UNSCHEDULABLE, Reason.POD_REJECTED, Reason.IMAGE_PULL_FAILED, Reason.VOLUME_UNAVAILABLE)
+)
+"""What keeps workers from starting for which there are GPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
@@ -39,6 +44,10 @@ class Terms:
     """The only type of GPU it runs on; None: any, but all its workers on the same."""
     constraints: Constraints = ANYWHERE
     """What its workers ask of a node in addition."""
+    quota_scopes: tuple[tuple[str, str], ...] = ()
+    """The scopes of ResourceQuotas that its base workers are in; that of their PriorityClass with the name of it."""
+    extra_quota_scopes: tuple[tuple[str, str], ...] = ()
+    """The same of its extra workers."""
     time_budget_seconds: float
     grace_seconds: float = 10.0
     """Seconds that it may continue past its budget before it is ended by force."""
@@ -198,8 +207,12 @@ class JobFacts:
     """Description of the last failure, for people."""
     trouble: Reason | None = None
     """What prevents its workers from starting, if known: the image, the nodes, the API server."""
+    extra_trouble: Reason | None = None
+    """What prevented the extra workers from starting that it was last lent, if known."""
     refused_since: float | None = None
-    """Since when kube-scheduler finds no node for one of its base workers, or a ResourceQuota has no room for it."""
+    """Since when one of its base workers cannot start: kube-scheduler finds no node for it, or somebody refuses it."""
+    gated: bool = False
+    """One of its base workers has scheduling gates."""
     down_since: float | None = None
     """Since when no leader runs, though the job has trained since it was admitted."""
     pinned: bool = True

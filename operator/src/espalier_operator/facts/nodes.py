@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from espalier_operator.constraints import Constraints, Taint
+from espalier_operator.constraints import Constraints, Expression, Taint
 
 
 def host_of(node: str) -> str:
@@ -85,3 +85,10 @@ class NamespaceLimit:
     """As `constraints.Amounts` names it, or the resource of GPUs."""
     hard: int
     used: int
+    scopes: tuple[Expression, ...] = ()
+    """It holds for pods that meet all of these alone; the keys are names of scopes, as in `Terms.quota_scopes`."""
+
+    def covers(self, scopes: tuple[tuple[str, str], ...]) -> bool:
+        """Return whether it holds for pods in these scopes."""
+        known = dict(scopes) if self.scopes else {}
+        return all(scope.takes(known.get(scope.key)) for scope in self.scopes)

@@ -30,6 +30,9 @@ class Rules:
     a ResourceQuota refuses a part."""
     placement_seconds: float = 60.0
     """A job waits again if kube-scheduler finds no node for a base worker for so long, though GPUs are free for it."""
+    refusal_seconds: float = 20.0
+    """The same where somebody else refuses it: the API server, an admission webhook or policy, or the kubelet, which
+    cannot pull its image. At most `placement_seconds`, which also holds while the leader of such a job trains."""
     pin_seconds: float = 5.0
     """kube-scheduler chooses the nodes of base workers itself if it refuses the chosen ones for so long, though the
     planner has GPUs free there."""

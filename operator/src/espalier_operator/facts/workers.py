@@ -33,6 +33,8 @@ class Role(StrEnum):
 class WorkerState(StrEnum):
     """The stage of a worker. In every stage it holds the GPUs of the node that it is bound to."""
 
+    GATED = "gated"
+    """It has scheduling gates: it wants no GPUs yet."""
     PENDING = "pending"
     RUNNING = "running"
     TERMINATING = "terminating"

@@ -33,7 +33,7 @@ from espalier_api.status import (
     JobStatus,
     TrainingStatus,
 )
-from espalier_operator.facts import Ended, JobFacts
+from espalier_operator.facts import REFUSALS, Ended, JobFacts
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
@@ -129,7 +129,8 @@ def _conditions(
     for kind in ConditionType:
         holds, reason, message = _judge(kind, job, outcome, observed)
         was = known.get(kind)
-        if was is None and not holds and kind not in _always_listed(job):
+        never = was is None or (job.terms.program and kind is ConditionType.EXTRA_GPUS_GRANTED)
+        if never and not holds and kind not in _always_listed(job):
             continue  # what was never so is not listed
         status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
         conditions.append(
@@ -149,11 +150,12 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
     """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
     admitted = job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
-    waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else Reason.NO_FREE_GPU)
+    held = job.trouble if job.hold_until is not None and job.trouble in REFUSALS else None
+    waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else held or Reason.NO_FREE_GPU)
     stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:
-            held = job.hold_until is not None and waiting is Reason.UNSCHEDULABLE
+            held = job.hold_until is not None and waiting in REFUSALS
             message = job.last_failure if held or waiting is Reason.NODES_AVOIDED else ""
             return ended or ((True, Reason.GPUS_GRANTED, "") if admitted else (False, waiting, message))
         case ConditionType.RUNNING:
@@ -180,7 +182,7 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
 
 
 def _always_listed(job: JobFacts) -> tuple[ConditionType, ...]:
-    if job.admitted_at is None:
+    if job.admitted_at is None or job.terms.program:  # which is never lent any
         return (ConditionType.ADMITTED, ConditionType.RUNNING)
     return (ConditionType.ADMITTED, ConditionType.RUNNING, ConditionType.EXTRA_GPUS_GRANTED)
 

@@ -64,7 +64,14 @@ class Observation:
     extra_ended: tuple[Incarnation, ...] = ()
     """Extra workers that have ended."""
     refused: bool = False
-    """kube-scheduler has found no node for a base worker, or the API server has no room for it in a ResourceQuota."""
+    """A base worker cannot start: kube-scheduler finds no node for it, the API server refuses its pod, or the kubelet
+    cannot start it."""
+    invalid: str = ""
+    """Why the API server will never take a base worker's pod; empty where it may."""
+    extra_refused: bool = False
+    """The same as `refused` of an extra worker; or that has scheduling gates."""
+    gated: bool = False
+    """A base worker has scheduling gates: it does not want its GPUs yet."""
     report: Report | None = None
     """The last report, of the current or an earlier leader."""
     reporter: str = ""

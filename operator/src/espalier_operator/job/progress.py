@@ -14,7 +14,7 @@ from dataclasses import replace
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import Terms
+from espalier_operator.facts import Ended, Terms
 from espalier_operator.facts.blames import trained_on
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader, Meter
@@ -34,6 +34,13 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     before, state = state, _with_budget(_count(state, seen, terms, now, timing), state, unwatched, terms)
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
+    if seen.invalid and state.ended is None and not (state.trained or state.used_seconds):
+        # One that has trained is never failed by this: it waits again, and whoever changed its pods may change that.
+        state = replace(state, ended=Ended(reason=Reason.INVALID_SPEC, failed=True, message=seen.invalid))
+    if state.gated != seen.gated:
+        # Its GPUs are granted, and its deadline begins, when the gates are gone.
+        admitted_at = now if state.gated and not state.trained else state.admitted_at
+        state = replace(state, gated=seen.gated, admitted_at=admitted_at)
     refused_since = _since(state.refused_since, seen.refused, now)
     was_away = before.counted_until is not None and now - before.counted_until > timing.gap
     down_since = _down_since(state, seen, now, was_away=was_away)
@@ -44,6 +51,9 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
     if state.promised_until is not None and seen.extra_bound >= state.extra:
         # Kept: what is lost from now on is lost.
         state = replace(state, promised_until=None, unplaced=0, hold_until=None)
+    if state.promised_until is not None and state.granted_at is not None and seen.extra_refused:
+        given_up_at = min(state.promised_until, state.granted_at + timing.refusal)
+        state = replace(state, promised_until=given_up_at)
     for index in range(terms.min_replicas):
         if state.ended is None:
             state = ends.judge(state, seen, index, terms, now, timing)
@@ -97,7 +107,8 @@ def _down_since(state: JobState, seen: Observation, now: float, *, was_away: boo
     While the scheduler was away another leader may have trained, and ended: its report tells until when. At no other
     time, as reports would keep GPUs for a job whose leader cannot start.
     """
-    since = _since(state.down_since, state.trained and not seen.leader_runs and not state.ending, now)
+    is_down = state.trained and not (seen.leader_runs or seen.gated or state.ending)
+    since = _since(state.down_since, is_down, now)
     if since is None or not was_away or seen.report is None or seen.report.phase is TrainerPhase.STARTING:
         return since
     return max(since, min(seen.reported_at, now))

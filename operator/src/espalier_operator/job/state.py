@@ -84,7 +84,7 @@ class JobState:
     unpinned: bool = field(default=False, compare=False)
     """kube-scheduler has refused the node that was chosen for a base worker. Until the job has trained it chooses."""
     unplaced: int = 0
-    """How often in a row kube-scheduler found no node for what was granted."""
+    """How often in a row what was granted could not be used: workers were refused, or no node was found for them."""
     hold_until: float | None = None
     """After that, nothing more is granted earlier."""
     extra_losses: int = 0
@@ -100,7 +100,9 @@ class JobState:
     watch: Watch = field(default=Watch(), compare=False)
     """The current leader, as it was seen."""
     refused_since: float | None = field(default=None, compare=False)
-    """Since when kube-scheduler finds no node for a base worker; None while it does."""
+    """Since when a base worker is refused, or kube-scheduler finds no node for it; None while that is not so."""
+    gated: bool = field(default=False, compare=False)
+    """A base worker has scheduling gates."""
     stopped_itself: bool = False
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 
@@ -186,6 +188,8 @@ class Timing:
     max_restart: float = 60.0
     rejected_restart: float = 10.0
     """Before a worker that ended before it began (its node refused it) is started again."""
+    refusal: float = 20.0
+    """Maximum time from the grant of extra workers until they are given up that somebody refuses."""
     report: float = 3.0
     """Maximum delay of a leader's last report after its end."""
     leave: float = 3.0
@@ -193,8 +197,8 @@ class Timing:
     linger: float = 60.0
     """Maximum time from a leader's last report until it ends."""
     hold: float = 60.0
-    """After kube-scheduler found no node for what a job was granted, until it is granted GPUs again; doubles each time
-    in a row, up to `max_hold`."""
+    """After a job could not use what it was granted, until it is granted GPUs again; doubles each time in a row, up to
+    `max_hold`."""
     max_hold: float = 3600.0
     gap: float = 30.0
     """Maximum time between two observations by a running scheduler."""

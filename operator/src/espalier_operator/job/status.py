@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from espalier_api.allocation import Allocation
+from espalier_api.reasons import Reason
 from espalier_api.status import (
     AvoidedNode,
     ConditionStatus,
@@ -120,6 +121,7 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
             Blame(at=each.last_time.timestamp(), **{name: getattr(each, name) for name in _OF_BLAME})
             for each in kept.avoided_nodes
         ),
+        gated=any(each.reason is Reason.SCHEDULING_GATED for each in status.conditions),
     )
 
 

@@ -21,17 +21,12 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Ended, Reclaim, Stopping, Terms
+from espalier_operator.facts import REFUSALS, Ended, Reclaim, Stopping, Terms
 from espalier_operator.job.state import JobState, Timing
 
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""
-_UNSTARTED = (
-    Reason.UNSCHEDULABLE,
-    Reason.POD_REJECTED,
-    Reason.IMAGE_PULL_FAILED,
-    Reason.PRE_RUNNING_DEADLINE_EXCEEDED,
-)
+_UNSTARTED = REFUSALS | {Reason.PRE_RUNNING_DEADLINE_EXCEEDED}
 """Reasons for which a job waits again that could not use what it was granted."""
 _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
 """Reasons for which lent GPUs were lost without having been given back."""
@@ -76,7 +71,7 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 promised_until=state.promised_until if action.extra else None,
                 preemptions=state.preemptions + (known and action.forced and action.reason in _TAKEN),
             )
-            if action.reason is Reason.UNSCHEDULABLE:
+            if action.reason in REFUSALS:
                 less = _held_back(less, now, timing)
             less = _lent_later(less, now, timing) if action.reason is Reason.GPU_LOST else replace(less, extra_losses=0)
             if state.announced(terms) <= action.extra:
@@ -107,6 +102,8 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 preemptions=state.preemptions + lost,
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
                 hold_until=action.hold_until or state.hold_until,
+                refused_since=None,
+                gated=False,
             )
             if action.reason in _UNSTARTED:
                 waiting = _held_back(waiting, now, timing)
@@ -144,7 +141,7 @@ def _is_done(state: JobState, action: Action) -> bool:
 
 
 def _held_back(state: JobState, now: float, timing: Timing) -> JobState:
-    """Grant nothing more for a while, twice as long each time in a row: kube-scheduler cannot use it."""
+    """Grant nothing more for a while, twice as long each time in a row: it cannot be used."""
     return replace(state, unplaced=state.unplaced + 1, hold_until=now + timing.held(state.unplaced))
 
 

@@ -8,7 +8,7 @@ from espalier_api.measurements import Measurements
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.throughput import step_times
-from espalier_operator.facts import JobFacts, Promise, Terms
+from espalier_operator.facts import REFUSALS, JobFacts, Promise, Terms
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
@@ -21,8 +21,16 @@ class Trouble:
 
     reason: Reason
     message: str
-    may_pass: bool = False
-    """Whether the same pods may be accepted later: GPUs are not kept for them meanwhile."""
+    final: bool = False
+    """The API server itself finds the pods invalid: it will never take them as they are."""
+
+
+def held_by(state: JobState) -> Trouble | None:
+    """Return what prevented the workers of a job from starting that waits again for that."""
+    reason = state.grant.reason
+    if state.active or state.hold_until is None or reason not in REFUSALS:
+        return None
+    return Trouble(reason=Reason(reason), message=state.last_failure)
 
 
 def facts_of(
@@ -33,10 +41,13 @@ def facts_of(
     now: float,
     timing: Timing,
     trouble: Trouble | None = None,
+    extra_trouble: Trouble | None = None,
     measured: Measurements | None = None,
     done: float | None = None,
 ) -> JobFacts:
-    """Return the planner's facts of the job `key`; `trouble` is what prevents its workers from starting.
+    """Return the planner's facts of the job `key`.
+
+    `trouble` is what prevents its base workers from starting, `extra_trouble` what prevents those that it is lent.
 
     `done` is the part of its work that a program has done, as far as that is known.
     """
@@ -67,7 +78,9 @@ def facts_of(
         failures=state.failures,
         last_failure=state.last_failure if trouble is None else trouble.message or SENTENCES[trouble.reason],
         trouble=None if trouble is None else trouble.reason,
+        extra_trouble=None if extra_trouble is None else extra_trouble.reason,
         refused_since=state.refused_since,
+        gated=state.gated,
         down_since=state.down_since,
         pinned=not state.unpinned and not state.unplaced,
         hold_until=state.hold_until,

@@ -40,7 +40,7 @@ Body = Raw | list[Raw]
 
 
 class ApiRefusalError(BackendError):
-    """The API server refuses the request, and would refuse it again."""
+    """The API server refuses the request, and would refuse it again now; or an admission webhook or policy does."""
 
     def __init__(self, what: str, status: Status) -> None:
         """Keep the server's `status`."""
@@ -252,6 +252,8 @@ class Client:
                 wait = self._retries.wait(tried, retry_after, self._random.random())
                 logger.debug("%s; trying again in %.2f s", trouble, wait)
                 await asyncio.sleep(wait)
+        if code and refusal.status.is_denial:
+            raise refusal
         raise BackendError(f"{what}: tried {tries} times: {trouble}")
 
     def _count(self, verb: str, resource: Resource, code: int, begun: float) -> None:

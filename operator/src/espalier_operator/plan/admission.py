@@ -139,7 +139,8 @@ class Admission:
         namespaces, workers = self._tick.namespaces, job.terms.min_replicas
         if namespaces.is_closed(job) or not namespaces.could_ever_fit(job, workers):
             return None
-        return self._tick.reclaims.lent_in_namespace(job.key, namespaces.lacks(job, workers))
+        lacks = namespaces.lacks(job, workers)
+        return None if lacks is None else self._tick.reclaims.lent_in_namespace(job.key, lacks)
 
     def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
         """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.

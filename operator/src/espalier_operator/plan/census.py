@@ -10,7 +10,7 @@ from typing import Final
 from espalier_operator.facts import Role, Worker, WorkerState
 from espalier_operator.strangers import served
 
-_BASE, _EXTRA, _TERMINATING = Role.BASE, Role.EXTRA, WorkerState.TERMINATING
+_BASE, _EXTRA, _GATED, _TERMINATING = Role.BASE, Role.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
 _JOB: Final = attrgetter("job")
 
 
@@ -20,6 +20,8 @@ class Census:
     def __init__(self, workers: Collection[Worker]) -> None:
         self.bound: dict[str | None, dict[int, str]] = defaultdict(dict)
         """By job: the nodes of its live base workers that are bound to one."""
+        self.gated: dict[str | None, set[int]] = defaultdict(set)
+        """By job: its base workers that want no GPUs yet."""
         self.extras: dict[str | None, list[Worker]] = defaultdict(list)
         """By job: its live extra workers."""
         self.foreign: list[Worker] = []
@@ -39,6 +41,8 @@ class Census:
             elif role is _BASE:
                 if node is not None:
                     bound[worker.job][worker.index] = node
+                elif worker.state is _GATED:
+                    self.gated[worker.job].add(worker.index)
                 elif worker.pinned_to is not None:
                     self.unbound.append(worker)
             elif role is _EXTRA:

@@ -17,6 +17,9 @@ _MOST_LOOKS: Final = 2000
 """The most nodes that are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
 them. Other such pods are left to it."""
 
+_BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
+"""Why kube-scheduler finds no node for a worker."""
+
 
 class Claims:
     """The claims of one tick."""
@@ -53,7 +56,9 @@ class Claims:
         for job in places.choosiest_first(self._tick.running):
             if job.stopping is not None:
                 continue
-            if len(bound[job.key]) >= job.terms.min_replicas and job.key not in places.moved:
+            wants = job.terms.min_replicas - len(self._tick.census.gated[job.key])
+            if len(bound[job.key]) >= wants and job.key not in places.moved:
+                self._doubt(job)
                 continue
             supply = self._claim(job)
             if supply is not Supply.NEVER and job.key in self._barred:
@@ -73,7 +78,7 @@ class Claims:
                 continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
-            elif len(bound[job.key]) < job.terms.min_replicas and supply is Supply.NOW:
+            elif supply is Supply.NOW or obstacle(job) not in _BY_SCHEDULER:
                 self._doubt(job)
         self._serve_others()
 
@@ -103,10 +108,10 @@ class Claims:
     def _claim(self, job: JobFacts) -> Supply:
         """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
         places, gpus = self._tick.places, job.terms.gpus_per_worker
-        site, pinned = places.site(job), places.pinned[job.key]
+        site, pinned, gated = places.site(job), places.pinned[job.key], self._tick.census.gated[job.key]
         supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
         for index in job.base_indexes:
-            if index in self._tick.census.bound[job.key] or index in pinned:
+            if index in self._tick.census.bound[job.key] or index in pinned or index in gated:
                 continue
             mark, supplied = self._tick.capacity.mark(), Supply.NEVER
             for (preferred,) in places.levels(job, [site.gpu_type]):
@@ -128,7 +133,8 @@ class Claims:
         """Let a job wait again whose workers have lost their GPUs."""
         site = self._tick.places.site(job)
         if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
-            return Requeue(job=job.key, reason=Reason.GPU_LOST)
+            had_any = job.trained or self._tick.census.bound[job.key]  # not so where its workers had scheduling gates
+            return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
         return self._outrun(job, Reason.GPU_LOST, message)
 
@@ -141,26 +147,30 @@ class Claims:
         return Requeue(job=job.key, reason=reason, message=message, hold_until=self._tick.now + wait)
 
     def _doubt(self, job: JobFacts) -> None:
-        """Act on base workers that kube-scheduler, or a ResourceQuota, has refused for long, though GPUs are free.
+        """Act on base workers that have been refused for long, though GPUs are free.
 
-        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself; where
-        that does not help either, the job waits again. At once where others have visibly taken the room that a
-        ResourceQuota had for it: it would hold GPUs that cannot be used.
+        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself. Where
+        that does not help either, or somebody else refuses them, the job waits again: it holds GPUs that it cannot use.
+        At once where others have visibly taken the room that a ResourceQuota had for it.
         """
         if job.refused_since is None or job.evaluating:
             return
-        # A ResourceQuota that refuses some of the workers says nothing of nodes that were chosen for others.
-        by_quota = obstacle(job) is Reason.POD_REJECTED
-        if by_quota and not job.trained and self._tick.namespaces.is_overdrawn(job):
+        reason, rules = obstacle(job), self._tick.rules
+        if reason is Reason.POD_REJECTED and not job.trained and self._tick.namespaces.is_overdrawn(job):
             self._tick.namespaces.expect(job, job.terms.min_replicas)
             self._record.act(self._outrun(job, Reason.RESOURCE_QUOTA_EXCEEDED, job.last_failure))
             return
-        pinned = () if by_quota else tuple(sorted(self._tick.places.pinned[job.key]))
-        patience = job.refused_since + (self._tick.rules.pin_seconds if pinned else self._tick.rules.placement_seconds)
+        # Who else refuses some of the workers says nothing of nodes that were chosen for others.
+        by_scheduler = reason in _BY_SCHEDULER
+        pinned = tuple(sorted(self._tick.places.pinned[job.key])) if by_scheduler else ()
+        seconds = rules.pin_seconds if pinned else rules.placement_seconds
+        if not by_scheduler and not (job.trained and job.leader_running):
+            seconds = min(seconds, rules.refusal_seconds)
+        patience = job.refused_since + seconds
         self._record.wake(patience)
         if self._tick.now < patience:
             return
         if pinned:
             self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
         else:
-            self._record.act(Requeue(job=job.key, reason=obstacle(job), message=job.last_failure))
+            self._record.act(Requeue(job=job.key, reason=reason, message=job.last_failure))

@@ -8,7 +8,7 @@ from collections.abc import Container
 from espalier_api.reasons import Reason
 from espalier_operator.actions import GrantExtra
 from espalier_operator.capacity import Supply
-from espalier_operator.facts import JobFacts
+from espalier_operator.facts import JobFacts, Role
 from espalier_operator.lifecycle import lendable, lendable_at
 from espalier_operator.order import Rank
 from espalier_operator.plan.tick import Tick
@@ -47,7 +47,7 @@ class Lending:
             job = self._tick.running[place]
             if self._tick.reclaims.is_asked(job.key):
                 continue
-            if not self._tick.namespaces.fits(job, 1):
+            if not self._tick.namespaces.fits(job, 1, Role.EXTRA):
                 if job.key not in hoped and job.key not in granted:
                     self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
                 continue
@@ -60,7 +60,7 @@ class Lending:
                 places.near(job).update(lent)
                 places.lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
-                self._tick.namespaces.hold(job, 1)
+                self._tick.namespaces.hold(job, 1, Role.EXTRA)
             elif job.key not in hoped and job.key not in granted:
                 self._record.refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:

@@ -69,7 +69,7 @@ class Settling:
             self._record.wake(promise.expires_at)
             return job.extra
         if seen < job.extra:
-            reason = Reason.GPU_LOST if promise is None else Reason.UNSCHEDULABLE
+            reason = Reason.GPU_LOST if promise is None else job.extra_trouble or Reason.UNSCHEDULABLE
             self._record.act(ReleaseExtra(job=job.key, extra=seen, forced=True, reason=reason))
         return min(seen, job.extra)
 

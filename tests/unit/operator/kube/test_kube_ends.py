@@ -17,10 +17,11 @@ from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of
 from espalier_operator.job.transitions import after
+from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.last_report import counted
-from espalier_operator.kube.state.workers import sort_pods
+from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods
 from espalier_operator.lifecycle import ending
 from operator_world.kube_looks import facts_of, look, observed
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
@@ -404,6 +405,53 @@ def test_what_kube_scheduler_refuses_is_remembered_until_it_is_placed():
     first = seen(leader(), waits, now=NOW)
     assert seen(leader(), waits, now=NOW + 50, state=first).refused_since == first.refused_since == NOW
     assert seen(leader(), worker(), now=NOW + 51, state=first).refused_since is None
+
+
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"])
+def test_what_the_kubelet_cannot_start_is_refused_and_what_it_cannot_mount_is_not(reason):
+    waits = raw_worker(JOB, 1, uid="worker", phase="Pending", state={"waiting": {"reason": reason}})
+    assert seen(leader(), waits).refused_since == NOW
+    mounts = raw_worker(JOB, 1, uid="worker", phase="Pending", state={"waiting": {"reason": "ContainerCreating"}})
+    assert seen(leader(), mounts).refused_since is None
+
+
+def gated(*names: str, index: int = 0) -> dict[str, Any]:
+    raw = raw_worker(JOB, index, 4 if index == 0 else 0, uid=f"{index}", node=None, phase="Pending", state={})
+    raw["spec"]["schedulingGates"] = [{"name": name} for name in names]
+    return raw
+
+
+def test_the_deadline_of_a_start_begins_when_the_scheduling_gates_are_gone():
+    """Also of one whose operator was replaced meanwhile."""
+    fresh = replace(STATE, trained=False, used_seconds=0.0, incarnations=("0", "1"))
+    held = seen(gated("queue"), gated(index=1), state=fresh, now=NOW)
+    assert (held.gated, held.admitted_at, held.refused_since) == (True, fresh.admitted_at, None)
+    facts = replace(facts_of(JOB, held, NOW + 1e6, SETTINGS), terms=JOB.terms)
+    assert facts.gated
+    assert ending(facts, NOW + 1e6, SETTINGS.rules) is None
+    let = seen(gated(), gated(index=1), state=held, now=NOW + 1e6)
+    assert (let.gated, let.admitted_at) == (False, NOW + 1e6)
+    trained = seen(gated("queue"), gated(index=1), state=replace(held, trained=True, gated=False), now=NOW)
+    assert trained.down_since is None, "it waits for what nobody has tried yet"
+
+
+@pytest.mark.parametrize(("used", "final"), [(0.0, True), (5.0, False)])
+def test_a_pod_that_is_invalid_ends_a_job_that_has_never_trained(used: float, final: bool):
+    """One that has trained waits again: what changes its pods on their way may change again."""
+    state = replace(STATE, trained=False, used_seconds=used, incarnations=("", ""))
+    verdict = Trouble(reason=Reason.POD_REJECTED, message='Pod "one" is invalid: spec', final=True)
+    after = look(JOB, state, observation_of(JobPods(base=(None, None)), None, rejected=verdict), NOW, SETTINGS)
+    assert (after.ended is not None) is final
+    assert after.refused_since == NOW
+
+
+def test_extra_workers_that_are_refused_are_given_up_within_seconds():
+    lent = replace(STATE, extra=1, granted_at=NOW, promised_until=NOW + 120)
+    pods = JobPods(base=(parse_pod(leader(), SETTINGS), parse_pod(worker(), SETTINGS)))
+    no = Trouble(reason=Reason.POD_REJECTED, message="denied")
+    after = look(JOB, lent, observation_of(pods, None, extra_rejected=no), NOW + 1, SETTINGS)
+    assert after.promised_until == NOW + 20
+    assert look(JOB, lent, observation_of(pods, None), NOW + 1, SETTINGS).promised_until == NOW + 120
 
 
 def test_since_when_no_leader_runs_of_a_job_that_has_trained_is_remembered_until_one_does():

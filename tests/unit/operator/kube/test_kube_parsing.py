@@ -407,8 +407,17 @@ def test_waiting_containers(where, reason, trouble):
 def test_gated():
     raw = raw_worker(JOB, phase="Pending", node=None, state={})
     raw["spec"]["schedulingGates"] = [{"name": "queue"}]
-    assert pod_of(raw).gated
+    pod = pod_of(raw)
+    assert (pod.gated, pod.trouble) == (True, Reason.SCHEDULING_GATED)
+    assert pod.message.endswith("scheduling gates: queue")
     assert not worker().gated
+
+
+def test_a_claim_that_does_not_exist_is_no_want_of_a_node():
+    message = '0/3 nodes are available: persistentvolumeclaim "data" not found. preemption: not helpful.'
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod = worker(phase="Pending", node=None, state={}, conditions=[condition])
+    assert (pod.trouble, pod.message) == (Reason.VOLUME_UNAVAILABLE, message)
 
 
 def test_completed():

@@ -20,6 +20,7 @@ from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
 from espalier_operator.kube.state.due import Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
+from espalier_operator.kube.state.urgency import SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
 from operator_world.kube_objects import (
     EPOCH,
@@ -299,9 +300,34 @@ def test_what_the_api_server_says_to_its_pods_is_shown_until_it_takes_them() -> 
     assert (running.reason, running.message) == (Reason.POD_REJECTED, "exceeded quota")
     desk.managed.reject(None)
     assert facts(desk.look()).trouble is None
-    desk.managed.mark_invalid("spec.containers[0]: Invalid")
+    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="spec.containers[0]: Invalid", final=True))
+    before = desk.managed.picture()
     ended = facts(desk.look()).ended
     assert (ended.reason, ended.failed, ended.message) == (Reason.INVALID_SPEC, True, "spec.containers[0]: Invalid")
+    assert urgency_of(before, desk.managed.picture()) == SOON, "nobody plans its end"
+
+
+def test_what_was_refused_is_tried_at_once_when_it_is_granted_gpus_again() -> None:
+    desk = Desk()
+    desk.look()
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    desk.managed.reject(Trouble(reason=Reason.POD_REJECTED, message="denied"))
+    assert facts(desk.look()).refused_since == desk.now
+    desk.managed.act(Requeue(job="ns/one", reason=Reason.POD_REJECTED, message="denied"))
+    waits = facts(desk.look())
+    assert (waits.trouble, waits.last_failure, waits.refused_since) == (Reason.POD_REJECTED, "denied", None)
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    again = facts(desk.look())
+    assert (again.trouble, again.refused_since) == (None, None)
+
+
+def test_why_a_job_waits_is_known_though_its_pods_are_gone() -> None:
+    desk = Desk()
+    desk.look()
+    desk.managed.act(Admit(job="ns/one", gpu_type=""))
+    desk.managed.act(Requeue(job="ns/one", reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such tag"))
+    waits = facts(desk.look())
+    assert (waits.trouble, waits.last_failure) == (Reason.IMAGE_PULL_FAILED, "ErrImagePull: no such tag")
 
 
 def test_a_job_that_is_over_is_due_no_more() -> None:

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 PODS_AT_ONCE: Final = 8
 """Pods of one job that are made or deleted at the same time."""
-_INVALID: Final = (400, 422)
 _FORBIDDEN: Final = 403
 _TOO_MUCH: Final = (400, 413, 422)
 
@@ -180,7 +179,12 @@ class Writer:
         await _all(*others, self._end(deletions))
 
     async def _make(self, job: ManagedJob, creations: Sequence[CreatePod]) -> None:
-        await self._equip(job)
+        try:
+            await self._equip(job)
+        except (ApiRefusalError, NotOwnedError) as error:
+            if creations:  # otherwise it runs without what is missing
+                job.reject(_trouble(error))
+            raise
         for start in range(0, len(creations), PODS_AT_ONCE):
             await _all(*(self._create(job, step.manifest) for step in creations[start : start + PODS_AT_ONCE]))
 
@@ -209,19 +213,15 @@ class Writer:
         """Make the objects that the job's pods need."""
         if job.job is None or (job.equipped == job.job.generation and not job.lacks_report):
             return
-        try:
-            if job.job.terms.trains_together:
-                # One that is there is not read: its name has the job's UID.
-                await self._client.create(worker_secret(job.job, secrets.token_bytes(32)), owner=None)
-            for manifest in owned_objects(job.job, isolated=self._settings.worker_network_policies):
-                answer = await self._client.create(manifest, owner=job.uid)
-                if answer is not None and manifest["kind"] == resources.NETWORK_POLICIES.kind:
-                    await self._update(answer, manifest["spec"])
-                if answer is not None and manifest["kind"] == resources.CONFIG_MAPS.kind:
-                    self._store.reports.indexer.put(answer)
-        except (ApiRefusalError, NotOwnedError) as error:
-            job.reject(_trouble(error))
-            raise
+        if job.job.terms.trains_together:
+            # One that is there is not read: its name has the job's UID.
+            await self._client.create(worker_secret(job.job, secrets.token_bytes(32)), owner=None)
+        for manifest in owned_objects(job.job, isolated=self._settings.worker_network_policies):
+            answer = await self._client.create(manifest, owner=job.uid)
+            if answer is not None and manifest["kind"] == resources.NETWORK_POLICIES.kind:
+                await self._update(answer, manifest["spec"])
+            if answer is not None and manifest["kind"] == resources.CONFIG_MAPS.kind:
+                self._store.reports.indexer.put(answer)
         job.equipped = job.job.generation
 
     async def _update(self, policy: Raw, spec: Raw) -> None:
@@ -238,19 +238,21 @@ class Writer:
             answer = await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
-            if isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN and not trouble.may_pass:
+            refusal = error.status if isinstance(error, ApiRefusalError) else None
+            if refusal is not None and refusal.code == _FORBIDDEN and not refusal.exceeds_quota:
                 job.equipped = None  # its account may have been deleted
-            if base and isinstance(error, ApiRefusalError) and error.status.code in _INVALID:
-                job.mark_invalid(trouble.message)
-            elif base:
+            if base:
                 job.reject(trouble)
             else:
+                job.reject_extra(trouble)
                 name = manifest["metadata"]["name"]
                 same = trouble.message.replace(name, "")  # of all extra workers
                 await self._warn_once(job, trouble.reason, f"extra worker {name}: {trouble.message}", same)
             raise
         if base:
             job.reject(None)
+        else:
+            job.reject_extra(None)
         if answer is not None:
             self._store.pods.put(answer)
 
@@ -295,9 +297,9 @@ def _level(error: BackendError) -> int:
 
 
 def _trouble(error: BackendError) -> Trouble:
-    message = error.status.message if isinstance(error, ApiRefusalError) else str(error)
-    may_pass = isinstance(error, ApiRefusalError) and error.status.exceeds_quota
-    return Trouble(reason=Reason.POD_REJECTED, message=message, may_pass=may_pass)
+    if not isinstance(error, ApiRefusalError):
+        return Trouble(reason=Reason.POD_REJECTED, message=str(error))
+    return Trouble(reason=Reason.POD_REJECTED, message=error.status.message, final=error.status.is_invalid)
 
 
 async def _all(*doing: Any) -> None:

@@ -21,6 +21,7 @@ _WARNINGS = frozenset(
         Reason.IMAGE_PULL_FAILED,
         Reason.UNSCHEDULABLE,
         Reason.POD_REJECTED,
+        Reason.VOLUME_UNAVAILABLE,
         Reason.PREEMPTED,
         Reason.NODE_LOST,
         Reason.PRE_RUNNING_DEADLINE_EXCEEDED,

@@ -19,6 +19,7 @@ from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.limit_ranges import Defaults, with_defaults
 from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.quotas import scopes_of
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, resource_of
 from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
 from espalier_operator.kube.objects.volumes import claims_of
@@ -112,13 +113,14 @@ def parse_job(
     if problems:
         return InvalidJob(key=key, uid=uid, generation=generation, problems=problems)
     priority = (priorities or {}).get(job.spec.priority_class_name or "", job.spec.priority)
+    lower = _has_lower_class(raw, settings, priorities or {})
     return KubeJob(
         job=job,
-        terms=_terms(job, settings, priority, affinity, claimed, defaults or {}),
+        terms=_terms(job, settings, priority, affinity, claimed, defaults or {}, has_lower_class=lower),
         uid=uid,
         generation=generation,
         created_at=time(metadata, "creationTimestamp") or 0.0,
-        has_lower_class=_has_lower_class(raw, settings, priorities or {}),
+        has_lower_class=lower,
     )
 
 
@@ -194,11 +196,15 @@ def _terms(
     affinity: Callable[[str], VolumeTerms | None],
     claimed: Amounts,
     defaults: Defaults,
+    *,
+    has_lower_class: bool,
 ) -> Terms:
     given = {} if job.spec.template is None else job.spec.template.spec.to_json()
     pod_spec = with_claimed(with_defaults(given, defaults), claimed)
     resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
     bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
+    name = job.spec.priority_class_name or text(pod_spec, "priorityClassName") or None
+    extra_name = name if has_lower_class else settings.extra_priority_class or name
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
@@ -213,6 +219,8 @@ def _terms(
     return replace(
         terms,
         priority=priority,
+        quota_scopes=scopes_of(pod_spec, name),
+        extra_quota_scopes=scopes_of(pod_spec, extra_name),
         gpus_per_worker=max(terms.gpus_per_worker, request_of(pod_spec, resource)),
         pre_running_deadline_seconds=deadline,
     )

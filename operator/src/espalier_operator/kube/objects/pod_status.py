@@ -29,6 +29,12 @@ _JUDGED: Final = (
     _NO_DEVICES,
 )
 """How those of kube-scheduler's reasons begin that the planner judges by itself (`espalier_operator.constraints`)."""
+_NO_VOLUME: Final = (
+    "persistentvolumeclaim ",
+    "unbound immediate PersistentVolumeClaims",
+    "available persistent volumes to bind",
+)
+"""Parts of kube-scheduler's messages on a pod whose volumes are not there, on no node: no node would help."""
 _DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PULL_TROUBLE: Final = (
     "ErrImagePull",
@@ -108,7 +114,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
     code, overran = _exit_code(trainer, ends if ended else ()), _overran(status)
     done = ended or code is not None
     said = [state for state in own if "exitCode" in state] or ends  # side-cars end in their own ways
-    trouble, message = (None, _end_message(status, said)) if done else _trouble(status, waits)
+    trouble, message = (None, _end_message(status, said)) if done else _trouble(spec, status, waits)
     return PodStatus(
         phase=phase,
         overran=overran,
@@ -159,7 +165,9 @@ def _exit_code(trainer: Iterable[Raw], ends: Iterable[Raw]) -> int | None:
     return next((code for code in codes if code), None)  # ended before the worker began
 
 
-def _trouble(status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
+def _trouble(spec: Raw, status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
+    if gates := ", ".join(text(gate, "name") for gate in entries(spec, "schedulingGates")):
+        return Reason.SCHEDULING_GATED, f"its pods wait for the removal of scheduling gates: {gates}"[:MAX_MESSAGE]
     for waiting in waits:
         reason = text(waiting, "reason")
         message = f"{reason}: {text(waiting, 'message')}".rstrip(": ")[:MAX_MESSAGE]
@@ -168,7 +176,10 @@ def _trouble(status: Raw, waits: Iterable[Raw]) -> tuple[Reason | None, str]:
         if reason in _START_TROUBLE:
             return Reason.POD_REJECTED, message
     refusal = _scheduler_refusal(status)
-    return (None, "") if refusal is None else (Reason.UNSCHEDULABLE, refusal[:MAX_MESSAGE])
+    if refusal is None:
+        return None, ""
+    volume = any(part in refusal for part in _NO_VOLUME)
+    return Reason.VOLUME_UNAVAILABLE if volume else Reason.UNSCHEDULABLE, refusal[:MAX_MESSAGE]
 
 
 def _scheduler_refusal(status: Raw) -> str | None:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import JobStatus
 from espalier_api.tracing import SignalTrace
-from espalier_operator.actions import Action, Requeue
-from espalier_operator.facts import NOWHERE, Ended, JobFacts, Placement, Promise, Worker
+from espalier_operator.actions import Action, Admit, GrantExtra, Requeue
+from espalier_operator.facts import NOWHERE, JobFacts, Placement, Promise, Worker
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
-from espalier_operator.job.view import Trouble, facts_of, promise_of
+from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
 from espalier_operator.kube.settings import KubeSettings
@@ -69,6 +69,8 @@ class ManagedJob(WorkItem):
         """Why the last plan granted it no (more) GPUs."""
         self.rejected: Trouble | None = None
         """The API server's last answer about its base workers' pods."""
+        self.extra_rejected: Trouble | None = None
+        """The same about those of its extra workers, since it was last lent some."""
         self.complaints: dict[Reason, str] = {}
         """By reason: the last message for people that is in no condition."""
         self.equipped: int | None = None
@@ -89,6 +91,9 @@ class ManagedJob(WorkItem):
             if self.job is not seen.parsed:
                 self.mark_dirty(News.PODS, Due.CHANGES)
                 self.making.succeeded()  # what was refused may be taken now
+                self.rejected = None
+                if self.job is not None and self.state.admitted_at is None:
+                    self.state = replace(self.state, hold_until=None)
             self.job, self.problems = seen.parsed, None
             if self.state.admitted_at is not None:
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
@@ -193,7 +198,13 @@ class ManagedJob(WorkItem):
             program = self.job.terms.program
             unread = program and self.program.is_unread(self.source())
             seen = observation_of(
-                self.pods, self.report.last, self.report.changed_at, self.rejected, program=program, unread=unread
+                self.pods,
+                self.report.last,
+                self.report.changed_at,
+                self.rejected,
+                self.extra_rejected,
+                program=program,
+                unread=unread,
             ).after(self.seen)
             if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
                 self._count_up()  # until now those that were bound before are charged
@@ -205,8 +216,12 @@ class ManagedJob(WorkItem):
         if self.job is not None:
             self._count_up()
             self.state = after(self.state, action, self.job.terms, self.looked_at, self._timing)
-            if not self.state.active:
-                self.making.succeeded()  # when it is granted GPUs again, its pods are tried at once
+            if isinstance(action, Admit | GrantExtra) or not self.state.active:
+                self.making.succeeded()  # what it is granted is tried at once
+            if isinstance(action, Admit):
+                self.rejected = None
+            if isinstance(action, GrantExtra):
+                self.extra_rejected = None
             self.mark_dirty(News.PODS, Due.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:
@@ -227,11 +242,10 @@ class ManagedJob(WorkItem):
             self.rejected = trouble
             self.mark_dirty(News.PODS, Due.CHANGES)
 
-    def mark_invalid(self, message: str) -> None:
-        """Record that the API server will never accept its pods as they are."""
-        if self.state.active and self.state.ended is None:
-            verdict = Ended(reason=Reason.INVALID_SPEC, failed=True, message=message)
-            self.state = replace(self.state, ended=verdict)
+    def reject_extra(self, trouble: Trouble | None) -> None:
+        """Record the API server's answer to a pod of an extra worker."""
+        if trouble != self.extra_rejected:
+            self.extra_rejected = trouble
             self.mark_dirty(News.PODS, Due.CHANGES)
 
     # ---- what is to be written, and when
@@ -326,7 +340,8 @@ class ManagedJob(WorkItem):
     def _facts(self) -> JobFacts:
         if self.job is None:
             raise ValueError(f"{self.key} has no specification that can be run")
-        trouble = self.rejected or trouble_of(self.pods)
+        trouble = self.rejected or trouble_of(self.pods) or held_by(self.state)
         terms, now, timing = self.job.terms, self.looked_at, self._timing
         done = self.program.done if terms.program else None
-        return facts_of(self.key, self.state, self.seen, terms, now, timing, trouble, self.report.measured, done)
+        troubles, measured = (trouble, self.extra_rejected), self.report.measured
+        return facts_of(self.key, self.state, self.seen, terms, now, timing, *troubles, measured, done)

@@ -78,22 +78,26 @@ def observation_of(
     report: Report | None,
     reported_at: float = 0.0,
     rejected: Trouble | None = None,
+    extra_rejected: Trouble | None = None,
     *,
     program: bool = False,
     unread: bool = False,
 ) -> Observation:
     """Return the observation of the job's base workers from its pods and the last report, written at `reported_at`.
 
-    `rejected` is the API server's last answer to a new base pod. Of a program that has ended, `unread` says that its
-    last lines are still to be read.
+    `rejected` is the API server's last answer to a new base pod, `extra_rejected` to one of an extra worker.
+    Of a program that has ended, `unread` says that its last lines are still to be read.
     """
-    unplaced = any(pod is not None and pod.node is None and pod.trouble is Reason.UNSCHEDULABLE for pod in pods.base)
+    rejected = rejected if any(pod is None for pod in pods.base) else None
     return Observation(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         extra_running=sum(pod.phase == "Running" for pod in pods.extra),
         extra_ended=tuple(_incarnation(pod, pods) for pod in pods.rest if pod.role is Role.EXTRA and pod.done),
-        refused=unplaced or (rejected is not None and rejected.may_pass),
+        refused=rejected is not None or any(pod is not None and _is_refused(pod) for pod in pods.base),
+        invalid=rejected.message if rejected is not None and rejected.final else "",
+        extra_refused=extra_rejected is not None or any(pod.gated for pod in pods.extra),
+        gated=any(pod is not None and pod.gated for pod in pods.base),
         report=report,
         reporter="" if report is None else report.incarnation,
         reported_at=reported_at,
@@ -113,6 +117,13 @@ def trouble_of(pods: JobPods) -> Trouble | None:
     return None
 
 
+def _is_refused(pod: Pod) -> bool:
+    """Return whether a pod waits for what may come or not. A volume may take minutes until it is mounted."""
+    if pod.trouble in (None, Reason.SCHEDULING_GATED) or pod.phase != "Pending" or pod.deleting:
+        return False
+    return pod.node is None or pod.trouble is not Reason.VOLUME_UNAVAILABLE
+
+
 def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> float | None:
     """Return until when a lent worker that has its GPUs may take to start; None where it runs, or may take for ever.
 
@@ -120,7 +131,7 @@ def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> fl
     """
     if pod.node is None or pod.phase != "Pending" or state.granted_at is None:
         return None
-    limit = timing.promise if pod.trouble is not None else job.terms.pre_running_deadline_seconds
+    limit = min(timing.promise, timing.refusal) if pod.trouble is not None else job.terms.pre_running_deadline_seconds
     return None if limit is None else state.granted_at + limit
 
 
@@ -232,4 +243,6 @@ def _worker(pod: Pod, job: str, role: Role, index: int, *, is_lost: bool) -> Wor
 def _state(pod: Pod) -> WorkerState:
     if pod.deleting:
         return WorkerState.TERMINATING
+    if pod.gated and pod.owner is not None:
+        return WorkerState.GATED
     return WorkerState.RUNNING if pod.phase == "Running" else WorkerState.PENDING

@@ -83,12 +83,12 @@ class NamespaceLedger:
             missing = max(0, job.terms.min_replicas - lives[key]["base"])
             unseen = max(0, job.extra - lives[key]["extra"])
             stay = max(0, min(kept.get(key, job.extra), job.extra) - lives[key]["extra"])
-            for key, amount in _keyed_demand(job, Role.BASE).items():
-                owed[_namespace(job)][key] += missing * amount
-            for key, amount in _keyed_demand(job, Role.EXTRA).items():
-                owed[_namespace(job)][key] += unseen * amount
+            for asked, amount in _keyed_demand(job, Role.BASE).items():
+                owed[_namespace(job)][asked] += missing * amount
+            for asked, amount in _keyed_demand(job, Role.EXTRA).items():
+                owed[_namespace(job)][asked] += unseen * amount
                 # Pods that are not seen may have been made: a notice alone does not free what they request.
-                leaves[_namespace(job)][key] += (unseen - stay) * amount
+                leaves[_namespace(job)][asked] += (unseen - stay) * amount
         for namespace, accounts in self._accounts.items():
             for account in accounts:
                 ours = account.counted(seen[namespace])

@@ -150,8 +150,8 @@ def _judge(kind: ConditionType, job: JobFacts, outcome: Ended | None, observed: 
     """Return whether the condition holds, why or why not, and a message where the reason's sentence is too little."""
     admitted = job.admitted_at is not None
     ended = None if outcome is None else (False, outcome.reason, outcome.message)
-    held = job.trouble if job.hold_until is not None and job.trouble in REFUSALS else None
-    waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else held or Reason.NO_FREE_GPU)
+    refused = job.trouble if job.hold_until is not None and job.trouble in REFUSALS else None
+    waiting = observed.refusal or (Reason.SUSPENDED if job.terms.suspend else refused or Reason.NO_FREE_GPU)
     stands = _stands(job, waiting)
     match kind:
         case ConditionType.ADMITTED:

@@ -14,7 +14,6 @@ from typing import Any
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
-from espalier_kube.errors import QUOTA_EXCEEDED
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, LEASES, PODS, Resource
 from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
@@ -150,4 +149,4 @@ def rejection_of(status: JobStatus | None) -> Trouble | None:
     running = None if status is None else status.condition(ConditionType.RUNNING)
     if running is None or running.status is not ConditionStatus.FALSE or running.reason is not Reason.POD_REJECTED:
         return None
-    return Trouble(reason=running.reason, message=running.message, may_pass=QUOTA_EXCEEDED in running.message)
+    return Trouble(reason=running.reason, message=running.message)

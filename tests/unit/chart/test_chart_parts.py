@@ -313,6 +313,8 @@ def test_the_platform_may_choose_the_user(helm: Helm) -> None:
             "runAsNonRoot": True,
             "seccompProfile": {"type": "RuntimeDefault"},
         }
+        if "--controller-name=espalier.dev/operator" in (arguments := pod["spec"]["containers"][0].get("args", [])):
+            assert settings_of(main.make_context("espalier-operator", list(arguments)).params).trainer_user is None
 
 
 def test_the_class_of_extra_workers_has_the_value_that_the_platform_chooses(helm: Helm) -> None:

@@ -74,6 +74,9 @@ class KubeSettings:
     """Pull policy of the trainer image; None: Kubernetes' default for its tag."""
     image_pull_secrets: tuple[str, ...] = ()
     """Secrets with credentials for the registry of the trainer image, in the namespace of each job."""
+    trainer_user: str | None = "65532"
+    """User of pods with the trainer image, and group of their volumes, where their template has none. Empty: the
+    platform chooses (OpenShift)."""
     agent_url: str | None = None
     """URL of the agent for jobs that name none."""
     extra_priority_class: str | None = "espalier-extra"

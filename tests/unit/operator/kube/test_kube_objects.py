@@ -358,6 +358,21 @@ def test_what_a_template_without_image_says_of_security_stays():
     }
 
 
+def test_the_platform_may_choose_the_user_of_the_ready_trainer():
+    """OpenShift refuses users outside of a namespace's range."""
+    free = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec_of(kube_job(), settings=KubeSettings(trainer_user=None))["securityContext"] == free
+    given = {"runAsUser": None, "fsGroup": None, "seccompProfile": None}
+    container = {"resources": LIMITS, "securityContext": {"readOnlyRootFilesystem": None}}
+    job = kube_job("one", {"template": {"spec": {"securityContext": given, "containers": [container]}}})
+    spec = spec_of(job)
+    assert spec["securityContext"] == {"runAsNonRoot": True}
+    assert spec["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
 def test_an_image_of_one_s_own_gets_no_security_of_ours():
     own = {"securityContext": {"privileged": True}}
     assert spec_of(templated(own, securityContext={"runAsUser": 0})) == a_spec(

@@ -63,6 +63,8 @@ def test_what_has_a_default_may_be_none() -> None:
         (["--watch-namespaces="], "one of its values is empty"),
         (["--agent-url=agent:80"], "'agent:80' is no URL; write http://HOST:PORT"),
         (["--image-pull-policy=Sometimes"], "give Always, IfNotPresent or Never"),
+        (["--trainer-user=0"], "'0' is no user; give a number above 0, or nothing"),
+        (["--trainer-user=root"], "'root' is no user"),
         (["--policy=theirs"], "unknown scheduling policy 'theirs'"),
         (["--policy=las:thresholds=2/1"], "thresholds: (2.0, 1.0) are to be GPU-seconds above 0, rising"),
         (["--policy=fifo:promote=8"], "promote: unknown setting of policy fifo; it takes"),

@@ -158,12 +158,18 @@ def metadata(job: KubeJob, name: str) -> Manifest:
     }
 
 
+def given_spec(job: KubeJob) -> Manifest:
+    """Return the template's pod spec as it is written, with nulls; empty where there is no template."""
+    template = job.job.spec.template
+    return {} if template is None else template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
 def pod_spec(job: KubeJob) -> Manifest:
-    """Return the template's pod spec, a copy; with one container where there is no template."""
+    """Return the template's pod spec, a copy without nulls; with one container where there is no template."""
     template = job.job.spec.template
     if template is None:
         return {"containers": [{"name": "trainer"}]}
-    spec: Manifest = without_nulls(template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    spec: Manifest = without_nulls(given_spec(job))
     for container, model in zip(spec["containers"], template.spec.containers, strict=True):
         container["name"] = model.name
     return spec

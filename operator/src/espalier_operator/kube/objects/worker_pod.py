@@ -14,7 +14,15 @@ from espalier_api.status import JobStatus
 from espalier_operator.facts import Role, host_of
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
-from espalier_operator.kube.objects.manifests import KEY, METRICS_PORT, RENDEZVOUS_PORT, account, metadata, pod_spec
+from espalier_operator.kube.objects.manifests import (
+    KEY,
+    METRICS_PORT,
+    RENDEZVOUS_PORT,
+    account,
+    given_spec,
+    metadata,
+    pod_spec,
+)
 from espalier_operator.kube.objects.template import (
     Manifest,
     absolute,
@@ -33,7 +41,6 @@ TOKEN_FOLDER: Final = "/var/run/secrets/espalier.dev/agent"
 """Where the leader finds the token that proves its job to the agent."""
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """The annotation by which `kubectl logs` and `kubectl exec` choose among the containers of a pod."""
-TRAINER_UID: Final = 65532
 METRICS: Final = "metrics"
 """Name of the port on which the leader is scraped."""
 KEY_FOLDER: Final = "/var/run/secrets/espalier.dev/workers"
@@ -66,7 +73,7 @@ def worker_pod(
     """
     spec = pod_spec(job)
     if not spec["containers"][0].get("image"):
-        _make_ready_trainer(spec, settings, job.terms.gpu_resource)
+        _make_ready_trainer(spec, given_spec(job), settings, job.terms.gpu_resource)
     container = spec["containers"][0]
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")  # the cause of an end, for the status
     if job.terms.program and not (spec.get("serviceAccountName") or spec.get("serviceAccount")):
@@ -114,28 +121,33 @@ def worker_pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": named, "spec": spec}
 
 
-def _make_ready_trainer(spec: Manifest, settings: KubeSettings, gpu_resource: str) -> None:
+def _make_ready_trainer(spec: Manifest, given: Manifest, settings: KubeSettings, gpu_resource: str) -> None:
     container = spec["containers"][0]
     container["image"] = settings.trainer_image
     if settings.image_pull_policy is not None:
         container.setdefault("imagePullPolicy", settings.image_pull_policy)
-    given = spec.get("imagePullSecrets") or []
-    secrets = given + [{"name": name} for name in settings.image_pull_secrets if {"name": name} not in given]
+    pulls = spec.get("imagePullSecrets") or []
+    secrets = pulls + [{"name": name} for name in settings.image_pull_secrets if {"name": name} not in pulls]
     if secrets:
         spec["imagePullSecrets"] = secrets
     limited = (resource in _limits(other) for other in spec["containers"] for resource in settings.gpu_resources)
     if not any(limited) and not gpu_resource.startswith(DEVICE_CLASS):  # those may be claimed
         container.setdefault("resources", {}).setdefault("limits", {})[settings.gpu_resource] = 1
-    security = spec.setdefault("securityContext", {})
-    security.setdefault("runAsNonRoot", True)
-    security.setdefault("runAsUser", TRAINER_UID)
-    security.setdefault("fsGroup", TRAINER_UID)
-    security.setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    own = container.setdefault("securityContext", {})
-    own.setdefault("allowPrivilegeEscalation", False)
-    own.setdefault("readOnlyRootFilesystem", True)
-    own.setdefault("capabilities", {"drop": ["ALL"]})
+    security: Manifest = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if settings.trainer_user is not None:
+        security |= {"runAsUser": int(settings.trainer_user), "fsGroup": int(settings.trainer_user)}
+    _secure(spec, given, security)
+    capabilities = {"drop": ["ALL"]}
+    own = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
+    _secure(container, given["containers"][0] if given else {}, own)
     mount(spec, container, _SCRATCH_VOLUME, "/tmp", {"emptyDir": {}})
+
+
+def _secure(target: Manifest, given: Manifest, defaults: Manifest) -> None:
+    """Complete a securityContext; null in that of the template, `given`, leaves a field to the platform."""
+    known = given.get("securityContext") or {}
+    missing = {key: value for key, value in defaults.items() if key not in known}
+    target["securityContext"] = {**(target.get("securityContext") or {}), **missing}
 
 
 def _limits(container: Manifest) -> Manifest:

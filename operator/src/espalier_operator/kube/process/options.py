@@ -93,4 +93,6 @@ def _check(context: click.Context, parameter: click.Parameter, value: Any) -> An
             raise click.BadParameter(str(error), context, parameter) from error
     elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
         raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
+    elif name == "trainer_user" and value is not None and not (str(value).isdecimal() and int(value)):
+        raise click.BadParameter(f"{value!r} is no user; give a number above 0, or nothing", context, parameter)
     return value

@@ -29,8 +29,27 @@ def test_they_may_do_with_jobs_what_they_may_do_with_kubernetes_own_deployments(
     edit = verbs(server, "system:aggregate-to-edit", "deployments")
     assert "get" in view, "the API server has brought its own roles"
     assert "create" in edit
-    assert verbs(server, "espalier-jobs-view", "adaptivetrainingjobs") == view
-    assert verbs(server, "espalier-jobs-edit", "adaptivetrainingjobs") == edit | view
+    for part in ("", "/scale", "/status"):
+        view = verbs(server, "system:aggregate-to-view", f"deployments{part}")
+        edit = verbs(server, "system:aggregate-to-edit", f"deployments{part}")
+        assert verbs(server, "espalier-jobs-view", f"adaptivetrainingjobs{part}") == view
+        assert verbs(server, "espalier-jobs-edit", f"adaptivetrainingjobs{part}") == edit | view
+
+
+@pytest.mark.parametrize(("role", "code"), [("edit", 200), ("view", 403)])
+def test_who_may_edit_jobs_may_scale_them(release: Release, role: str, code: int) -> None:
+    release.run("install")
+    server = release.server
+    namespace = bind(server, f"espalier-jobs-{role}")
+    path = f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs"
+    head = {"apiVersion": "espalier.dev/v1alpha1", "kind": "AdaptiveTrainingJob"}
+    spec = {"timeBudgetSeconds": 100, "minReplicas": 1, "maxReplicas": 1}
+    server.request("POST", path, {**head, "metadata": {"name": "made"}, "spec": spec})
+    with server.client(server.token(namespace, "default")) as client:
+        scale = client.get(f"{path}/made/scale")
+        assert scale.status_code == 200
+        answer = client.patch(f"{path}/made/scale", json={"spec": {"replicas": 2}}, headers=MERGE)
+    assert answer.status_code == code, answer.text
 
 
 def bind(server: ApiServer, role: str) -> str:

@@ -86,19 +86,28 @@ seccompProfile:
   type: RuntimeDefault
 {{- end }}
 
-{{/* What it asks of a container, and a root file system that nobody writes to. */}}
+{{/* What it asks of a container, and a root file system that nobody writes to. Takes (list context part): the part's
+containerSecurityContext replaces and completes that. */}}
 {{- define "espalier.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
+{{- $own := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- toYaml (merge (dict) (index (index . 0).Values (index . 1)).containerSecurityContext $own) -}}
+{{- end }}
+
+{{/* A probe. Takes (list context part name default); the part's probes.NAME replaces and completes the default. */}}
+{{- define "espalier.probe" -}}
+{{- $given := index (index (index . 0).Values (index . 1)).probes (index . 2) -}}
+{{- toYaml (merge (dict) $given (index . 3)) -}}
 {{- end }}
 
 {{/* Where a part's pods may be, and what holds them up. Takes (list context part). */}}
 {{- define "espalier.placement" -}}
 {{- $root := index . 0 -}}
 {{- $values := index $root.Values (index . 1) -}}
-{{- with $root.Values.image.pullSecrets }}
+{{- $secrets := list -}}
+{{- range concat $root.Values.image.pullSecrets ((($root.Values.global).imagePullSecrets) | default list) -}}
+{{- if kindIs "map" . }}{{ $secrets = append $secrets .name }}{{ else }}{{ $secrets = append $secrets . }}{{ end -}}
+{{- end -}}
+{{- with uniq $secrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}
@@ -119,19 +128,57 @@ tolerations:
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $values.dnsPolicy }}
+dnsPolicy: {{ . | quote }}
+{{- end }}
+{{- with $values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
-{{/* Different nodes and zones for a part's pods, where there are any. Takes (list context part). */}}
+{{/* Different nodes and zones for a part's pods, where there are any and nothing else is said. Takes (list context part). */}}
 {{- define "espalier.spread" -}}
+{{- $values := index (index . 0).Values (index . 1) -}}
 {{- $selector := include "espalier.selector" . -}}
-{{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" -}}
-- maxSkew: 1
-  topologyKey: {{ $key }}
-  whenUnsatisfiable: ScheduleAnyway
-  labelSelector:
-    matchLabels:
-      {{- $selector | nindent 6 }}
-{{ end }}
+{{- if kindIs "slice" $values.topologySpreadConstraints -}}
+{{- with $values.topologySpreadConstraints -}}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- else if not $values.affinity -}}
+topologySpreadConstraints:
+  {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ $key }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- $selector | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* How a monitor scrapes. Takes (list context values more), values are those of the monitor, more are relabelings. */}}
+{{- define "espalier.scrape" -}}
+{{- $values := index . 1 -}}
+path: /metrics
+interval: {{ $values.interval | quote }}
+{{- with $values.scrapeTimeout }}
+scrapeTimeout: {{ . | quote }}
+{{- end }}
+{{- with concat (index . 2) $values.relabelings }}
+relabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* How many agents there are at least. */}}

@@ -12,8 +12,6 @@ import pytest
 from charts import ROOT, Helm, Raw, find_helm, of, one, parse
 
 LEFT_OUT = {
-    ("ClusterRole", "espalier-jobs-edit"),
-    ("ClusterRole", "espalier-jobs-view"),
     ("CustomResourceDefinition", "adaptivetrainingjobs.espalier.dev"),
     ("CustomResourceDefinition", "queues.espalier.dev"),
     ("NetworkPolicy", "espalier-agent"),
@@ -50,7 +48,7 @@ def test_written_again_it_is_the_same(helm: Helm) -> None:
 def test_what_is_stale_is_seen_and_made_good(copy: Path) -> None:
     assert run(copy, "--check").returncode == 0
     template = copy / "charts" / "espalier" / "templates" / "agent.yaml"
-    template.write_text(template.read_text().replace("timeoutSeconds: 5", "timeoutSeconds: 6"))
+    template.write_text(template.read_text().replace("PeriodSeconds: 10", "PeriodSeconds: 11"))
     (copy / "deploy" / "50-more.yaml").write_text("kind: Pod\n")
     found = run(copy, "--check")
     assert found.returncode == 1
@@ -61,7 +59,7 @@ def test_what_is_stale_is_seen_and_made_good(copy: Path) -> None:
     ]
     assert run(copy).returncode == 0
     assert run(copy, "--check").returncode == 0
-    assert "timeoutSeconds: 6" in (copy / "deploy" / "30-agent.yaml").read_text()
+    assert "terminationGracePeriodSeconds: 11" in (copy / "deploy" / "30-agent.yaml").read_text()
     assert not (copy / "deploy" / "50-more.yaml").exists()
 
 

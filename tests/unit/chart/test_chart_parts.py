@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from charts import ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
+from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
 
 from espalier_agent.commands.serve import serve
 from espalier_operator.kube.process.main import main
@@ -342,3 +343,64 @@ def test_all_pods_meet_quotas_of_limits_and_the_test_goes_where_the_operator_may
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             assert container["resources"] == resources, container["name"]
     assert (test["tolerations"], test["nodeSelector"]) == (tolerations, {"pool": "system"})
+
+
+@pytest.mark.parametrize("part", ["operator", "agent"])
+def test_a_part_gets_what_is_added_to_it(helm: Helm, part: str) -> None:
+    deployment = one(helm.render("extended"), "Deployment", f"espalier-{part}")["spec"]
+    pod = deployment["template"]["spec"]
+    container = pod["containers"][0]
+    assert deployment["revisionHistoryLimit"] == 3
+    assert [each["name"] for each in pod["imagePullSecrets"]] == ["registry", "shared", "more"]
+    assert [each["value"] for each in container["env"][-2:]] == [
+        "http://proxy.example.com:3128",
+        "/certificates/ca.crt",
+    ]
+    assert {"name": "certificates", "configMap": {"name": "certificates"}} in pod["volumes"]
+    mount = {"name": "certificates", "mountPath": "/certificates", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    for each in pod["containers"]:
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "procMount": "Default",
+            "capabilities": {"drop": ["ALL"]},
+        }
+    (constraint,) = pod["topologySpreadConstraints"]
+    assert (constraint["topologyKey"], constraint["whenUnsatisfiable"]) == ("example.com/room", "DoNotSchedule")
+    assert (pod["dnsPolicy"], pod["dnsConfig"]["nameservers"]) == ("None", ["10.0.0.53"])
+    plain = one(helm.render(), "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]["containers"][0]
+    for name, changed in (
+        ("startup", {"failureThreshold": 240}),
+        ("readiness", {"timeoutSeconds": 9}),
+        ("liveness", {"periodSeconds": 30}),
+    ):
+        assert container[f"{name}Probe"] == plain[f"{name}Probe"] | changed
+    if part == "operator":
+        assert {"name": "MALLOC_ARENA_MAX", "value": "2"} in pod["containers"][1]["env"]
+    none = helm.render(sets={f"{part}.topologySpreadConstraints": "[]"})
+    assert "topologySpreadConstraints" not in one(none, "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]
+
+
+def test_an_umbrella_chart_switches_it_on_and_off(helm: Helm, tmp_path: Path) -> None:
+    """With a condition, a tag, an alias, and values for all charts."""
+    parent = tmp_path / "platform"
+    shutil.copytree(CHART, parent / "charts" / "espalier")
+    dependency = {
+        "name": "espalier",
+        "version": "*",
+        "condition": "gpus.enabled",
+        "tags": ["training"],
+        "alias": "gpus",
+    }
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (parent / "Chart.yaml").write_text(json.dumps(chart))
+    (parent / "values.yaml").write_text(
+        json.dumps({"tags": {"training": True}, "global": {"imagePullSecrets": [{"name": "shared"}]}, "gpus": {}})
+    )
+    options = ("template", "platform", str(parent), f"--kube-version={KUBE_VERSION}")
+    on = parse(helm(*options, "--set=gpus.enabled=true"))
+    pods = [pod["spec"] for _, pod in pod_templates(list(on))]
+    assert pods
+    assert all(pod["imagePullSecrets"] == [{"name": "shared"}] for pod in pods)
+    assert list(parse(helm(*options, "--set=gpus.enabled=false"))) == []

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from apiserver import JOBS
-from charts import CASES, CHART, ROOT, parse, pod_templates
+from charts import CASES, CHART, ROOT, HelmError, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
 from espalier_api.crd import definitions
@@ -113,3 +113,20 @@ def test_monitors_whose_definitions_are_missing_end_the_installation_before_it_b
     assert 'no matches for kind "ServiceMonitor"' in said
     assert "ensure CRDs are installed first" in said
     assert release.there(release.helm.render(namespace=release.namespace)) == set()
+
+
+def test_two_releases_in_a_namespace_need_a_controller_name_each(release: Release) -> None:
+    release.run("install")
+    second = ("install", "second", str(CHART), f"--namespace={release.namespace}")
+    values = ("crds.install=false", "priorityClass.create=false", "agent.enabled=false", "admission.enabled=false")
+    options = [f"--set={value}" for value in values]
+    with pytest.raises(
+        HelmError, match="operator.controllerName is .* as that of the Deployment espalier-op"
+    ):
+        release.helm(*second, *options)
+    options.append("--set=operator.controllerName=espalier.dev/two")
+    release.helm(*second, *options)
+    try:
+        release.run("upgrade")
+    finally:
+        release.helm("uninstall", "second", f"--namespace={release.namespace}")

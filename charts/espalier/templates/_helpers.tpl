@@ -260,6 +260,16 @@ would be written as 1e+06. */}}
 {{- if and .Values.networkPolicy.workers (not .Values.watchNamespaces) -}}
 {{- fail "networkPolicy.workers is true, and watchNamespaces is empty: name the namespaces of the jobs, whose pods the policies are for" -}}
 {{- end -}}
+{{- $controller := .Values.operator.controllerName -}}
+{{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}
+{{- $labels := .metadata.labels | default dict -}}
+{{- $release := get $labels "app.kubernetes.io/instance" -}}
+{{- if and (eq (get $labels "app.kubernetes.io/name") "espalier-operator") (ne $release $.Release.Name) -}}
+{{- if has (printf "--controller-name=%s" $controller) (index .spec.template.spec.containers 0).args -}}
+{{- fail (printf "operator.controllerName is %q, as that of the Deployment %s in the same namespace: they have one Lease, so this release would never act. Set another one, and as spec.controllerName of its jobs, or install it into another namespace" $controller .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if gt (float64 .Values.operator.seconds.restart) (float64 .Values.operator.seconds.maxRestart) -}}
 {{- fail (printf "operator.seconds.restart is %v, more than operator.seconds.maxRestart, which is %v" .Values.operator.seconds.restart .Values.operator.seconds.maxRestart) -}}
 {{- end -}}

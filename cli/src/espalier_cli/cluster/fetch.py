@@ -32,13 +32,14 @@ def fetch(cluster: Cluster, settings: KubeSettings, namespace: str | None = None
     """
     optional: dict[Resource, str | None] = {PRIORITY_CLASSES: None}
     optional |= {kind: namespace if namespaced else None for kind, namespaced in optional_kinds(settings)}
+    lease = names.lease_name(settings.controller_name)
     jobs, reports, live, workers, nodes, leases, *found = cluster.at_once(
         lambda: cluster.list_all(JOBS, namespace),
         lambda: cluster.list_all(CONFIG_MAPS, namespace, labels=names.REPORTS),
         lambda: cluster.list_all(PODS, fields=names.LIVE_PODS),
         lambda: cluster.list_all(PODS, namespace, labels=names.OWN_PODS),
         lambda: cluster.list_all(NODES),
-        lambda: _unless_forbidden(lambda: cluster.list_all(LEASES, fields=f"metadata.name={names.LEASE_NAME}")),
+        lambda: _unless_forbidden(lambda: cluster.list_all(LEASES, fields=f"metadata.name={lease}")),
         *(partial(_unless_forbidden, partial(cluster.list_all, kind, where)) for kind, where in optional.items()),
     )
     pods = Listing(items=(*live.items, *workers.items), version=min(live.version, workers.version))

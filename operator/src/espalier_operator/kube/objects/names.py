@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
-from espalier_api.job import GROUP
+from espalier_api.job import DEFAULT_CONTROLLER, GROUP
 from espalier_operator.facts import Role
 
 JOB_LABEL: Final = f"{GROUP}/job"
@@ -17,7 +18,7 @@ MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 MANAGER: Final = "espalier"
 
 LEASE_NAME: Final = "espalier-operator"
-"""Of the operators' Lease."""
+"""Of the operators' Lease with the default controllerName."""
 RECENT_USE: Final = f"{GROUP}/recent-use"
 """The annotation of the Lease with what queues and namespaces held lately (`recent_use`)."""
 POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
@@ -34,6 +35,13 @@ REPORTS: Final = f"{REPORT_LABEL}=true"
 """Label selector: ConfigMaps that leaders report to."""
 
 _WORKER: Final = re.compile(rf"(?P<role>{Role.BASE}|{Role.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})")
+
+
+def lease_name(controller: str) -> str:
+    """Return the name of the Lease of the operators with this controllerName; no two of them act in a namespace."""
+    if controller == DEFAULT_CONTROLLER:
+        return LEASE_NAME
+    return f"{LEASE_NAME}-{hashlib.sha256(controller.encode()).hexdigest()[:10]}"
 
 
 def pod_name(job: str, role: Role, index: int, attempt: int) -> str:

@@ -47,7 +47,8 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--lease/--no-lease",
     default=True,
     show_default=True,
-    help=f"Whether to wait for the Lease {LEASE_NAME}, so that only one operator is active.",
+    help=f"Whether to wait for the Lease {LEASE_NAME}, so that only one operator is active. With another "
+    f"--controller-name it is {LEASE_NAME}-HASH.",
 )
 @click.option(
     "--lease-seconds",

@@ -21,7 +21,7 @@ from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.metrics.traces import TracesError, exporter_to
-from espalier_operator.kube.objects.names import LEASE_NAME, POLICY_MEMORY, RECENT_USE
+from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
 from espalier_operator.kube.process.access import AccessError, api_access
 from espalier_operator.kube.process.garbage import GarbageSearch
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
@@ -125,7 +125,8 @@ class _Service:
             if not given.lease:
                 await self._act(api, stopping, None)
                 return
-            self._lease = Lease(api, given.namespace, LEASE_NAME, identity(), given.lease_seconds)
+            name = lease_name(self._settings.controller_name)
+            self._lease = Lease(api, given.namespace, name, identity(), given.lease_seconds)
             acquiring = asyncio.create_task(self._lease.acquire())
             await asyncio.wait([acquiring, stopping], return_when=asyncio.FIRST_COMPLETED)
             if not acquiring.done():

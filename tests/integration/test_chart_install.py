@@ -120,9 +120,7 @@ def test_two_releases_in_a_namespace_need_a_controller_name_each(release: Releas
     second = ("install", "second", str(CHART), f"--namespace={release.namespace}")
     values = ("crds.install=false", "priorityClass.create=false", "agent.enabled=false", "admission.enabled=false")
     options = [f"--set={value}" for value in values]
-    with pytest.raises(
-        HelmError, match="operator.controllerName is .* as that of the Deployment espalier-op"
-    ):
+    with pytest.raises(HelmError, match="operator.controllerName is .* as that of the Deployment espalier-op"):
         release.helm(*second, *options)
     options.append("--set=operator.controllerName=espalier.dev/two")
     release.helm(*second, *options)

@@ -210,16 +210,19 @@ class ReclaimQueue:
         return supply, workers
 
     def leave_node(self, capacity: Capacity, node: str, gpus: int, by: float | None) -> None:
-        """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`."""
-        for line in self._lines.values():
-            for loan in line:
-                if gpus <= 0:
-                    return
-                if loan.worker.node == node and not self._asks.is_out(loan):
-                    gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
-                    for other in self._above(loan):
-                        capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
-                    self._asks.ask(loan, Reason.GPU_LOST, by)
+        """Reclaim lent workers on `node` until `gpus` of it are given back: these GPUs depart at `by`.
+
+        First those that are known to use GPUs that have failed.
+        """
+        there = [loan for line in self._lines.values() for loan in line if loan.worker.node == node] if gpus > 0 else []
+        for loan in sorted(there, key=lambda loan: not loan.worker.broken):
+            if gpus <= 0:
+                return
+            if not self._asks.is_out(loan):
+                gpus -= sum(other.worker.gpus for other in self._above(loan) if other.worker.node == node)
+                for other in self._above(loan):
+                    capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
+                self._asks.ask(loan, Reason.GPU_LOST, by)
 
     def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[Loan] | None:
         """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.

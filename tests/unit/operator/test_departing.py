@@ -13,13 +13,17 @@ from espalier_api.reasons import Reason
 from espalier_kube.resources import NODES
 from espalier_operator.actions import Admit, NoticeReclaim, Requeue, Stop
 from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import DEPARTING, KubeSettings
+from espalier_operator.kube.state.workers import sort_pods
+from espalier_operator.kube.state.workers import workers_of as workers_of_pods
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.plan import plan
 from espalier_operator.policies.fair import FairPolicy
-from operator_world.kube_objects import raw_node
+from operator_world.kube_objects import kube_job, raw_node, raw_worker
 
 NOW = 1000.0
 
@@ -229,3 +233,35 @@ def test_all_devices_of_another_resource_may_be_away() -> None:
         store.take(NODES, None, raw)
     node = store.planned_nodes["n/amd.com/gpu"]
     assert (node.allocatable, node.missing(NOW - 60.0)) == (0, 2)
+
+
+def test_the_worker_whose_gpu_has_failed_goes_first() -> None:
+    """Whatever the policy's order: the others can use theirs."""
+    jobs = [trains("ns/a", extra=1), trains("ns/b", extra=1)]
+    for broken in jobs:
+        workers = [
+            replace(worker, broken=worker.job == broken.key and worker.role is Role.EXTRA)
+            for job in jobs
+            for worker in workers_of(job, "n")
+        ]
+        node = Node(name="n", gpu_type="a", allocatable=3)
+        seen = Snapshot(taken_at=NOW, nodes=(node,), workers=tuple(workers), jobs=tuple(jobs))
+        assert [action.job for action in plan(seen, FairPolicy(), NOW).actions] == [broken.key]
+
+
+def test_the_kubelet_tells_which_pod_has_a_gpu_that_has_failed() -> None:
+    job = kube_job("one", {"maxReplicas": 3})
+
+    def pod(index: int, health: str) -> Pod:
+        raw = raw_worker(job, index, 1, role=Role.EXTRA)
+        resources = [{"resourceID": f"gpu-{index}", "health": health}]
+        raw["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
+            {"name": "nvidia.com/gpu", "resources": resources}
+        ]
+        return parse_pod(raw, KubeSettings())
+
+    pods = [pod(0, "Unhealthy"), pod(1, "Healthy"), pod(2, "Unknown")]
+    state = JobState(attempts=(0,), incarnations=("",), extra=3)
+    kept = sort_pods(job, state, pods)
+    found = [(worker.name[-3:], worker.broken) for worker in workers_of_pods("ns/one", kept, state)]
+    assert found == [("1-1", False), ("2-1", False), ("0-1", True)]

@@ -65,6 +65,8 @@ class Worker:
     is_rival: bool = False
     """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
     new workers, those too that pods give back which terminate there; and is no reason to reclaim any."""
+    broken: bool = False
+    """One of its GPUs is known to have failed: of extra workers it is the first to be taken where GPUs are lost."""
     leaves_at: float | None = None
     """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
     grace_seconds: float = 0.0

@@ -87,6 +87,8 @@ class PodStatus:
     """What keeps it from starting."""
     message: str
     """Message on its trouble or its end, for a person."""
+    broken: bool
+    """The kubelet says that one of its devices is unhealthy (Kubernetes' feature ResourceHealthStatus)."""
     ready: bool
     """The readiness probe of the container that trains, if it has one, succeeds."""
 
@@ -125,6 +127,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
         exit_code=code,
         trouble=trouble,
         message=message,
+        broken=any(map(_has_unhealthy_device, (*trainer, *others))),
         ready=_is_ready(spec, trainer_name, trainer),
     )
 
@@ -215,6 +218,11 @@ def _end_message(status: Raw, ends: Iterable[Raw]) -> str:
     words += [reason for end in ends if (reason := text(end, "reason")) not in ("Completed", "Error")]
     words += [cause_in(text(end, "message")) for end in ends]  # the end of its log, if it wrote nothing else
     return ": ".join(word for word in words if word)[:MAX_MESSAGE]
+
+
+def _has_unhealthy_device(container: Raw) -> bool:
+    devices = (each for kind in entries(container, "allocatedResourcesStatus") for each in entries(kind, "resources"))
+    return any(text(device, "health") == "Unhealthy" for device in devices)
 
 
 def _is_ready(spec: Raw, trainer_name: str, trainer: Iterable[Raw]) -> bool:

@@ -147,6 +147,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         patience=DEFAULT_PATIENCE if owner is None else patience_of(spec),
         announced=None if owner is None else _announced(metadata),
         device_claims=tuple(f"{namespace}/{each}" for each in _claims(raw, own=owner is not None)),
+        broken=found.broken,
         ready=owner is None or found.ready,
         address="" if owner is None else _address(status),
         container="" if owner is None else trainer,

@@ -62,7 +62,7 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach =
             extra.append(pod)
         else:
             rest.append(pod)
-    extra.sort(key=lambda pod: (pod.index, pod.attempt))
+    extra.sort(key=lambda pod: (pod.broken, pod.index, pod.attempt))
     return JobPods(
         base=tuple(base),
         extra=tuple(extra),
@@ -235,6 +235,7 @@ def _worker(pod: Pod, job: str, role: Role, index: int, *, is_lost: bool) -> Wor
         pinned_to=pod.pinned_to if pod.node is None else None,
         gpus=pod.gpus,
         state=state,
+        broken=pod.broken,
         leaves_at=None if is_lost else pod.leaves_at,
         grace_seconds=pod.grace_seconds,
     )

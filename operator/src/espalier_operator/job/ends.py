@@ -79,6 +79,10 @@ def judge_exit(code: int, report: Report | None, cause: str = "") -> Ended | Fai
 def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
     """Return the state after a look at base worker `index`."""
     after, worker = _judge(state, seen, index, terms, now, timing), seen.worker(index)
+    if worker is not None and after is state and _is_stuck(worker, now, timing) and not state.ending:
+        end = End(code=1, at=None, external=False, message="" if worker.stuck is None else worker.stuck[1])
+        after = failed(state, index, _joined("it could not be started", end.message), terms, now, timing)
+        return blaming_node(after, replace(worker, end=end), after.last_failure, now, timing)
     if worker is None or worker.end is None or after.attempts == state.attempts:
         return after
     end, said = worker.end, after.last_failure
@@ -153,8 +157,14 @@ def failed(state: JobState, index: int, message: str, terms: Terms, now: float, 
     )
 
 
+def _is_stuck(worker: Incarnation, now: float, timing: Timing) -> bool:
+    """Return whether the runtime of a worker's node has not started it for so long that another is tried."""
+    return worker.end is None and worker.stuck is not None and now >= worker.stuck[0] + timing.promise
+
+
 def turning_points(state: JobState, seen: Observation, timing: Timing) -> Iterator[float]:
     """Yield the times at which the result of `judge` may change without a new observation."""
+    yield from (each.stuck[0] + timing.promise for each in seen.base if each is not None and each.stuck is not None)
     leader = seen.leader
     if leader is None:
         return

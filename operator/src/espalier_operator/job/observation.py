@@ -48,6 +48,8 @@ class Incarnation:
     """Set when it counts as lost, whether or not it still runs: its node or its GPUs are gone."""
     removed: bool = False
     """It is being deleted."""
+    stuck: tuple[float, str] | None = None
+    """Since when the runtime of its node cannot start it, and why."""
     end: End | None = None
 
 

@@ -364,6 +364,19 @@ def test_a_node_is_to_blame_for_a_failed_start_and_what_it_ends_itself(code, aft
         assert bool(seen(*pods, now=EPOCH + after_seconds + 10).blames) == is_blamed
 
 
+def test_a_worker_that_the_runtime_of_its_node_does_not_start_for_two_minutes_is_started_elsewhere():
+    waiting = {"waiting": {"reason": "CreateContainerError", "message": "no such device"}}
+    stuck = raw_worker(JOB, 0, 4, uid="leader", phase="Pending", state=waiting, startTime=time_at(EPOCH))
+    assert seen(stuck, worker(), now=EPOCH + 119) == STATE
+    after = seen(stuck, worker(), now=EPOCH + 120)
+    said = "it could not be started: CreateContainerError: no such device"
+    assert (after.failures, after.attempts, after.last_failure) == (1, (5, 0), said)
+    assert [(blame.node, blame.refused) for blame in after.blames] == [("node", False)]
+    other = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}}
+    stuck = raw_worker(JOB, 0, 4, uid="leader", phase="Pending", state=other, startTime=time_at(EPOCH))
+    assert seen(stuck, worker(), now=EPOCH + 500) == STATE, "it would be the same on all nodes"
+
+
 def test_a_node_whose_job_trains_there_for_a_while_is_blamed_no_more_and_others_are_then_for_others():
     blames = (Blame(node="node", at=NOW, refused=True), Blame(node="other", at=NOW))
     state = replace(STATE, blames=blames)

@@ -55,6 +55,8 @@ _START_TROUBLE: Final = (
     "CrashLoopBackOff",  # of a side-car: all else is restarted never
 )
 _EVICTED: Final = "Evicted"
+_RUNTIME_TROUBLE: Final = ("CreateContainerError", "RunContainerError")
+"""Reasons in `_START_TROUBLE` for which another node may do better: its devices, hooks or runtime fail."""
 _DISRUPTIONS: Final = (_EVICTED, "NodeLost", "Preempted", "Preempting", "Terminated", "Shutdown", "NodeShutdown")
 """`status.reason` of pods that the kubelet or the control plane ended."""
 _OWN_USAGE: Final = (
@@ -77,6 +79,8 @@ class PodStatus:
     """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
     """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
+    stuck_since: float | None
+    """Since when the runtime of its node may fail to make or start its containers, if that is its trouble."""
     by_node: bool
     """Its node refused it, evicted it for want of its own resources, or lost it: what runs elsewhere may run."""
     started_at: float | None
@@ -121,6 +125,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
         phase=phase,
         overran=overran,
         disrupted=not overran and _is_disrupted(status, own),
+        stuck_since=time(status, "startTime") if not done and _is_stuck(waits) else None,
         by_node=not overran and phase == "Failed" and _is_by_node(status, own, code),
         started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
@@ -204,6 +209,10 @@ def _is_disrupted(status: Raw, own: Iterable[Raw]) -> bool:
         or _is_true(status, "DisruptionTarget")
         or any(text(state, "reason") in _VANISHED for state in own)
     )
+
+
+def _is_stuck(waits: Iterable[Raw]) -> bool:
+    return any(text(waiting, "reason") in _RUNTIME_TROUBLE for waiting in waits)
 
 
 def _is_by_node(status: Raw, own: Iterable[Raw], code: int | None) -> bool:

@@ -138,6 +138,7 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         grace_seconds=float(min(whole(metadata, "deletionGracePeriodSeconds") or 0, 2**31)),
         overran=found.overran,
         disrupted=found.disrupted,
+        stuck_since=found.stuck_since,
         by_node=found.by_node,
         started_at=found.started_at,
         finished_at=found.finished_at,

@@ -209,6 +209,7 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
         silent=pod.uid in pods.silent,
         lost=Reason.NODE_LOST if pod.uid in pods.lost else None,
         removed=pod.deleting,
+        stuck=None if pod.stuck_since is None or pod.deleting else (pod.stuck_since, pod.message),
         end=end,
     )
 

@@ -19,6 +19,10 @@ A history checks these whenever the operator has come to rest, that is: has seen
     its end, is ended because that is used up before its last evaluation is over; no job runs again whose leader has
     said that it is complete; a job that is deleted has no workers, though a finalizer holds it (`ends`).
 
+7.  *A broken node swallows no job.* A worker of a job with one base worker is made for a node that has refused the job
+    only where no other has GPUs for it (`creating`); GPUs that are away for less than a minute, while a device plugin
+    restarts, are asked of nobody (`planned`).
+
 Devices of dynamic resource allocation are GPUs of a kind like others. A claim keeps its own for a while after its pod:
 they count as being given back.
 
@@ -36,6 +40,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from espalier_api.reasons import Reason
 from espalier_operator.actions import (
     Admit,
     Fail,
@@ -47,18 +52,21 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Rules, Snapshot
+from espalier_operator.facts import Rules, Snapshot, host_of
 from operator_world.history.demands import demand
 from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
 from operator_world.history.quotas import Quotas
 from operator_world.history.returns import Returns
 from operator_world.history.room import Place, Room
+from operator_world.history.seen import claimant, identity
 from operator_world.history.waiting import Waiting
 from operator_world.history.world import SharedCluster
-from operator_world.kube_objects import GPU_RESOURCES
+from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import pinned_to, requests_of
 
+AVOIDED_SECONDS = 1700.0
+"""A job avoids a node for a little longer after it was refused there."""
 _GIVE_BACK = (NoticeReclaim, ReleaseExtra, Stop, Requeue, Finish, Fail)
 
 
@@ -103,6 +111,8 @@ class Clauses:
         self._ends.planned(snapshot, plan, self.checked)
         if self.is_fresh:
             self._ends.saw(plan, self.checked)
+        if self.is_fresh:
+            self._judge_lost_gpus(snapshot, plan)
         if self.is_fresh and knows_quotas:
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 
@@ -116,6 +126,7 @@ class Clauses:
         if any(isinstance(each, _GIVE_BACK) for each in self.plan.actions):
             return  # it may get what others are about to give back: `_pins_have_room` judges that at rest
         self.checked["created for a node"] += 1
+        self._judge_choice(pod, node)
         demand(self._world.is_open(node), 1, f"{metadata['name']} is created for {node}, which takes no new pods")
         leaving, pinned = self._room.leaving(), self._room.pinned()
         for resource, gpus in requests_of(pod).items():
@@ -123,6 +134,31 @@ class Clauses:
                 free = self._world.free(node, resource) if node in self._world.nodes else 0
                 free += leaving[node, resource] - pinned[node, resource]
                 demand(free >= gpus, 1, f"{metadata['name']} is created for {node}, which has {free} x {resource}")
+
+    def _judge_lost_gpus(self, snapshot: Snapshot, plan: Plan) -> None:
+        for action in plan.actions:
+            if isinstance(action, NoticeReclaim) and action.reason is Reason.GPU_LOST:
+                places = {worker.node for worker in snapshot.workers if worker.job == action.job}
+                nodes = {host_of(place) for place in places if place is not None} & self._world.nodes.keys()
+                lost = [node for node in nodes if self._world.is_departing(node) or self._world.lacks(node)]
+                self.checked["lost GPUs"] += 1
+                demand(bool(lost), 7, f"{action.job} is asked for GPUs of {nodes}, which have lost none")
+
+    def _judge_choice(self, pod: Raw, node: str) -> None:
+        """Of a node that has refused other workers of a job; what others are owed is left to them."""
+        job = next((job for job in self._room.jobs() if identity(job.raw) == claimant(pod)), None)
+        if job is None or job.base != 1:
+            return
+        refusals, since = self._world.refusals, self._world.now - AVOIDED_SECONDS
+        bad = {place for (uid, place), at in refusals.items() if uid == claimant(pod)[1] and at[-1] > since}
+        self.checked["made for a node"] += 1
+        if node not in bad:
+            return
+        wants, resource = job.wants, job.resource
+        owed = sum(each[resource] for each in self._room.owed([*self._room.jobs()]))
+        for other in self._room.nodes_of(job, self._world.type_of(node, resource)):
+            free = self._world.free(other, resource) - owed
+            demand(other in bad or free < wants[resource], 7, f"{job.key} is sent to {node}, and {other} has {free}")
 
     def count_again(self) -> None:
         """Take what queues hold as given: what they may has just been changed."""

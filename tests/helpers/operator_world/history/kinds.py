@@ -23,6 +23,8 @@ class Kind:
     """Some nodes have devices of dynamic resource allocation, which pods claim by templates."""
     has_defaults: bool = False
     """LimitRanges of namespaces have defaults for containers, and their ResourceQuotas may limit CPUs."""
+    has_failures: bool = False
+    """Nodes refuse pods with GPUs for a while, and their device plugins restart."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -40,4 +42,5 @@ def kind_of(seed: int) -> Kind:
         answers=chance.choice((False, True)) if chance.random() < 0.1 else None,
         has_devices=chance.random() < 0.2,
         has_defaults=chance.random() < 0.2,
+        has_failures=chance.random() < 0.3,
     )

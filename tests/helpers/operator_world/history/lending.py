@@ -44,6 +44,7 @@ class Lent:
             later.append(kept.changed_at.timestamp() + job.spec["preemption"]["cooldownSeconds"])
         return (
             job.holds
+            and not job.is_barred(now)
             and job.status.phase is JobPhase.RUNNING
             and self._is_heard_of(job)
             and temper is not None

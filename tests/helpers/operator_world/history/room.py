@@ -141,7 +141,7 @@ class Room:
         template asks.
         """
         wants = {job.resource: job.wants[job.resource]} if bare else job.wants
-        nodes = self._nodes(job, gpu_type, bare=bare)
+        nodes = self.nodes_of(job, gpu_type, bare=bare)
         return sum(times(self._world.whole(name), wants) for name in nodes)
 
     def fits(self, job: Seen, gpu_type: str, owed: list[Counter[str]], *, without_lent: bool = False) -> int:
@@ -154,7 +154,7 @@ class Room:
             for node, amounts in self._lent().items():
                 held[node].subtract(amounts)
         room = 0
-        for name in self._nodes(job, gpu_type):
+        for name in self.nodes_of(job, gpu_type):
             whole = self._world.whole(name)
             room += times({each: whole[each] - held[name][each] for each in whole}, wants)
         return room - sum(max(-(-each[name] // wants[name]) for name in wants if name != "pods") for each in owed)
@@ -170,7 +170,7 @@ class Room:
                 found[node or ""].update(requests_of(pod))
         return found
 
-    def _nodes(self, job: Seen, gpu_type: str, *, bare: bool = False) -> Iterator[str]:
+    def nodes_of(self, job: Seen, gpu_type: str, *, bare: bool = False) -> Iterator[str]:
         """Yield the nodes of a type that take the workers of a job."""
         selected = job.spec["template"]["spec"].get("nodeSelector", {}).get(TYPE_LABEL)
         for name, node in self._world.nodes.items():

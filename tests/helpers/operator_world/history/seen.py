@@ -9,6 +9,7 @@ from typing import Any
 
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionType, JobStatus
+from espalier_operator.job.status import state_of
 from operator_world.kube_api import owner_of
 from operator_world.kube_objects import GPU_RESOURCES, Raw
 from operator_world.kube_scheduler import requests_of
@@ -69,6 +70,11 @@ class Seen:
     def waits(self) -> bool:
         """Whether it waits for them."""
         return self.status.scheduling.admitted_at is None and not self.is_over
+
+    def is_barred(self, now: float) -> bool:
+        """Whether a node has refused its workers, and is not tried again yet."""
+        blames = state_of(self.status).blames
+        return any(now < blame.barred_until for blame in blames)
 
     @property
     def reason(self) -> Reason:

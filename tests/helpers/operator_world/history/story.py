@@ -95,6 +95,7 @@ class Story(Stage):
             (1, self._quota_changes),
             (1, self._queue_changes),
             *(((1, self._defaults_change),) if self.kind.has_defaults else ()),
+            *(((3, self._devices_fail),) if self.kind.has_failures else ()),
         )
         weights, what = zip(*happenings, strict=True)
         chance.choices(what, weights)[0]()
@@ -219,6 +220,20 @@ class Story(Stage):
                 resource = self._resource()
                 gpus = world.whole(name).get(resource, 0) + (1 if fate == "more" else -1)
                 world.set_gpus(name, max(0, min(gpus, 8)), resource)
+
+    def _devices_fail(self) -> None:
+        chance, world = self.random, self.world
+        if not world.nodes:
+            return
+        name = chance.choice(sorted(world.nodes))
+        if chance.random() < 0.5:
+            seconds = chance.choice((10.0, 60.0, 300.0, 2000.0))
+            self._say(f"{name} refuses pods for {seconds:g} s")
+            world.refusing[name] = world.now + seconds
+        else:
+            resource, seconds = self._resource(), chance.choice((2.0, 15.0, 50.0))
+            self._say(f"{name} has no {resource} for {seconds:g} s")
+            world.restart_plugin(name, seconds, resource)
 
     def _pod_ends(self) -> None:
         if not self.world.pods:

@@ -71,6 +71,8 @@ class Waiting:
             expected, why = (Reason.TOO_LARGE,), "is too large"
         elif not self._sites(job, bare=False):
             expected, why = (Reason.UNSCHEDULABLE,), "fits on no node"
+        elif job.is_barred(self._world.now):
+            expected, why = (Reason.NODES_AVOIDED, Reason.HELD_BY_POLICY, *_BUSY), "was refused by a node"
         if expected is None:
             may_say = reason in _BUSY or (reason is Reason.HELD_BY_POLICY and not self._is_fair)
             demand(may_say, 4, f"{job.key} might run and says {reason}")

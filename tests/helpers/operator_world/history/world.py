@@ -19,7 +19,7 @@ from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
 from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import QUOTA, RESOURCE
-from operator_world.kube_objects import GPU, MIG, Raw
+from operator_world.kube_objects import GPU, GPU_RESOURCES, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
 from operator_world.kube_scheduler import KubeScheduler, allocatable_of, amount, requests_of
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes
@@ -56,6 +56,12 @@ class SharedCluster(Kubernetes):
         """Until when finalizers hold jobs that are deleted, by key."""
         self.over_quota: list[str] = []
         """Pods that a ResourceQuota has refused, by key, though no stranger was faster."""
+        self.refusing: dict[str, float] = {}
+        """Until when a node refuses pods with GPUs, though it is ready."""
+        self.refusals: dict[tuple[str, str], list[float]] = {}
+        """By UID of a job, and node: when it refused workers."""
+        self.away: dict[tuple[str, str], tuple[float, int]] = {}
+        """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.strangers_claimed: set[str] = set()
         """Namespaces in which claims of strangers' pods that had waited for a ResourceQuota were made."""
 
@@ -92,13 +98,31 @@ class SharedCluster(Kubernetes):
         if resource == RESOURCE:
             self.devices.publish(name, gpus)
             return
+        if (name, resource) in self.away:
+            self.away[name, resource] = self.away[name, resource][0], gpus
+            gpus = 0
         node = self.nodes[name]
         amounts = {**node["status"]["allocatable"], resource: str(gpus)}
         self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
 
+    def restart_plugin(self, name: str, seconds: float, resource: str = GPU) -> None:
+        """Let a node have no GPUs of a resource for a while; pods that hold some run on."""
+        gpus = amount(resource, self.nodes[name]["status"]["allocatable"].get(resource, "0"))
+        if gpus and resource != RESOURCE:
+            self.away[name, resource] = self.now + seconds, gpus
+            self.set_gpus(name, gpus, resource)
+
+    def lacks(self, node: str) -> bool:
+        """Return whether pods hold GPUs of a node that it has lost for good."""
+        held = self.held().get(node, Counter())
+        whole = {resource: self.away.get((node, resource), (0.0, 0))[1] for resource in GPU_RESOURCES}
+        return any(held[resource] > max(whole[resource], self.whole(node).get(resource, 0)) for resource in whole)
+
     def remove_node(self, name: str) -> None:
         """Let a node be gone, its devices, and all that ran on it."""
         super().remove_node(name)
+        self.away = {place: each for place, each in self.away.items() if place[0] != name}
+        self.refusing.pop(name, None)
         self.devices.slices.pop(name, None)
 
     def set_maintained(self, name: str, maintained: bool) -> None:
@@ -199,6 +223,10 @@ class SharedCluster(Kubernetes):
                 del self.leave_at[key]
                 if key in self.pods:
                     self.delete_pod(key)
+        for (node, resource), (at, gpus) in list(self.away.items()):
+            if self.now >= at:
+                del self.away[node, resource]
+                self.set_gpus(node, gpus, resource)
         for key, at in list(self.held_until.items()):
             if self.now >= at:
                 del self.held_until[key], self.jobs[key]
@@ -264,6 +292,17 @@ class SharedCluster(Kubernetes):
         return found
 
     # ---- within
+
+    def _start(self, key: str) -> None:
+        pod = self.pods[key]
+        node, wants = node_of(pod) or "", requests_of(pod)
+        if self.now < self.refusing.get(node, 0.0) and any(wants[each] for each in GPU_RESOURCES):
+            said = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
+            self.pods[key] = {**pod, "status": {**pod["status"], "phase": "Failed", **said}}
+            self.refusals.setdefault((owner_of(pod) or "", node), []).append(self.now)
+        else:
+            self.refusals.pop((owner_of(pod) or "", node), None)
+            super()._start(key)
 
     def _machine(self, name: str) -> Raw:
         """Return a node as if its devices were a resource of it."""

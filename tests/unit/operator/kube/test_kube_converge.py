@@ -150,6 +150,15 @@ def test_a_worker_on_its_way_out_is_waited_for_unless_its_node_is_lost():
     assert done(again, SECOND) == ["create one-base-0-1"]
 
 
+def test_extra_workers_that_a_node_refused_are_not_made_again_within_their_loan():
+    """Three have ended, one more than pods are kept for their logs."""
+    lent = replace(KEPT, extra=3, extra_generation=2, promised_until=NOW + 50)
+    refused = [ended(EXTRA, index, 2) for index in range(3)]
+    assert done(lent, LEADER, SECOND, *refused) == []
+    later = done(replace(lent, promised_until=None), LEADER, SECOND, *refused)
+    assert later == ["delete one-extra-0-2"]
+
+
 def test_a_start_that_was_put_off():
     late = replace(KEPT, extra=0, attempts=(1, 0), incarnations=("", "b1"), not_before=NOW + 4)
     assert done(late, SECOND, now=NOW + 3.9) == []

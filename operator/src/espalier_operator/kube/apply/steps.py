@@ -90,7 +90,7 @@ def _steps(
         if state.outcome is not None and due is not None and now >= due:
             yield DeleteJob(uid=job.uid)
         return
-    yield from _superseded(pods)
+    yield from _superseded(pods, state)
     if job.terms.program and state.stopping is not None:
         # Nobody but SIGTERM tells a program.
         for pod in pods.base:
@@ -116,9 +116,14 @@ def _steps(
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
 
 
-def _superseded(pods: JobPods) -> Iterator[Step]:
-    """End what runs of earlier attempts; keep the newest that have ended, for their logs."""
-    ended = sorted((pod for pod in pods.rest if pod.ended), key=lambda pod: (pod.finished_at or 0.0, pod.name))
+def _superseded(pods: JobPods, state: JobState) -> Iterator[Step]:
+    """End what runs of earlier attempts; keep the newest that have ended, for their logs.
+
+    And those of the loan that is being made: their names say that they are not made again (`_extra_to_make`).
+    """
+    current = None if state.promised_until is None else (Role.EXTRA, state.extra_generation)
+    over = (pod for pod in pods.rest if pod.ended and (pod.role, pod.attempt) != current)
+    ended = sorted(over, key=lambda pod: (pod.finished_at or 0.0, pod.name))
     for pod in ended[: max(0, len(ended) - KEPT_ENDED)]:
         if not pod.deleting:
             yield DeletePod(pod=pod)

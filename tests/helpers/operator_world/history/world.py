@@ -98,12 +98,14 @@ class SharedCluster(Kubernetes):
         if resource == RESOURCE:
             self.devices.publish(name, gpus)
             return
+        there = gpus
         if (name, resource) in self.away:
             self.away[name, resource] = self.away[name, resource][0], gpus
-            gpus = 0
-        node = self.nodes[name]
-        amounts = {**node["status"]["allocatable"], resource: str(gpus)}
-        self.nodes[name] = {**node, "status": {**node["status"], "allocatable": amounts}}
+            there = 0
+        status = self.nodes[name]["status"]
+        amounts = {**status["allocatable"], resource: str(there)}
+        capacity = {**status.get("capacity", {}), resource: str(gpus)}
+        self.nodes[name] = {**self.nodes[name], "status": {**status, "allocatable": amounts, "capacity": capacity}}
 
     def restart_plugin(self, name: str, seconds: float, resource: str = GPU) -> None:
         """Let a node have no GPUs of a resource for a while; pods that hold some run on."""

@@ -36,10 +36,12 @@ def _avoided(case: Case) -> list[str]:
     if case.facts is None or case.job.outcome is not None:
         return []
     own = {blame.node: blame for blame in case.facts.blames if case.now < blame.avoided_until}
-    lines = [
-        f"It avoids node {blame.node} for {duration(blame.avoided_until - case.now)}: {blame.message}."
-        for blame in own.values()
-    ]
+    lines = []
+    for blame in own.values():
+        again = max(0.0, blame.barred_until - case.now)
+        when = f", and tries it again in {duration(again)} if no other node has GPUs for it" if again else ""
+        still = duration(blame.avoided_until - case.now)
+        lines.append(f"It avoids node {blame.node} for {still}{when}: {blame.message}.")
     others = () if case.snapshot is None else (each for each in case.snapshot.avoided if each.node not in own)
     return lines + [
         f"All jobs avoid node {each.node} for {duration(each.until - case.now)}, which failed "

@@ -27,6 +27,8 @@ _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, Exit
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)
 """Exit codes whose meaning, or message, the last report decides."""
 
+_MAX_CAUSE: Final = 1000
+"""Characters of a message that is kept for each of several nodes."""
 _OOM: Final = "OOMKilled"
 """The kubelet's reason for the end of a container that exceeded its memory."""
 
@@ -106,7 +108,7 @@ def blaming_node(state: JobState, worker: Incarnation, message: str, now: float,
     own = end.code not in (None, 0) and not (end.external or end.overran or _OOM in end.message)
     if not (end.by_node or (own and ran < timing.start_up_allowance)):
         return state
-    new = Blame(node=worker.node, at=now, message=message[:MAX_MESSAGE], refused=end.by_node, loan=worker.loan)
+    new = Blame(node=worker.node, at=now, message=message[:_MAX_CAUSE], refused=end.by_node, loan=worker.loan)
     return replace(state, blames=blaming(state.blames, new))
 
 

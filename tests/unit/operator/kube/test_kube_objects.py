@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from espalier_api.allocation import Allocation, AllocationDocument
 from espalier_api.documents import loads
 from espalier_api.job import MAX_NAME_LENGTH
-from espalier_api.status import JobStatus, TimeBudgetStatus
+from espalier_api.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.facts import Role
+from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.nodes import parse_node
@@ -22,7 +23,7 @@ from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.requirements import constraints_of
 from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from operator_world.kube_objects import GPU, kube_job, raw_job, template
+from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
 
 SETTINGS = KubeSettings()
 STATUS = JobStatus(
@@ -564,6 +565,17 @@ def test_a_job_on_nodes_without_type_stays_off_those_with_one():
         {"matchFields": [zone], "matchExpressions": [empty]},
     ]
     assert spec["affinity"] == {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+
+
+def test_a_worker_whose_node_kube_scheduler_chooses_prefers_others_than_those_that_refused_the_job():
+    refused = [AvoidedNode(node=node, last_time=utc(EPOCH)) for node in ("a", "b")]
+    status = JobStatus(scheduling=SchedulingStatus(avoided_nodes=tuple(refused)))
+    chosen = worker_pod(kube_job("one"), status, Role.BASE, 0, 0, KubeSettings(), "x", "b")
+    assert "preferred" not in json.dumps(chosen["spec"]["affinity"])
+    free = worker_pod(kube_job("one"), status, Role.BASE, 0, 0, KubeSettings(), "x")
+    terms = free["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    wanted = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("a", "b")]
+    assert [term["preference"]["matchFields"] for term in terms] == [[each] for each in wanted]
 
 
 def test_a_worker_is_bound_where_the_planner_sees_gpus_without_type():

@@ -105,6 +105,14 @@ def require_node(spec: Manifest, node: str) -> None:
         _demanding(term, "matchFields", {"key": NODE_FIELD, "operator": "In", "values": [node]})
 
 
+def prefer_others(spec: Manifest, node: str) -> None:
+    """Let kube-scheduler prefer other nodes than `node`, as far as its weights decide."""
+    found = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    others: list[Manifest] = found.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+    term = _demanding({}, "matchFields", {"key": NODE_FIELD, "operator": "NotIn", "values": [node]})
+    others.append({"weight": 100, "preference": term})
+
+
 def required_node(spec: Mapping[str, Any]) -> str | None:
     """Return the node of `require_node`; None where there is none."""
     required = mapping(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")

@@ -27,6 +27,7 @@ from espalier_operator.kube.objects.template import (
     Manifest,
     absolute,
     mount,
+    prefer_others,
     require_label_empty,
     require_node,
     set_variables,
@@ -92,6 +93,9 @@ def worker_pod(
         require_label_empty(spec, settings.gpu_type_label)
     if node is not None:
         require_node(spec, host_of(node))
+    else:
+        for avoided in status.scheduling.avoided_nodes:
+            prefer_others(spec, avoided.node)
     tolerations = spec.setdefault("tolerations", [])
     ours = [{"key": key, "operator": "Exists"} for key in settings.tolerated_taints]
     tolerations += [toleration for toleration in ours if toleration not in tolerations]

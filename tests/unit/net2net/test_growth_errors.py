@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
@@ -118,8 +119,8 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "called twice": (
         Twice,
         "layer",
-        "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; "
-        "give each call a separate module",
+        "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; concatenate what the "
+        "calls are given and call it once (`torch.cat`, then `chunk`), or give each call a separate module",
     ),
     "parametrized": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU()),
@@ -158,8 +159,9 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "decides by values": (
         lambda: ByValue(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
         "block.0",
-        "ByValue decides by the values of a tensor what it executes (Tensor.__bool__), so its layers cannot be "
-        "followed; mark the places that may grow with DeepenBlock",
+        "ByValue decides by the values of a tensor what it executes (__bool__ at "
+        f"{__file__}:{inspect.getsourcelines(ByValue.forward)[1] + 2}), so its layers cannot be followed; mark the "
+        "places that may grow with DeepenBlock, or compute both branches and choose with torch.where",
     ),
     "wrapped": (
         lambda: nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU())),
@@ -263,7 +265,7 @@ def test_a_place_before_a_hook_that_changes_the_output_is_refused(change: Callab
     assert torch.equal(grown(example), model(example))
     model = Functionally(change)
     assert growth_points(model, example) == []
-    with pytest.raises(GrowthError, match=r"a forward hook changes that output .*give the activation a separate"):
+    with pytest.raises(GrowthError, match="a forward hook changes the output of .body.1. .*give the activation"):
         deepen(model, "body.0", example)
 
 

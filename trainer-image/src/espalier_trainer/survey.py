@@ -22,7 +22,7 @@ from espalier_trainer.net2net.block.points import add_block, is_whole, tried_pla
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, tensors_in
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, tensors_in, unwatched
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace.tracing import trace
@@ -188,7 +188,7 @@ class _Clock:
         if not self._pairs:
             return None
         base = self._copy()
-        grown = grow()
+        grown = unwatched(grow())
         _seconds(grown, self._example)  # the first pass is slower than those after it
         pairs = []
         for _ in range(self._pairs):
@@ -206,7 +206,7 @@ class _Clock:
 
     def _copy(self) -> nn.Module:
         if self._base is None:
-            self._base = copied(self._model)
+            self._base = unwatched(copied(self._model))
             _seconds(self._base, self._example)
         return self._base
 

@@ -20,7 +20,16 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from espalier_trainer.net2net.blocks import plainly
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, lent, mode, tensors_in, undisturbed
+from espalier_trainer.net2net.modules import (
+    ExampleInput,
+    as_arguments,
+    copied,
+    lent,
+    mode,
+    tensors_in,
+    undisturbed,
+    unwatched,
+)
 from espalier_trainer.net2net.refusals import Reason
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
@@ -73,7 +82,7 @@ def _without_gradient(
         zeros.setdefault(path, []).append(torch.zeros((), dtype=result.dtype, device=result.device, requires_grad=True))
         return result + zeros[path][-1]
 
-    model = copied(model) if device is None else model
+    model = unwatched(copied(model, share=device is not None))
     with ExitStack() as within:
         within.enter_context(plainly())
         for path, module in model.named_modules():

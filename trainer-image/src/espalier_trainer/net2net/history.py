@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Final, Self
 
+import torch
 from pydantic import BeforeValidator, SerializeAsAny, ValidationError
 from pydantic_core import PydanticCustomError
 from torch import nn
@@ -156,6 +157,7 @@ Growth = Annotated[SerializeAsAny[GrowthStep], BeforeValidator(_of_kind)]
 """One growth of any kind; in JSON, `kind` distinguishes them."""
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def replay(model: nn.Module, history: Iterable[GrowthStep], example_input: ExampleInput) -> nn.Module:
     """Return a copy of `model` grown by the steps of the history; it computes the same. `model` is not changed.
 

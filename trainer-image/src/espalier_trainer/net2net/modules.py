@@ -77,6 +77,26 @@ def _stand_in(tensor: Tensor, device: str | None) -> Tensor:
     return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
 
 
+def unwatched(model: nn.Module) -> nn.Module:
+    """Take the backward hooks off a copy that only measures: they are of the user's training. Returns the model."""
+    for module in model.modules():
+        module._backward_hooks.clear()
+        module._backward_pre_hooks.clear()
+    return model
+
+
+def in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Give a model this type of real numbers, in place; complex ones get that of their parts. Returns the model."""
+
+    def converted(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(converted)  # type: ignore[no-untyped-call]
+    return model
+
+
 def failing(places: Sequence[T], problem: Callable[[Sequence[T]], W | None]) -> list[tuple[T, W]]:
     """Return those that fail a trial, with the reasons: all are tried together first, and if that fails, halves."""
     found = problem(places) if places else None

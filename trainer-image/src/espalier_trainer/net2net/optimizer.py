@@ -21,6 +21,7 @@ Carry = Callable[[str, Tensor], Tensor]
 """Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def grow_optimizer(
     optimizer: Optimizer,
     old_model: nn.Module,

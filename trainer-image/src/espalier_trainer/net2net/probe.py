@@ -19,7 +19,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from espalier_trainer import randomness
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, mode, tensors_in
+from espalier_trainer.net2net.modules import (
+    ExampleInput,
+    as_arguments,
+    copied,
+    held,
+    in_type,
+    mode,
+    tensors_in,
+    unwatched,
+)
 
 _DROPOUTS = frozenset(
     {
@@ -50,7 +59,7 @@ _NEGLIGIBLE = 1e-30
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Within the context, dropout passes on what it reads."""
+    """Within the context, dropout passes on what it reads, and random slopes (`nn.RReLU`) have their mean."""
 
     def __torch_function__(
         self,
@@ -63,11 +72,17 @@ class WithoutDropout(TorchFunctionMode):
         given = dict(kwargs or {})
         if func in _DROPOUTS and args:
             return args[0].clone()
+        if func is functional.rrelu and args:
+            return _mean_slope(*args, **given)
         if func is functional.multi_head_attention_forward:
             given["training"] = False  # says only whether it drops
         elif func is functional.scaled_dot_product_attention:
             args, given = (*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:]), given | _undropped(given)
         return func(*args, **given)
+
+
+def _mean_slope(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, *_rest: object, **_other: object) -> Tensor:
+    return functional.leaky_relu(input, (lower + upper) / 2)
 
 
 def _undropped(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +155,7 @@ class Sample:
 
 def perturbed(model: nn.Module) -> nn.Module:
     """Return a copy in float64 with other weights, in which nothing depends on what it could not depend on before."""
-    trial = copied(model).to(torch.float64).requires_grad_(False)
+    trial = in_type(copied(model), torch.float64).requires_grad_(False)
     seen: set[int] = set()
     for _, parameter in held(trial, "_parameters"):
         if id(parameter) not in seen and parameter.is_floating_point():
@@ -160,7 +175,9 @@ def scatter(parameter: Tensor, *, zeros: bool) -> None:
 
 def random_like(given: Tensor, dtype: torch.dtype) -> Tensor:
     """Return random values of this type instead of floating ones; others stay, for they may be indices."""
-    return torch.randn_like(given, dtype=dtype) if given.is_floating_point() else given
+    if given.is_complex():
+        dtype = dtype.to_complex()
+    return torch.randn_like(given, dtype=dtype) if given.is_floating_point() or given.is_complex() else given
 
 
 def samples(
@@ -170,6 +187,7 @@ def samples(
 
     The model, a copy of type `dtype`, is used up: batch norms move. Raises whatever its forward does on random values.
     """
+    unwatched(model)
     args, kwargs = as_arguments(example_input)
     sources: list[Tensor] = []
     indices = [one for one in tensors_in((args, kwargs)) if not one.is_floating_point()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -56,6 +56,16 @@ def why_parametrized(path: str, layer: nn.Module) -> str:
     if not is_parametrized(layer) and "weight" in layer._parameters:
         return ""
     return f"the weight of {path!r} is parametrized (weight or spectral norm); remove the parametrization before growth"
+
+
+def why_transposed(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return for every transposed convolution why it does not grow."""
+    return {
+        path: f"{path!r} is a transposed convolution ({type(module).__name__}), which growth neither repeats nor "
+        "widens; put a convolution with an activation after it, or replace it by nn.Upsample and a convolution"
+        for path, module in modules.items()
+        if isinstance(module, nn.modules.conv._ConvTransposeNd)
+    }
 
 
 def forward_of(model: nn.Module, path: str) -> tuple[str, int]:

@@ -77,8 +77,14 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *,
 
 
 def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool) -> Places:
-    places, choices, refused = _found(model, graph, example_input, whole=whole)
     both = Traces(graph, trace(model, example_input, training=False))
+    with both.answering():
+        return _tried_on(model, both, example_input, whole=whole)
+
+
+def _tried_on(model: nn.Module, both: Traces, example_input: ExampleInput, *, whole: bool) -> Places:
+    graph = both.training
+    places, choices, refused = _found(model, graph, example_input, whole=whole)
     failed = misfits(model, both, example_input, places, whole=whole)
     refused += [_refusal(model, place.run, why.reason) for place in places if (why := failed.get(place.id)) is not None]
     places = [place for place in places if place.id not in failed]
@@ -97,6 +103,7 @@ def untried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, 
     return _found(model, graph, example_input, whole=whole)[0]
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def add_block(
     model: nn.Module, point_id: str, example_input: ExampleInput, insertion: Insertion = Insertion.EXACT
 ) -> nn.Module:
@@ -111,8 +118,15 @@ def add_block(
     Raises `GrowthError` with the reason if the id is not a run of blocks, if the block is not exact, or for
     `Insertion.UNFOLD` if gradient checkpointing computes blocks of the run again one by one.
     """
-    whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
     both = traces(model, example_input)
+    with both.answering():
+        return _with_block(model, both, point_id, example_input, insertion)
+
+
+def _with_block(
+    model: nn.Module, both: Traces, point_id: str, example_input: ExampleInput, insertion: Insertion
+) -> nn.Module:
+    whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
     places, choices, refused = _found(model, both.training, example_input, whole=whole)
     place = Places(tuple(places), tuple(refused)).get(point_id)
     why = ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from espalier_trainer.net2net.refusals import Reason, why_parametrized
+from espalier_trainer.net2net.refusals import Reason, why_parametrized, why_transposed
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYER_CLASSES, LAYERS, NORM_FUNCTIONS
 
@@ -37,7 +37,8 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
     calls = graph.calls[path]
     if calls > 1:
         raise RefusedError(
-            f"{path!r} is called {calls} times and growth would change each call; give each call a separate module"
+            f"{path!r} is called {calls} times and growth would change each call; concatenate what the calls are "
+            "given and call it once (`torch.cat`, then `chunk`), or give each call a separate module"
         )
     if why := why_parametrized(path, modules[path]):
         raise RefusedError(why)
@@ -76,7 +77,8 @@ def within(path: str, module: str) -> bool:
 
 def reasons_of_layers(modules: Mapping[str, nn.Module], graph: Graph, marks: tuple[str, ...]) -> dict[str, str]:
     """Return for every layer the reason to give if it is not a growth point."""
-    reasons = {
+    reasons = why_transposed(modules)
+    reasons |= {
         path: f"{path!r} is not called by itself in the model's forward"
         for path, module in modules.items()
         if isinstance(module, LAYER_CLASSES) and path not in graph.calls

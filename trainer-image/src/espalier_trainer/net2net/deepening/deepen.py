@@ -22,7 +22,7 @@ from espalier_trainer.net2net.deepening.trial import check_insertions, checked_i
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import trace, traces
+from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 
 
 def growth_points(
@@ -37,6 +37,7 @@ def growth_points(
     return [place.point(insertion) for place in insertion_points(model, example_input).found]
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def deepen(
     model: nn.Module,
     point_id: str,
@@ -66,6 +67,7 @@ def deepen(
     return grown
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def deepen_in_place(
     model: nn.Module,
     point_id: str,
@@ -76,6 +78,18 @@ def deepen_in_place(
 ) -> None:
     """Do what `deepen` does, but to `model` itself; after a `GrowthError` the model may hold an incomplete block."""
     both = traces(model, example_input)
+    with both.answering():
+        _deepen(model, both, point_id, example_input, insertion, pointwise)
+
+
+def _deepen(
+    model: nn.Module,
+    both: Traces,
+    point_id: str,
+    example_input: ExampleInput,
+    insertion: Insertion,
+    pointwise: bool | None,
+) -> None:
     places = _judged(model, both.training, find_in_both_modes(model, both, example_input))
     place = places.get(point_id)
     if pointwise is None:
@@ -107,9 +121,9 @@ def insertion_points(model: nn.Module, example_input: ExampleInput) -> Insertion
 def _judged(model: nn.Module, graph: Graph, places: InsertionPoints) -> InsertionPoints:
     if graph.data_dependent and not places.found:
         raise GrowthError(
-            f"{type(model).__name__} decides by the values of a tensor what it executes "
-            f"(Tensor.{graph.data_dependent}), so its layers cannot be followed; "
-            "mark the places that may grow with DeepenBlock"
+            f"{type(model).__name__} decides by the values of a tensor what it executes ({graph.data_dependent}), so "
+            "its layers cannot be followed; mark the places that may grow with DeepenBlock, or compute both branches "
+            "and choose with torch.where"
         )
     return places
 

@@ -65,8 +65,7 @@ def _looks_everywhere(model: nn.Module, modes: Sequence[bool], example_input: Ex
     try:
         with undisturbed(model):
             found = [
-                samples(copied(model, parameters=True), example_input, training=training, dtype=_type_of(model))
-                for training in modes
+                samples(copied(model), example_input, training=training, dtype=_type_of(model)) for training in modes
             ]
     except Exception:
         return False

@@ -144,7 +144,7 @@ class _Search:
 
     def places(self) -> InsertionPoints:
         found: list[InsertionPoint] = []
-        refused = reasons_of_layers(self._modules, self._graph, self._marks)
+        refused: dict[str, str | RefusedError] = {**reasons_of_layers(self._modules, self._graph, self._marks)}
         hosts: set[str] = set()
         for wanted, activation, chain in self._candidates():
             point_id = wanted
@@ -155,7 +155,7 @@ class _Search:
                 if place.host in hosts:
                     raise RefusedError(f"the place after {place.host!r} is already another growth point")
             except RefusedError as reason:
-                refused[point_id] = str(reason)
+                refused[point_id] = reason
                 continue
             hosts.add(place.host)
             refused.pop(point_id, None)
@@ -257,6 +257,13 @@ class _Search:
         before = self._innermost_host(given) if alone else None
         if before is not None:
             return before, True
+        if given.in_hook:
+            raise RefusedError(
+                f"a forward hook changes the output of {given.inputs[0]!r} before the activation, and growth is "
+                "inserted where the forward returns; compute that in a forward, or give the activation a separate "
+                "module",
+                given.written_at,
+            )
         what = f"the activation {activation.name!r}"
         if activation.module is not None and self._graph.calls[activation.module] > 1:
             what += f" (called {self._graph.calls[activation.module]} times)"

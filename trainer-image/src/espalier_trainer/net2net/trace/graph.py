@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from espalier_api.architecture import AttributeValue, Layer
+from espalier_trainer.net2net.trace.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,34 @@ class Operation:
     """What growth added it: a key of `Graph.stacks`, `None` for an operation of the starting model."""
     arguments: str = field(default="", compare=False)
     """All non-tensor arguments of a function as text; the description has only some of them."""
+    in_hook: bool = field(default=False, compare=False)
+    """One of the model's own forward hooks called it."""
     written_at: str = field(default="", compare=False)
     """File and line of the call of a function, or of the first use of a parameter, `model.py:12`; else empty."""
+
+
+def without_looks(
+    operations: Mapping[str, Operation], looked_at: Set[str], outputs: tuple[str, ...]
+) -> dict[str, Operation]:
+    """Return the operations without the functions of which nothing but reads of their values (`looked_at`) comes.
+
+    The scalars of a parameter that only these use count at its layer.
+    """
+    left, only_read = dict(operations), set(looked_at)
+    readers = Counter(given for one in operations.values() for given in set(one.inputs))
+    for name, one in reversed(list(operations.items())):
+        if name not in only_read or readers[name] or name in outputs:
+            continue
+        if one.module is not None or one.operator == "Input":
+            continue
+        del left[name]
+        for given in set(one.inputs):
+            readers[given] -= 1
+            only_read.add(given)
+        layer = name.rpartition(".")[0]
+        if one.parameters and layer in left:
+            left[layer] = replace(left[layer], parameters=left[layer].parameters + one.parameters)
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +95,10 @@ class Graph:
     """By the path of a `GrownStack`, or of a block that growth added (`blocks.4`, its second call `blocks.4:1`)."""
     real: bool = False
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
-    data_dependent: str | None = None
-    """The call that read a tensor's values into Python, if there was one; those of masks and lengths do not count."""
+    data_dependent: Reading | None = None
+    """Where a tensor's values decide what is executed, if they do; those of masks and lengths do not count."""
+    answers: Mapping[Reading, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What the places that read values got, for runs without data (`reading.Answering`); empty if values decide."""
     severed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """File and line of the calls that keep gradients out (`torch.no_grad()`, `detach`), by the module that does."""
     spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
@@ -87,14 +118,32 @@ class Graph:
 
     def unread(self) -> bool:
         """Return whether a layer with parameters is computed that no output depends on."""
+        reached = self._reached()
+        return any(
+            one.module is not None and one.parameters and name not in reached for name, one in self.operations.items()
+        )
+
+    def _reached(self) -> set[str]:
+        """Return the operations that outputs depend on."""
         reached, waiting = set(self.outputs), list(self.outputs)
         while waiting:
             new = [name for name in self.operations[waiting.pop()].inputs if name not in reached]
             reached.update(new)
             waiting += new
-        return any(
-            one.module is not None and one.parameters and name not in reached for name, one in self.operations.items()
-        )
+        return reached
+
+    def computes_as(self, other: Graph) -> bool:
+        """Return whether both call the same modules, and make their outputs by the same calls with the same numbers."""
+        return self.calls == other.calls and self._made() == other._made()
+
+    def _made(self) -> list[tuple[object, ...]]:
+        """Return the operations that outputs depend on, their inputs by number: names count what only a log reads."""
+        reached = self._reached()
+        number = {name: place for place, name in enumerate(name for name in self.operations if name in reached)}
+        return [
+            (one.operator, one.scope, one.module, one.arguments, one.shape, [number[given] for given in one.inputs])
+            for one in (self.operations[name] for name in number)
+        ] + [(number[name],) for name in self.outputs]
 
     def ungrown(self) -> Graph:
         """Return the graph without the operations that growth added, as it was before."""
@@ -111,6 +160,7 @@ class Graph:
             stacks={},
             real=self.real,
             data_dependent=self.data_dependent,
+            answers=self.answers,
             severed=self.severed,
             spans={
                 path: tuple(Span(tuple(map(original, one.inputs)), tuple(map(original, one.outputs))) for one in spans)

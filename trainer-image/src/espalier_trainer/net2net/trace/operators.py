@@ -90,9 +90,6 @@ _NOT_ATTRIBUTES = frozenset({"inplace", "return_indices", "training", "output_pa
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
-DECISIONS = frozenset({"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"})
-"""Tensor methods that hand values to Python, where they can decide what is executed next."""
-
 PASSING_ON = frozenset({"Identity", "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"})
 """Leaf modules that may return their input tensor itself."""
 

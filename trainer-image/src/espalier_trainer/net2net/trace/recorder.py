@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -14,9 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from espalier_trainer.net2net.blocks import STACK, GrownStack, added
 from espalier_trainer.net2net.modules import tensors_in
-from espalier_trainer.net2net.trace.graph import Graph, Operation, Span, Stack
+from espalier_trainer.net2net.trace.graph import Graph, Operation, Span, Stack, without_looks
 from espalier_trainer.net2net.trace.operators import (
-    DECISIONS,
     NO_CHANGE,
     PASSING_ON,
     SEVERING,
@@ -30,17 +28,27 @@ from espalier_trainer.net2net.trace.operators import (
     snake_case,
     written_arguments,
 )
+from espalier_trainer.net2net.trace.reading import READERS, EndlessError, Notes, caller, noting
 
 
 class Recorder(TorchFunctionMode):
     """Records one forward of `model`: use it as a context around the forward, then call `graph()`.
 
     `weights` maps the id of each parameter or buffer that the run uses to its path, `sizes` each path to its number
-    of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter).
+    of trainable scalars (0 for buffers, frozen parameters, and all but the first path of a tied parameter). `notes`
+    gets what is read into Python. A run of more than `most` operations ends with `EndlessError`.
     """
 
-    def __init__(self, model: nn.Module, weights: Mapping[int, str], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: Mapping[int, str],
+        sizes: Mapping[str, int],
+        notes: Notes,
+        most: int | None = None,
+    ) -> None:
         super().__init__()
+        self._notes, self._most = notes, most
         self._model = model
         self._weights = weights
         self._unused = dict(sizes)
@@ -51,7 +59,8 @@ class Recorder(TorchFunctionMode):
         self._results: dict[str, str] = {}
         self._stack_inputs: dict[str, str] = {}
         self._stacks: dict[str, Stack] = {}
-        self._decision: str | None = None
+        self._looked_at: set[str] = set()
+        """Operations whose values were read."""
         self._severed: dict[str, list[str]] = {}
         self._growing: set[str] = set()
         self._constant: set[str] = set()
@@ -64,6 +73,8 @@ class Recorder(TorchFunctionMode):
         self._given: list[tuple[str, ...]] = []
         self._leaf: tuple[str, nn.Module, tuple[str, ...]] | None = None
         self._own = False
+        self._in_hooks = False
+        """The model's own hooks run: what comes of them alone is a look, too."""
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
@@ -71,7 +82,12 @@ class Recorder(TorchFunctionMode):
         with ExitStack() as hooks:
             for path, module in self._model.named_modules():
                 hooks.callback(module.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
-                hooks.callback(module.register_forward_hook(partial(self._leave, path), with_kwargs=True).remove)
+                if module._forward_hooks:
+                    hooks.callback(module.register_forward_hook(self._leave_hooks).remove)
+                # Before the model's own hooks: what these compute comes after what growth adds to the module.
+                leave = module.register_forward_hook(partial(self._leave, path), with_kwargs=True, prepend=True)
+                hooks.callback(leave.remove)
+            hooks.enter_context(noting(self._notes))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._hooks = hooks.pop_all()
         return self
@@ -93,13 +109,12 @@ class Recorder(TorchFunctionMode):
     def graph(self, *, real: bool) -> Graph:
         """Return the recorded graph; the run was on real data or on meta tensors."""
         return Graph(
-            operations=self._operations,
+            operations=without_looks(self._operations, self._looked_at, self._outputs),
             outputs=self._outputs,
             calls=self._calls,
             results=self._results,
             stacks=self._stacks,
             real=real,
-            data_dependent=self._decision,
             severed={path: tuple(dict.fromkeys(found)) for path, found in self._severed.items()},
             spans={path: tuple(spans) for path, spans in self._spans.items()},
         )
@@ -117,9 +132,11 @@ class Recorder(TorchFunctionMode):
             return run(*args, **given)
         name = str(getattr(func, "__name__", ""))
         if func in SEVERING or (name == "_set_grad_enabled" and args[:1] == (False,)):
-            self._severed.setdefault(self._scopes[-1], []).append(_caller())
-        if name in DECISIONS and self._growing.intersection(self._read(args)):
-            self._decision = self._decision or name
+            self._severed.setdefault(self._scopes[-1], []).append(caller())
+        if name in READERS:
+            read = self._read(args)
+            self._looked_at.update(read)
+            return self._notes.note(name, run(*args, **given), grows=bool(self._growing.intersection(read)))
         # Read before the call: an operation in place makes its own input stand for its output.
         reads = self._read((args, given))
         result = run(*args, **given)
@@ -137,7 +154,7 @@ class Recorder(TorchFunctionMode):
                 reads,
                 attributes,
                 arguments=written_arguments(args, given),
-                written_at=_caller(),
+                written_at=caller(),
             )
         return result
 
@@ -147,6 +164,7 @@ class Recorder(TorchFunctionMode):
         if self._leaf is not None:
             return
         self._calls[path] = self._calls.get(path, 0) + 1
+        self._notes.calls_since += 1
         self._scopes.append(path)
         self._given.append(self._made((args, kwargs)))
         if added(module) is not None and self._open_stack is None:
@@ -159,6 +177,7 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         if self._leaf is not None and self._leaf[0] != path:
             return None
+        self._in_hooks = len(module._forward_hooks) > 1
         replaced = None
         if self._leaf is not None:
             passed_on = self._leaf[2] and module_operator(module) in PASSING_ON
@@ -178,6 +197,10 @@ class Recorder(TorchFunctionMode):
             self._open_stack = None
         self._scopes.pop()
         return replaced
+
+    def _leave_hooks(self, _module: nn.Module, _args: object, _result: object) -> None:
+        """Note that the model's own hooks of a module have run."""
+        self._in_hooks = False
 
     def _separate(self, passed_on: Tensor) -> Tensor:
         """Return a tensor of its own, so that later readers of an input are not taken for readers of the output."""
@@ -231,6 +254,8 @@ class Recorder(TorchFunctionMode):
         arguments: str = "",
         written_at: str = "",
     ) -> None:
+        if self._most is not None and len(self._operations) > self._most:
+            raise EndlessError
         tensors = tensors_in(result)
         self._own = True
         shape = tuple(result.shape) if isinstance(result, Tensor) else None
@@ -241,6 +266,8 @@ class Recorder(TorchFunctionMode):
             self._growing.add(name)
         if operator in ("Parameter", "Buffer") or (module is None and inputs and self._constant.issuperset(inputs)):
             self._constant.add(name)
+        if self._in_hooks:
+            self._looked_at.add(name)
         self._operations[name] = Operation(
             name=name,
             operator=operator,
@@ -252,6 +279,7 @@ class Recorder(TorchFunctionMode):
             shape=shape,
             stack=self._open_stack,
             arguments=arguments,
+            in_hook=self._in_hooks,
             written_at=written_at,
         )
         for tensor in tensors:
@@ -271,7 +299,7 @@ class Recorder(TorchFunctionMode):
                 shape = tuple(tensor.shape)
                 self._own = False
                 name = self._free_name("", path)
-                self._add(name, operator, tensor, (), {"shape": shape}, size, written_at=_caller())
+                self._add(name, operator, tensor, (), {"shape": shape}, size, written_at=caller())
             if key in self._makers:
                 found.append(self._makers[key])
         return tuple(found)
@@ -292,14 +320,3 @@ class Recorder(TorchFunctionMode):
             again += 1
             name = f"{stem}:{again}" if module else f"{stem}_{again}"
         return name
-
-
-def _caller() -> str:
-    """Return file and line of the innermost frame that is neither torch's nor the recorder's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module != __name__ and module.partition(".")[0] != "torch":
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""

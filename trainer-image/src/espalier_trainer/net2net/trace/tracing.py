@@ -4,7 +4,8 @@ The user's own Python forward runs on *meta* tensors (shapes without data: no ar
 or random state), while module hooks and a `TorchFunctionMode` write down what is called. Compared with
 `torch.fx.symbolic_trace` this sees real shapes, follows loops and branches that depend on shapes or settings, needs
 no second pass for shapes, and does not patch the classes of `torch`. Neither can follow a decision that depends on the
-*values* of a tensor. Such a model is run once on real data in eval mode, and the trace records that.
+*values* of a tensor. A model that reads values is run on the example's, and `reading` finds out whether they decide
+what is executed. If they do, the trace records that run; if not, their answers are given to a run on meta tensors.
 
 The forward runs in train mode, whatever the model's own mode is, because it then takes every branch that training needs
 (auxiliary heads). If that fails (batch norm on one value), it runs in eval mode. A model may do something else in eval
@@ -15,8 +16,10 @@ its layers it skips (stochastic depth) runs with several seeds, always the same;
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -28,10 +31,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_api.architecture import GrowthError
 from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import plainly
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, device_of, held, lent, mode
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.trace.reading import Answering, Notes, Reading, decision
 from espalier_trainer.net2net.trace.recorder import Recorder
+from espalier_trainer.net2net.wrappers import why_split, why_wrapped
+
+logger = logging.getLogger(__name__)
 
 _SEEDS: Final = 8
 """Runs of a model that skips layers by chance: with twelve layers and a tenth skipped, one skips none in 93 %."""
@@ -43,6 +50,10 @@ class Traces:
 
     training: Graph
     evaluation: Graph
+
+    def answering(self) -> AbstractContextManager[object]:
+        """Within the context, the model reads the values that it has read here."""
+        return Answering.of({**self.evaluation.answers, **self.training.answers})
 
 
 def traces(model: nn.Module, example_input: ExampleInput) -> Traces:
@@ -63,13 +74,17 @@ def trace(model: nn.Module, example_input: ExampleInput, *, training: bool = Tru
 def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) -> Graph:
     _check_bare(model)
     args, kwargs = as_arguments(example_input)
+    modes = (True, False) if training else (False,)
     failure: Exception | None = None
-    for in_training, device in ((True, "meta"), (False, "meta"), (False, None)):
-        if in_training and not training:
-            continue
+    for in_training in modes:
         try:
-            return _fullest(model, args, kwargs, training=in_training, device=device)
+            return _fullest(model, args, kwargs, training=in_training)
         # Whatever the user's forward raises on tensors without data: the next way of running it decides.
+        except Exception as error:
+            failure = error
+    for in_training in modes:
+        try:
+            return _on_values(model, args, kwargs, training=in_training)
         except Exception as error:
             failure = error
     raise GrowthError(
@@ -79,26 +94,61 @@ def _traced(model: nn.Module, example_input: ExampleInput, *, training: bool) ->
 
 
 def _fullest(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, device: str | None
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    training: bool,
+    answers: Mapping[Reading, Any] | None = None,
 ) -> Graph:
-    """Return the trace that executes most of what the model executes by chance; on meta tensors, masks draw nothing."""
+    """Return the trace on meta tensors that executes most of what is executed by chance; masks draw nothing there."""
     found: list[Graph] = []
     for seed in range(_SEEDS):
-        with randomness.kept(device_of(model), seed, model=model) as drawn:
-            found.append(_record(model, args, kwargs, training=training, device=device))
-            if device is None or not drawn():
+        with randomness.kept(device_of(model), seed, model=model) as drawn, Answering.of(answers or {}):
+            found.append(_record(model, args, kwargs, Notes(), training=training, device="meta"))
+            if not drawn():
                 break
     return found[0] if len(found) == 1 else max(found, key=lambda graph: len(graph.ungrown().operations))
+
+
+def _on_values(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool) -> Graph:
+    """Return the trace of a model that reads values, which it is given.
+
+    Where these decide nothing, the model runs on meta tensors after that, with the same answers.
+    """
+
+    def run(notes: Notes, most: int | None = None) -> Graph:
+        with randomness.kept(device_of(model), 0, model=model):
+            return _record(model, args, kwargs, notes, training=training, device=None, most=most)
+
+    notes = Notes()
+    graph = run(notes)
+    most = 2 * len(graph.operations) + 1000
+    decides = decision(notes, lambda other: run(other, most), graph.computes_as)
+    if decides is not None:
+        return replace(graph, data_dependent=decides)
+    answers = notes.steady()
+    try:
+        return replace(_fullest(model, args, kwargs, training=training, answers=answers), answers=answers)
+    # Whatever the user's forward raises on tensors without data: then the run on values counts.
+    except Exception:
+        return replace(graph, answers=answers)
 
 
 def _record(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    notes: Notes,
     *,
     training: bool,
     device: str | None,
+    most: int | None = None,
 ) -> Graph:
+    try:  # its forward may write to its weights, and keep what it computes
+        model = copied(model, share=device is not None)
+    except GrowthError:
+        logger.debug("%s is traced itself", type(model).__name__, exc_info=True)
     tensors = lent(model, device)
     weights: dict[int, str] = {}
     for path, twin in tensors.items():
@@ -109,7 +159,7 @@ def _record(
     }
     if device is not None:
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
-    recorder = Recorder(model, weights, sizes)
+    recorder = Recorder(model, weights, sizes, notes, most)
     with torch.no_grad(), mode(model, training=training), plainly(), recorder:
         recorder.inputs(_named(model, args, kwargs))
         recorder.outputs(functional_call(model, tensors, args, kwargs, tie_weights=False))
@@ -126,16 +176,8 @@ def _check_bare(model: nn.Module) -> None:
     kind = type(model).__name__
     if isinstance(model, torch.jit.ScriptModule):
         raise GrowthError(f"{kind} is scripted and cannot be changed; grow the module it was made from, script again")
-    inner = {
-        "OptimizedModule": "_orig_mod",
-        "DistributedDataParallel": "module",
-        "DataParallel": "module",
-        "FullyShardedDataParallel": "module",
-    }.get(kind)
-    if inner is not None:
-        raise GrowthError(
-            f"{kind} wraps the model; grow its `.{inner}` and wrap the result again (a job's model must not be wrapped)"
-        )
+    if why := why_split(model) or why_wrapped(model):
+        raise GrowthError(why)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise GrowthError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import GrowthError
-from espalier_trainer.net2net.refusals import Refusal, refusal, why_parametrized
+from espalier_trainer.net2net.refusals import Refusal, refusal, why_parametrized, why_transposed
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYER_CLASSES
 from espalier_trainer.net2net.widening.edits import Edit, Resize
@@ -123,8 +123,8 @@ def find_groups(model: nn.Module, graph: Graph) -> Groups:
     """Return the groups of `model`, derived from the shapes in its trace `graph`; they have not been tried yet."""
     if graph.data_dependent:
         raise GrowthError(
-            f"{type(model).__name__} decides by the values of a tensor what it executes "
-            f"(Tensor.{graph.data_dependent}), so its channels cannot be followed"
+            f"{type(model).__name__} decides by the values of a tensor what it executes ({graph.data_dependent}), so "
+            "its channels cannot be followed; compute both branches and choose with torch.where"
         )
     flow = Flow(model, graph)
     spaces = flow.spaces
@@ -144,6 +144,7 @@ def find_groups(model: nn.Module, graph: Graph) -> Groups:
         for path, module in model.named_modules()
         if isinstance(module, LAYER_CLASSES) and path in graph.calls and (why := why_parametrized(path, module))
     }
+    refused |= why_transposed(dict(model.named_modules()))
     open_spaces = {root: layers[0] for root, layers in makers.items() if spaces.reason(root) is None}
     edits, resizes = flow.book.named(open_spaces)
     found = []

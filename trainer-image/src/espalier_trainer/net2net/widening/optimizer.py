@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
@@ -28,6 +29,7 @@ _MOMENTS = {
 """The power of the gradient with which each state of torch's optimizers scales; -1: it is a parameter's value."""
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, widening: Widening) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which is `old_model` widened by the plan.
 

@@ -28,6 +28,7 @@ from espalier_trainer.net2net.modules import (
     copied,
     failing,
     held,
+    in_type,
     mode,
     tensors_in,
     undisturbed,
@@ -35,6 +36,7 @@ from espalier_trainer.net2net.modules import (
 from espalier_trainer.net2net.probe import WithoutDropout, random_like
 from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.reading import Answering
 from espalier_trainer.net2net.trace.tracing import Traces, traces
 from espalier_trainer.net2net.widening.flow import RESHAPES
 from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, apply_in_place, find_groups
@@ -47,7 +49,8 @@ rounding in float64 reached 5e-10, after batch norms that computed their varianc
 
 def tried_groups(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
     """Return the groups of `model` that pass the trial, each by itself; `graph` is its trace on the example."""
-    return once(model, example_input, "groups", lambda: _tried(model, graph, example_input))
+    with Answering.of(graph.answers):
+        return once(model, example_input, "groups", lambda: _tried(model, graph, example_input))
 
 
 def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput) -> Groups:
@@ -167,7 +170,7 @@ class PerturbedModel:
                 f"{type(model).__name__} is on the meta device, where nothing can be computed; give it values first"
             )
         for dtype in dict.fromkeys(types):
-            trial = copied(model).to(dtype)
+            trial = in_type(copied(model), dtype)
             args, kwargs = as_arguments(example_input)
             with undisturbed(model):
                 randomness.seed_everything(0)
@@ -195,31 +198,40 @@ class PerturbedModel:
             found = _run(wider, self.args, self.kwargs)
         except Exception as error:
             return f"the model's forward fails with more channels there ({type(error).__name__}: {error})"
-        worst = max(map(_difference, found, self.wanted), default=0.0)
+        worst = self._off(found)
         if not worst <= self.tolerance:  # also of a difference that is no number
+            if not self._off(_run(self.model, self.args, self.kwargs, seed=3)) <= self.tolerance:
+                return (
+                    "the model draws random numbers in its forward, and others with more channels there (relative "
+                    f"difference {worst:.1e}); draw them in a size that does not depend on the channels, or by "
+                    "nn.Dropout, which a widening keeps in the mean"
+                )
             return (
                 f"the model computes something else with more channels there (relative difference {worst:.1e}); "
                 "let its forward not depend on the number or order of its channels"
             )
         return None
 
+    def _off(self, found: Sequence[Sequence[Tensor]]) -> float:
+        return max(map(_difference, found, self.wanted), default=0.0)
+
 
 def _disturb(model: nn.Module) -> None:
     seen: set[int] = set()
     for _, parameter in held(model, "_parameters"):
-        if id(parameter) not in seen and parameter.is_floating_point():
+        if id(parameter) not in seen and (parameter.is_floating_point() or parameter.is_complex()):
             seen.add(id(parameter))
             spread = parameter[0].numel() ** -0.5 if parameter.dim() > 1 else 0.1
             parameter.add_(torch.randn_like(parameter), alpha=spread)
 
 
-def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[list[Tensor]]:
+def _run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, seed: int = 2) -> list[list[Tensor]]:
     """Return the outputs in eval, train and again eval mode; the given copy is modified."""
     results = []
     model = copied(model)
     for training in (False, True, False):
         with undisturbed(model), mode(model, training=training), WithoutDropout():
-            randomness.seed_everything(2)
+            randomness.seed_everything(seed)
             try:
                 result = model(*args, **kwargs)
             except ValueError:

@@ -10,6 +10,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from espalier_trainer.net2net.modules import ExampleInput, copied
@@ -42,6 +43,7 @@ def refused_widenings(model: nn.Module, example_input: ExampleInput) -> dict[str
     return tried_groups(model, trace(model, example_input), example_input).refused
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def widen(
     model: nn.Module, group: str | WideningGroup, new_width: int, example_input: ExampleInput, *, seed: int
 ) -> nn.Module:
@@ -79,11 +81,14 @@ def _widened_by_plan(
     found = groups.get(group)
     widening = Widening(found, found.replication(new_width, seed))
     wider = widened(model, widening)
-    if not executes_alike(wider, traces(model, example_input), groups, {found: widening.replication}, example_input):
-        groups.without(model, PerturbedModel.of(model, example_input).failing([found])).get(group)
+    both, replications = traces(model, example_input), {found: widening.replication}
+    with both.answering():
+        if not executes_alike(wider, both, groups, replications, example_input):
+            groups.without(model, PerturbedModel.of(model, example_input).failing([found])).get(group)
     return widening, wider
 
 
+@torch.inference_mode(False)  # what is made in that mode could never be trained
 def widened(model: nn.Module, widening: Widening) -> nn.Module:
     """Return a copy of `model` widened by the plan; raises `GrowthError` if the plan is for another model."""
     widening.group.check(model)

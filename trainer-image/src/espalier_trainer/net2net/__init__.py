@@ -30,6 +30,7 @@ from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points, refused_deepenings
 from espalier_trainer.net2net.deepening.step import Deepened, rebuild
 from espalier_trainer.net2net.history import Growth, replay
+from espalier_trainer.net2net.loading import load_grown
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.refusals import Refusal
@@ -63,6 +64,7 @@ __all__ = [
     "deepen",
     "grow_optimizer",
     "growth_points",
+    "load_grown",
     "plan_widening",
     "rebuild",
     "refused_blocks",

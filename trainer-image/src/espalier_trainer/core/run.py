@@ -135,7 +135,7 @@ class Run(LiveRun):
 
     def steps(
         self,
-        batches: int,
+        batches: int | Callable[[], int],
         rate: Callable[[], float] = lambda: 0.0,
         *,
         at_boundary: bool = False,
@@ -143,11 +143,13 @@ class Run(LiveRun):
     ) -> Iterator[Due]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
+        Of a stream, `batches` returns before each step how many there are at least.
+
         A step that `stepped` does not count is repeated. `rate` returns the learning rate of a step of one batch.
         `at_boundary`: no time has passed since `epochs` yielded. `moment` is what other workers learn of the budget;
         None: how it stands. Raises the same errors as `epochs`.
         """
-        while self.progress.cursor < batches:
+        while self.progress.cursor < (known := batches() if callable(batches) else batches):
             fresh = at_boundary and not (self.team is not None and self.team.broken)
             if not fresh and self._boundary() is not None:
                 return
@@ -155,12 +157,12 @@ class Run(LiveRun):
             self._step_began, self._step_began_wall = self.scheduler.used_seconds(), self.services.clock()
             now = (moment or self.moment)()
             try:
-                due = next_step(self, batches, rate, now, foretells=self._foretells)
+                due = next_step(self, known, rate, now, foretells=self._foretells)
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
             self.state.advance(now.share)
             yield due
-        self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / batches
+        self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / max(1, self.progress.cursor)
 
     def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""

@@ -82,8 +82,8 @@ class Feed:
         """Number of examples in the data set."""
         return len(self.dataset)
 
-    def batches(self, epoch: int) -> int:
-        """Return the number of steps in an epoch; an incomplete last one is dropped."""
+    def batches(self, epoch: int, cursor: int = 0) -> int:
+        """Return the number of steps in an epoch; an incomplete last one is dropped. `cursor` of them are over."""
         return len(self._of(epoch))
 
     def part(self, epoch: int, cursor: int, rank: int, world: int, portion: Portion = ONE) -> Part:
@@ -108,18 +108,19 @@ class Feed:
         """Return the inputs of the first two examples; raises `OwnLoopError` if a batch does not begin with a
         tensor.
         """
-        dataset = cast(Any, self._loader.dataset)
-        batch = self._collate([dataset[index] for index in range(min(2, self.examples))])
+        batch = self._first()
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(inputs, Tensor):
             raise OwnLoopError(
                 f"grow=True: a batch of the DataLoader is {type(batch).__name__}; it must be a tensor of inputs, or a "
                 "tuple that begins with it, to follow the model's layers; or give join(..., example=...)"
             )
-        return inputs
+        return inputs[:2]
 
-    def _collate(self, examples: list[Any]) -> Any:
-        return self._loader.collate_fn(examples)
+    def _first(self) -> Any:
+        """Return a batch of the first two examples, or more."""
+        dataset = cast(Any, self._loader.dataset)
+        return self._loader.collate_fn([dataset[index] for index in range(min(2, self.examples))])
 
     def _of(self, epoch: int) -> EpochOrder:
         if self._order is None or self._order.epoch != epoch:
@@ -190,7 +191,8 @@ def _is_shuffled(loader: DataLoader[Any]) -> bool:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         raise OwnLoopError(
             "join: the loader must be a torch DataLoader of a map-style data set: an iterable one has no order that "
-            "workers could share"
+            "workers could share; give a map-style one, or leave training.elasticBatch out of the job: then one worker "
+            "trains, and a stream will do"
         )
     if len(cast(Any, loader.dataset)) == 0:
         raise OwnLoopError("join: the data set of the DataLoader is empty; it must hold at least one example")

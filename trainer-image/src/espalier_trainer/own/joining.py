@@ -24,6 +24,7 @@ from espalier_trainer.core.services import connect, seed_of, set_threads
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.wrappers import why_split
 from espalier_trainer.own.alone import Alone as Plain
 from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job
@@ -33,6 +34,7 @@ from espalier_trainer.own.given import require_dense
 from espalier_trainer.own.leading import Leading
 from espalier_trainer.own.loop import Loop
 from espalier_trainer.own.state import OwnState
+from espalier_trainer.own.streaming import Stream, is_stream
 from espalier_trainer.own.trying import Alone, Validate, validation_loss
 from espalier_trainer.settings import Settings, StopSignal
 from espalier_trainer.trials.arm import Trying
@@ -77,6 +79,8 @@ def join(
     """
     if accumulate < 1:
         raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
+    if is_of_a_job() and (why := why_split(model)):
+        raise OwnLoopError(f"join: {why}")
     state = OwnState(model, optimizer, others)
     if not is_of_a_job():
         return Plain(state, loader, accumulate), loader
@@ -137,14 +141,16 @@ def _lead(
             example=example,
             cannot_grow=cannot_grow,
             batching=batching,
-            cannot_try=_cannot_try(growing),
+            cannot_try=_cannot_try(growing, streams=is_stream(loader)),
             base_loss=lambda: _base_loss(run, state, growing),
         )
         return Leading(run, state, feed, stop, stack.pop_all())
 
 
-def _cannot_try(growing: Growing) -> str:
+def _cannot_try(growing: Growing, *, streams: bool) -> str:
     """Return why extra workers cannot try growths, and the remedy; '' where they can."""
+    if streams:
+        return "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
     if not growing.wanted:
         return "the script does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"
     if growing.validate is None:
@@ -173,7 +179,7 @@ def _follow(
     seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, growing, accumulate)
     held, trying = StateCopy(state), None
-    if growing.wanted and growing.validate is not None:
+    if growing.wanted and growing.validate is not None and not is_stream(loader):
         alone, example = Alone(state, held, feed, growing.validate), _example(feed, state, growing)
         trying = Trying(alone, state, held, example, job.spec.adaptation.insertion, leave)
     return Following(
@@ -195,7 +201,11 @@ def _feed(
     job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, growing: Growing, accumulate: int
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
-    feed = Feed(loader, job.spec.training.elastic_batch or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
+    elastic = job.spec.training.elastic_batch
+    if elastic is None and is_stream(loader):
+        feed: Feed = Stream(loader, seed, accumulate)
+    else:
+        feed = Feed(loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
     if not growing.wanted:
         return feed, ""
     spec = job.spec.adaptation

@@ -125,9 +125,9 @@ class Leading:
         self._commit(left=True)  # the script may have left its batches, and come back to the rest of them
         self._state.enter_batches()
         run = self._run
-        batches = self._feed.batches(run.progress.epoch)
+        epoch = run.progress.epoch
         try:
-            for due in run.steps(batches, moment=self._stamped):
+            for due in run.steps(lambda: self._feed.batches(epoch, run.progress.cursor), moment=self._stamped):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
                 part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world, due.portion)
                 step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)

@@ -13,18 +13,23 @@ from torch import nn
 from espalier_api.advice import Action, offered
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
 from espalier_api.growth import described, operation, operation_names
+from espalier_api.growth.block import ADD_BLOCK
 from espalier_api.growth.deepen import DEEPEN
+from espalier_api.growth.widen import WIDEN
 from espalier_api.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
 from espalier_trainer.averaging import without_stale
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.execution import Execution, ExecutionState, executed, lay
+from espalier_trainer.net2net.block.points import refused_blocks
 from espalier_trainer.net2net.deepening.deepen import insertion_points
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, gradual, replay, step_of
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.widening.widen import refused_widenings
 from espalier_trainer.optimizers import build_optimizer, load_optimizer_state
 from espalier_trainer.rewriting import RewritesRefusedError
 
@@ -171,8 +176,9 @@ def _starting_architecture(
             problem = str(error)
         else:
             break
-    if architecture is not None and not offered(architecture):
-        problem = nowhere(module, example_input, operations)
+    if architecture is not None and not any(one.kind in operations for one in offered(architecture)):
+        why = f"the model will be trained as it is: {problem}"
+        problem = why if problem else nowhere(module, example_input, operations, insertion)
     elif architecture is None:
         problem = f"the model will be trained as it is: {problem}"
     elif problem:
@@ -182,22 +188,43 @@ def _starting_architecture(
     return architecture, problem
 
 
-def nowhere(module: nn.Module, example_input: ExampleInput, operations: Sequence[str]) -> str:
+def nowhere(
+    module: nn.Module, example_input: ExampleInput, operations: Sequence[str], insertion: Insertion = Insertion.EXACT
+) -> str:
     """Return why a model that is described has no place to grow by `operations`, and what would help."""
     try:
-        refused = list(insertion_points(module, example_input).refused.items())
+        refused = [one for name in operations for one in _refused(module, example_input, name, insertion)]
     except GrowthError as error:
         why = str(error)
     else:
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        lacks = " and ".join(_LACKS.get(name, f"nothing for {name}") for name in operations) or "no action is allowed"
         named = "; ".join(f"{path!r}: {one}" for path, one in refused[:_NAMED])
-        why = f"no place of it can grow ({named or 'it has no linear layer and no convolution'}{more})"
-    others = [name for name in operation_names() if name not in operations and name != DEEPEN.name]
+        why = f"no place of it can grow ({named or f'it has {lacks}'}{more})"
+    others = [name for name in operation_names() if name not in operations]
     allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""
     return (
         f"the model will be trained as it is: {why}; {allow}mark places with espalier_trainer.net2net.DeepenBlock, or "
         "see `espalier points`"
     )
+
+
+_LACKS: Final = {
+    DEEPEN.name: "no linear layer and no convolution",
+    ADD_BLOCK.name: "no run of residual blocks",
+    WIDEN.name: "no layer whose channels only linear layers and convolutions read",
+}
+
+
+def _refused(
+    module: nn.Module, example_input: ExampleInput, name: str, insertion: Insertion
+) -> list[tuple[str, Refusal]]:
+    """Return what an operation refuses, by the layer."""
+    if name == ADD_BLOCK.name:
+        return [(one.layer, one) for one in refused_blocks(module, example_input, insertion)]
+    if name == WIDEN.name:
+        return list(refused_widenings(module, example_input).items())
+    return list(insertion_points(module, example_input).refused.items()) if name == DEEPEN.name else []
 
 
 def resumed_network(

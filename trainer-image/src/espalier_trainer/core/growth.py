@@ -142,7 +142,8 @@ class Growth:
         network, most = run.state.network, run.job.spec.adaptation.max_adaptations
         if network.architecture is None or run.progress.consultations >= most:
             return False
-        return run.hooks.may_grow and not network.waiting.issuperset(offered(network.architecture))
+        allowed = [one for one in offered(network.architecture) if one.kind in run.job.spec.adaptation.actions]
+        return run.hooks.may_grow and not network.waiting.issuperset(allowed)
 
     def look_ahead(self) -> None:
         """Let the scheduler know what growing would gain, unless that is being tried."""

@@ -15,15 +15,34 @@ _LIBRARIES: Final = re.compile(
 """Files that the author of a job has not written."""
 MAX_CAUSE: Final = 1000
 """Characters of a cause."""
+_MAX_LINES: Final = 300
+"""Characters of a message of several lines, in one."""
+_LINKS: Final = frozenset(
+    {
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    }
+)
+"""What Python prints between two tracebacks."""
 
 
-def cause_in(log: str) -> str:
+def in_one_line(text: str) -> str:
+    """Return the lines of a message in one, cut at 300 characters."""
+    first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if not rest:
+        return first
+    whole = " ".join((first, *rest))
+    return whole if len(whole) <= _MAX_LINES else f"{whole[: max(_MAX_LINES, len(first)) - 3]}..."
+
+
+def cause_in(log: str, *, ends_with_it: bool = False) -> str:
     """Return the cause that the end of a log names: `Type: message (file:line, in function)`.
 
-    It is the last exception that was printed with its traceback, or else the last line. '' for an empty log.
+    It is the last exception that was printed with its traceback, or else the last line. '' for an empty log. Of a
+    message of several lines, those count that are indented, or follow a colon; all if the log `ends_with_it`.
     """
     blocks = _blocks(log.splitlines())
-    raised = next((line for block in reversed(blocks) if (line := _exception(block))), "")
+    raised = next((text for block in reversed(blocks) if (text := _exception(block, whole=ends_with_it))), "")
     if raised:
         place = _place(blocks)
         return f"{_shortened(raised)} ({place})" if place else _shortened(raised)
@@ -48,10 +67,18 @@ def _blocks(lines: Iterable[str]) -> list[list[str]]:
     return blocks
 
 
-def _exception(block: list[str]) -> str:
-    """Return the line that names the exception: the first that is not indented."""
-    first = next((line for line in block if line and not line[0].isspace()), "")
-    return first if _EXCEPTION.match(first) else ""
+def _exception(block: list[str], *, whole: bool) -> str:
+    """Return the line that names the exception, the first that is not indented, with the others of its message."""
+    begin = next((place for place, line in enumerate(block) if line and not line[0].isspace()), None)
+    if begin is None or not _EXCEPTION.match(block[begin]):
+        return ""
+    lines = [block[begin]]
+    for line in block[begin + 1 :]:
+        belongs = line[:1].isspace() or lines[-1].rstrip().endswith(":")
+        if line.strip() in _LINKS or not (whole or (line.strip() and belongs)):
+            break
+        lines.append(line)
+    return in_one_line("\n".join(lines))
 
 
 def _place(blocks: list[list[str]]) -> str:

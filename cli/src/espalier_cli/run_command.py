@@ -37,6 +37,7 @@ from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
 from espalier_operator.local.ownership import is_own
+from espalier_operator.local.settings import FolderInUseError
 from espalier_operator.planning import DEFAULT_POLICY, configured_here
 
 
@@ -137,7 +138,9 @@ def run(
                 clear(directory, jobs)
             finished = run_jobs(jobs, settings, console, terminal)
         except (LocalRunError, DocumentError) as error:
-            hint = "--restart forgets what the folder holds; another --output keeps it" if is_own(directory) else None
+            hint = None
+            if is_own(directory) and not isinstance(error, FolderInUseError):
+                hint = "--restart forgets what the folder holds; another --output keeps it"
             raise InputError(str(error), hint) from error
         _print(finished, directory, jobs, as_json=as_json)
         if finished.interrupted:

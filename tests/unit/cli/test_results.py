@@ -335,9 +335,11 @@ def test_restart_does_not_touch_a_folder_in_which_a_run_goes_on(
     job.write_text(f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec: {{timeBudgetSeconds: 1}}\n")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with run_lock(folder):
-        outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", "--restart", "--output", str(folder)])
-    assert outcome.exit_code == 2
-    assert "another run uses this folder" in outcome.stderr
+        for restart in (["--restart"], []):
+            outcome = CliRunner().invoke(cli, ["run", str(job), "--simulate", *restart, "--output", str(folder)])
+            assert outcome.exit_code == 2
+            assert "another run uses this folder" in outcome.stderr
+            assert "hint" not in outcome.stderr
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
 
 

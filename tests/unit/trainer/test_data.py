@@ -380,7 +380,7 @@ def test_users_function_gives_the_splits():
         ("user_data:failing", {}, "no such city"),
         ("user_data:two", {}, "must return (train, validation, test)"),
         ("user_data:floats", {}, "labels are torch.float32"),
-        ("user_data:uneven", {}, "3 inputs, but 2 labels"),
+        ("user_data:uneven", {}, "user_data:uneven: train: 3 inputs, but 2 labels"),
         ("user_data:empty", {}, "validation split is empty"),
         ("user_data:bare", {}, "bare: train split is empty; it must hold at least one example"),
         ("user_data:negative", {}, "negative: validation: a label is -1; labels must be class numbers from 0"),

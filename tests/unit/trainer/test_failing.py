@@ -7,17 +7,18 @@ import errno
 import os
 import subprocess
 import sys
+import traceback
 from datetime import UTC, datetime
 
 import pytest
 import torch
 
-from espalier_api.causes import cause_in
+from espalier_api.causes import cause_in, in_one_line
 from espalier_api.documents import write_document, write_text_atomically
 from espalier_api.events import CheckpointSaved, TrainerStarted, Warned
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
-from espalier_trainer.causes import may_pass
+from espalier_trainer.causes import may_pass, sentence
 from espalier_trainer.errors import DatasetError
 from waiting import PATIENCE, until
 
@@ -314,6 +315,24 @@ def test_what_may_pass(error, passes):
         raise ValueError("the user's own words") from error
     except ValueError as wrapped:
         assert may_pass(wrapped) is passes
+
+
+def test_the_lines_of_a_message_are_joined_and_cut():
+    with pytest.raises(RuntimeError) as found:
+        torch.nn.Linear(2, 2).load_state_dict({"other": torch.zeros(2)})
+    joined = (
+        "RuntimeError: Error(s) in loading state_dict for Linear: Missing key(s) in state_dict: "
+        '"weight", "bias". Unexpected key(s) in state_dict: "other".'
+    )
+    assert sentence(found.value).startswith(f"{joined} ({__file__}:")
+    log = "".join(traceback.format_exception(found.value))
+    assert cause_in(f"{log}12:00 INFO what a process says as it ends\n").startswith(f"{joined} ({__file__}:")
+    with pytest.raises(ValueError, match="first") as long:
+        raise ValueError("first line\nsecond line\n\n" + "third " * 100)
+    cut = sentence(long.value).partition(" (")[0]
+    assert cut.startswith("ValueError: first line second line third third")
+    assert len(cut) == 300
+    assert in_one_line("") == ""
 
 
 def test_a_cause_names_the_line_of_a_syntax_error_and_of_what_an_error_was_raised_from():

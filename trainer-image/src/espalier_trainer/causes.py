@@ -39,7 +39,7 @@ def sentence(error: BaseException) -> str:
     """Return the cause in one sentence, with the user's file and line where the error has passed one."""
     text = "".join(traceback.format_exception(error))
     if not isinstance(error, TrainerError | LossNotFiniteError):
-        return cause_in(text)
+        return cause_in(text, ends_with_it=True)
     place = place_in(text)
     return f"{error} ({place})" if place else str(error)
 

@@ -156,7 +156,7 @@ def collect(
     from espalier_cli.collect.collecting import set_up
     from espalier_cli.collect.cost import StepCostError
     from espalier_cli.collect.plan import runs_for
-    from espalier_cli.collect.state import StateError, WorkFolder
+    from espalier_cli.collect.state import InUseError, StateError, WorkFolder
     from espalier_cli.collect.training import CollectError, Time
     from espalier_trainer.errors import TrainerError
 
@@ -207,6 +207,8 @@ def collect(
             write_text_atomically(output, json.dumps(table.to_json()) + "\n")
             if work_dir is None:
                 folder.remove()
+    except InUseError as error:
+        raise CommandError(str(error)) from error
     except StateError as error:
         raise CommandError(str(error), "--restart forgets what it holds; --work-dir names another") from error
     except (TimelineError, StepCostError, CollectError, TrainerError, GrowthError, OSError) as error:

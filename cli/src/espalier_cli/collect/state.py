@@ -32,6 +32,10 @@ class StateError(Exception):
     """A work folder cannot be used. The message says why and what to do."""
 
 
+class InUseError(StateError):
+    """Another collection works in the folder."""
+
+
 class CollectionIdentity(Record):
     """What must be equal for a collection to be continued with. Seeds may be added."""
 
@@ -80,7 +84,7 @@ class WorkFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise StateError(f"{self.path}: another collection works in it; wait, or name another") from error
+                raise InUseError(f"{self.path}: another collection works in it; wait, or name another") from error
             yield
         finally:
             os.close(handle)

@@ -16,6 +16,7 @@ from torch import nn
 from espalier_api.advice import Action
 from espalier_api.architecture import Architecture
 from espalier_api.base import Record
+from espalier_api.causes import in_one_line
 from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_api.report import AdaptationResult, TrainerPhase
 from espalier_api.validation import with_spec
@@ -250,5 +251,5 @@ def usable_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise CollectError(f"--device {name}: {str(error).splitlines()[0]}") from error
+        raise CollectError(f"--device {name}: {in_one_line(str(error))}") from error
     return device

@@ -25,6 +25,10 @@ class LocalRunError(ValueError):
     """The run cannot be started with these settings; the message names the setting or file and the remedy."""
 
 
+class FolderInUseError(LocalRunError):
+    """Another run uses the folder."""
+
+
 STOP_WALL_SECONDS: Final = 4.0
 """Between SIGTERM and SIGKILL, unless settings say otherwise."""
 

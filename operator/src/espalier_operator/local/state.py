@@ -22,7 +22,7 @@ from espalier_operator.facts import Terms
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.local.layout import CHECKPOINT_FOLDER, STATE_FILE
-from espalier_operator.local.settings import LocalRunError
+from espalier_operator.local.settings import FolderInUseError, LocalRunError
 
 LOCK_FILE = ".lock"
 
@@ -58,7 +58,7 @@ def run_lock(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise LocalRunError(
+            raise FolderInUseError(
                 f"{directory}: another run uses this folder; wait for its end, or choose another folder"
             ) from error
         yield

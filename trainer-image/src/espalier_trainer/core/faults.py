@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from espalier_api.causes import in_one_line
 from espalier_trainer.adapting import undone
 from espalier_trainer.core.live import LiveRun
 from espalier_trainer.errors import LossNotFiniteError
@@ -29,7 +30,7 @@ def usable(run: LiveRun, loss: float) -> bool:
 
 def recover(run: LiveRun, error: torch.OutOfMemoryError) -> None:
     """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
-    message = f"out of memory: {str(error).splitlines()[0]}"
+    message = f"out of memory: {in_one_line(str(error))}"
     if run.computed_plainly(message):
         return
     if smaller := run.batching.out_of_memory(run.place.workers):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from espalier_api.adaptation import AdaptationSpec, Optimise
 from espalier_api.allocation import Allocation
+from espalier_api.causes import in_one_line
 from espalier_api.report import Adaptation
 from espalier_api.training import MemoryFormat
 from espalier_trainer.core.attempts import (
@@ -207,7 +208,7 @@ class Optimiser:
         except RewritesRefusedError as error:
             found = Found(kind, str(error))
         except torch.OutOfMemoryError as error:
-            found = Found(kind, f"out of memory: {str(error).splitlines()[0]}")
+            found = Found(kind, f"out of memory: {in_one_line(str(error))}")
         # Whatever the user's model raises in double precision, or a rule that misjudges it.
         except Exception as error:
             found = Found(kind, f"failed ({type(error).__name__}: {error})")

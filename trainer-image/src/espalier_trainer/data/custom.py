@@ -63,8 +63,8 @@ def _source(split: Any, place: str, task: Task) -> Source:
             raise DatasetError(f"{place} split is empty; it must hold at least one example")
         check_targets(labels, None, task, place)
         if task is Task.REGRESSION:
-            return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1))
-        return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL)
+            return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1), place=place)
+        return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL, place=place)
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
             raise DatasetError(f"{place}: an iterable data set has no order in which to resume; use a map-style one")

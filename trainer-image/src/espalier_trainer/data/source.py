@@ -52,10 +52,13 @@ class TensorSource:
     augmentation: Augmentation | None = None
     tokens: bool = False
     """Integer inputs are tokens of a text, not pixels."""
+    place: str = "training.dataset"
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
-            raise DatasetError(f"{len(self.inputs)} inputs, but {len(self.labels)} labels; there must be one each")
+            raise DatasetError(
+                f"{self.place}: {len(self.inputs)} inputs, but {len(self.labels)} labels; there must be one each"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,6 +92,7 @@ class TensorSource:
             moved(self.std),
             self.augmentation,
             self.tokens,
+            self.place,
         )
 
 

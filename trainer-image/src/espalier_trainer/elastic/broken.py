@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from espalier_api.causes import in_one_line
+
 
 class GroupBrokenError(Exception):
     """A member is gone, or cannot be reached: this generation is over."""
@@ -38,4 +40,4 @@ def broken() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, OSError, AttributeError) as error:  # AttributeError: closed already
-        raise GroupBrokenError(str(error).splitlines()[0]) from error
+        raise GroupBrokenError(in_one_line(str(error))) from error

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from espalier_api import environment
+from espalier_api.causes import in_one_line
 from espalier_api.documents import write_text_atomically
 from espalier_trainer.elastic.channel import KEY_BYTES, ChannelError, call
 from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
@@ -232,7 +233,7 @@ class RendezvousClient:
         try:
             return answered(ask, self._stop)
         except (OSError, RuntimeError) as error:
-            raise LeaderAwayError(str(error).splitlines()[0]) from error
+            raise LeaderAwayError(in_one_line(str(error))) from error
 
 
 def _connected(rendezvous: Rendezvous, least: int) -> tuple[str, int, bytes, int, StoreClient]:

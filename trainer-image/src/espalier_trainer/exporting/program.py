@@ -14,6 +14,7 @@ from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
+from espalier_api.causes import in_one_line
 from espalier_api.documents import write_bytes_atomically
 from espalier_trainer.errors import ExportError
 from espalier_trainer.examples import Example
@@ -136,4 +137,4 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return in_one_line(str(error)) or type(error).__name__

@@ -75,7 +75,8 @@ def _unwrapped(optimizer: object) -> Optimizer:
             return value
         raise OwnLoopError(
             f"join: {kind.__name__} wraps another optimizer and has its own state, which other workers would not "
-            f"get; give join the optimizer in its `.{name}`, and step that one"
+            f"get; give join the optimizer in its `.{name}`, and step that one (SAM steps it itself: call "
+            "loss.backward() in its first pass, and loop.backward(loss) in its second)"
         )
     if not isinstance(optimizer, Optimizer):
         raise OwnLoopError(f"join: {kind.__name__} is not a torch.optim.Optimizer; give one, or a list of several")

@@ -139,7 +139,8 @@ class Step:
         if self._calls >= self._most:
             raise OwnLoopError(
                 "backward() was called twice for one batch; add the losses and call it once, or give join a list of "
-                "optimizers, one for each call; for gradients of several batches: join(..., accumulate=N)"
+                "optimizers, one for each call; for gradients of several batches: join(..., accumulate=N); for a "
+                "second pass over the batch (SAM): call loss.backward() in the first"
             )
         self._calls += 1
         self._state.check_schedulers()

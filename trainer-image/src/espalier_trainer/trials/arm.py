@@ -13,6 +13,7 @@ import torch
 
 from espalier_api.advice import Action
 from espalier_api.architecture import GrowthError
+from espalier_api.causes import in_one_line
 from espalier_api.job import Insertion
 from espalier_api.report import Arm, Slice
 from espalier_trainer.checkpoint import Checkpoint
@@ -165,7 +166,7 @@ class Trying:
         except GrowthError as error:
             message = str(error)
         except torch.OutOfMemoryError as error:
-            message = f"out of memory: {str(error).splitlines()[0]}"
+            message = f"out of memory: {in_one_line(str(error))}"
         finished = len(slices) == len(order.shares)
         arm = Arm(
             action=str(action),

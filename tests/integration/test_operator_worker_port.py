@@ -49,6 +49,9 @@ def test_workers_that_train_together_get_a_key_and_a_policy_of_their_own(world: 
     world.jobs.change("together", suspend=False)
     world.until_condition("together", "Running", "True", "Running")
     assert world.server.request("GET", f"{base}/secrets/{name}")["data"] == secret["data"]
+    world.server.request("DELETE", f"{base}/secrets/{name}")
+    world.kubelet.end(world.namespace, world.running("together")[0], 1)
+    world.until("it has another key", lambda: world.server.request("GET", f"{base}/secrets")["items"])
     (policy,) = world.server.request("GET", policies)["items"]
     assert [each["port"] for each in policy["spec"]["ingress"][1]["ports"]] == [6006, 9464]
 

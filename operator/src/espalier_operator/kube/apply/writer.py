@@ -211,11 +211,14 @@ class Writer:
 
     async def _equip(self, job: ManagedJob) -> None:
         """Make the objects that the job's pods need."""
-        if job.job is None or (job.equipped == job.job.generation and not job.lacks_report):
+        if job.job is None:
             return
         if job.job.terms.trains_together:
-            # One that is there is not read: its name has the job's UID.
+            # Each time: no pod starts without it, and nobody says so. One that is there is not read: its name has the
+            # job's UID.
             await self._client.create(worker_secret(job.job, secrets.token_bytes(32)), owner=None)
+        if job.equipped == job.job.generation and not job.lacks_report:
+            return
         for manifest in owned_objects(job.job, isolated=self._settings.worker_network_policies):
             answer = await self._client.create(manifest, owner=job.uid)
             if answer is not None and manifest["kind"] == resources.NETWORK_POLICIES.kind:

@@ -27,7 +27,7 @@ from espalier_trainer.settings import Rendezvous
 logger = logging.getLogger(__name__)
 
 LISTEN_SECONDS: Final = 0.05
-"""Minimum interval of reading arrivals: a read is a message within the process, some 50 µs."""
+"""Minimum interval of reading arrivals: the store is in the process, so a read takes some µs."""
 GRACE_SECONDS: Final = 1.0
 """After a group broke, live members arrive again within some ms; this is how long to wait for dead ones."""
 REUNION_SECONDS: Final = 5.0

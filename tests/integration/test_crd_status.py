@@ -25,6 +25,8 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric, Slice
 from espalier_api.status import (
     MAX_ADAPTATIONS_KEPT,
+    MAX_AVOIDED_NODES,
+    AvoidedNode,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -147,6 +149,12 @@ def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: st
             stopping=StandingStop(reason=Reason.SUSPENDED, deadline=moment),
             counted_until=moment,
             budget_end_seconds=12.5,
+            avoided_nodes=(
+                AvoidedNode(
+                    node="n", last_time=moment, times=2, message="-", refused=True, elsewhere=True, loan=2**31 - 1
+                ),
+            )
+            * MAX_AVOIDED_NODES,
             trained=True,
             failures=1,
             last_failure="exit code 1",

@@ -120,6 +120,7 @@ class AvoidedNode(Record):
     """A node that refused, failed or ended a worker of the job. The job prefers other nodes for a while."""
 
     node: str
+    """Name of the node."""
     last_time: AwareDatetime
     """When it last did."""
     times: int = Field(default=1, ge=1)

@@ -25,7 +25,9 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
     (container,) = one(helm.render(), "Deployment", "espalier-operator")["spec"]["template"]["spec"]["containers"]
     context = main.make_context("espalier-operator", list(container["args"]))
     assert settings_of(context.params) == KubeSettings(
-        trainer_image="localhost/espalier-trainer:dev", agent_url="http://espalier-agent.espalier-system.svc:8080"
+        trainer_image="localhost/espalier-trainer:dev",
+        agent_url="http://espalier-agent.espalier-system.svc:8080",
+        worker_network_policies=True,
     )
     assert {key: context.params[key] for key in ("lease", "lease_seconds", "log_level", "log_format")} == {
         "lease": True,
@@ -56,6 +58,7 @@ def test_the_operator_gets_every_setting(helm: Helm) -> None:
         agent_url="http://gpus-agent.espalier-system.svc:8080",
         extra_priority_class="gpus-extra",
         traces_endpoint="http://collector.monitoring:4318/v1/traces",
+        worker_network_policies=True,
         watch_namespaces=("team-a", "team-b"),
         grace_seconds=0,
         start_up_allowance_seconds=60.5,

@@ -26,7 +26,7 @@ def show(**given: object) -> None:
 def test_every_setting_is_an_option_with_a_sentence() -> None:
     text = CliRunner().invoke(main, ["--help"], terminal_width=200).output
     for field in fields(KubeSettings):
-        assert re.search(rf"--{field.name.replace('_', '-')} (TEXT|FLOAT)\s+\w+", text), field.name
+        assert re.search(rf"--{field.name.replace('_', '-')} (TEXT|FLOAT| )\s+\w+", text), field.name
 
 
 def test_without_options_the_settings_are_the_defaults() -> None:

@@ -109,7 +109,8 @@ def test_who_edits_or_views_a_namespace_does_so_with_its_jobs(helm: Helm) -> Non
     assert {key for key in view["metadata"]["labels"] if key.startswith(aggregated)} == {f"{aggregated}view"}
     assert {verb for _, _, verb in rights(view["rules"])} == {"get", "list", "watch"}
     for role in (edit, view):
-        assert {resource for _, resource, _ in rights(role["rules"])} == {"adaptivetrainingjobs"}
+        parts = {f"adaptivetrainingjobs{part}" for part in ("", "/scale", "/status")}
+        assert {resource for _, resource, _ in rights(role["rules"])} == parts
 
 
 def test_without_rbac_there_are_no_roles(helm: Helm) -> None:

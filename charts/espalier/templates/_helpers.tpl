@@ -99,6 +99,34 @@ containerSecurityContext replaces and completes that. */}}
 {{- toYaml (merge (dict) $given (index . 3)) -}}
 {{- end }}
 
+{{/* Whether scrapers of metrics are reviewed; empty: not. */}}
+{{- define "espalier.metricsReviewed" -}}{{ if eq .Values.metrics.authentication "TokenReview" }}true{{ end }}{{- end }}
+
+{{/* Whether the agent asks the API server for anything; empty: not. */}}
+{{- define "espalier.agentReviews" -}}
+{{- if or (eq .Values.agent.authentication "TokenReview") (include "espalier.metricsReviewed" .) }}true{{ end -}}
+{{- end }}
+
+{{/* Arguments, port, mount and volume of metrics over TLS. */}}
+{{- define "espalier.metricsArguments" -}}
+- --metrics-tls-dir=/metrics-tls
+- --metrics-authentication={{ .Values.metrics.authentication }}
+{{- end }}
+{{- define "espalier.metricsPort" -}}
+- name: metrics
+  containerPort: 8443
+{{- end }}
+{{- define "espalier.metricsMount" -}}
+- name: metrics-tls
+  mountPath: /metrics-tls
+  readOnly: true
+{{- end }}
+{{- define "espalier.metricsVolume" -}}
+- name: metrics-tls
+  secret:
+    secretName: {{ .Values.metrics.tlsSecret | quote }}
+{{- end }}
+
 {{/* Where a part's pods may be, and what holds them up. Takes (list context part). */}}
 {{- define "espalier.placement" -}}
 {{- $root := index . 0 -}}
@@ -259,6 +287,9 @@ would be written as 1e+06. */}}
 {{- end -}}
 {{- if and .Values.networkPolicy.workers (not .Values.watchNamespaces) -}}
 {{- fail "networkPolicy.workers is true, and watchNamespaces is empty: name the namespaces of the jobs, whose pods the policies are for" -}}
+{{- end -}}
+{{- if and (include "espalier.metricsReviewed" .) (not .Values.metrics.tlsSecret) -}}
+{{- fail "metrics.authentication is TokenReview, and metrics.tlsSecret is empty: tokens need TLS; name a Secret with a certificate" -}}
 {{- end -}}
 {{- $controller := .Values.operator.controllerName -}}
 {{- range (lookup "apps/v1" "Deployment" .Release.Namespace "").items -}}

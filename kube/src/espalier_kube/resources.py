@@ -56,6 +56,9 @@ LEASES: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases")
 SECRETS: Final = Resource("Secret", "", "v1", "secrets")
 NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
 EVENTS: Final = Resource("Event", "", "v1", "events")
+ACCESS_REVIEWS: Final = Resource(
+    "SubjectAccessReview", "authorization.k8s.io", "v1", "subjectaccessreviews", namespaced=False
+)
 TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
 
 _MADE: Final = {

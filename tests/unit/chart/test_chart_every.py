@@ -67,10 +67,11 @@ def test_pods_are_restricted(objects: list[Raw]) -> None:
         assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["runAsGroup"] == 65532
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        reviews = "--authentication=TokenReview" in spec["containers"][0].get("args", ())
+        arguments = set(spec["containers"][0].get("args", ()))
+        reviews = bool(arguments & {"--authentication=TokenReview", "--metrics-authentication=TokenReview"})
         assert spec["automountServiceAccountToken"] is (name.endswith("-operator") or reviews), "no one else needs one"
         for volume in spec.get("volumes", ()):
-            assert set(volume) <= {"name", "emptyDir", "configMap", "persistentVolumeClaim"}
+            assert set(volume) <= {"name", "emptyDir", "configMap", "persistentVolumeClaim", "secret"}
         for container in (*spec.get("initContainers", ()), *spec["containers"]):
             restricted = {
                 "allowPrivilegeEscalation": False,

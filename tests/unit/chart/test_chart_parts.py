@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates
+from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates, rights
 
 from espalier_agent.commands.serve import serve
 from espalier_operator.kube.process.main import main
@@ -407,3 +407,30 @@ def test_an_umbrella_chart_switches_it_on_and_off(helm: Helm, tmp_path: Path) ->
     assert pods
     assert all(pod["imagePullSecrets"] == [{"name": "shared"}] for pod in pods)
     assert list(parse(helm(*options, "--set=gpus.enabled=false"))) == []
+
+
+def test_metrics_are_served_and_scraped_over_tls(helm: Helm) -> None:
+    rendered = helm.render("secured")
+    for part in ("operator", "agent"):
+        pod = one(rendered, "Deployment", f"espalier-{part}")["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        options = {"--metrics-tls-dir=/metrics-tls", "--metrics-authentication=TokenReview"}
+        assert options <= set(container["args"])
+        assert {"name": "metrics", "containerPort": 8443} in container["ports"]
+        assert {"name": "metrics-tls", "mountPath": "/metrics-tls", "readOnly": True} in container["volumeMounts"]
+        assert {"name": "metrics-tls", "secret": {"secretName": "metrics-certificate"}} in pod["volumes"]
+        service = {port["name"]: port["port"] for port in one(rendered, "Service", f"espalier-{part}")["spec"]["ports"]}
+        assert (service["metrics"], 8080 in service.values()) == (8443, True)
+        (endpoint,) = one(rendered, "ServiceMonitor", f"espalier-{part}")["spec"]["endpoints"]
+        assert (endpoint["port"], endpoint["scheme"]) == ("metrics", "https")
+        assert endpoint["bearerTokenFile"] == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+        policy = one(rendered, "NetworkPolicy", f"espalier-{part}")["spec"]
+        assert policy["ingress"][-1]["ports"] == [{"port": "metrics"}]
+        assert {"port": 6443} in policy["egress"][0]["ports"]
+    reviews = {
+        ("authentication.k8s.io", "tokenreviews", "create"),
+        ("authorization.k8s.io", "subjectaccessreviews", "create"),
+    }
+    for role in ("espalier-operator", "espalier-agent"):
+        assert reviews <= set(rights(one(rendered, "ClusterRole", role)["rules"]))
+    assert "tokens need TLS; name a Secret" in helm.refuses(sets={"metrics.authentication": '"TokenReview"'})

@@ -88,6 +88,22 @@ def _refuse_outcomes_file(_context: click.Context, _option: click.Parameter, val
     help="With TokenReview, refuse advice without a token. This release answers it by default, with a warning, because "
     "trainers of the release before send none.",
 )
+@click.option(
+    "--metrics-tls-dir",
+    type=click.Path(path_type=Path),
+    help="Folder with tls.crt and tls.key, read again when they change. /metrics is then served over TLS on "
+    "--metrics-port, and not on --port.",
+)
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=8443, show_default=True, help="Port of /metrics over TLS."
+)
+@click.option(
+    "--metrics-authentication",
+    type=click.Choice([str(each) for each in Authentication]),
+    default=str(Authentication.NONE),
+    show_default=True,
+    help="Who may scrape over TLS. TokenReview: who proves by a token to be allowed to get the path /metrics.",
+)
 @click.option("--outcomes-file", hidden=True, expose_value=False, callback=_refuse_outcomes_file)
 @click.option(
     "--url-file", type=click.Path(path_type=Path), help="Write the URL to this file once requests are accepted."
@@ -103,6 +119,9 @@ def serve(
     explore_seed: int,
     authentication: str,
     require_advice_token: bool,
+    metrics_tls_dir: Path | None,
+    metrics_port: int,
+    metrics_authentication: str,
     url_file: Path | None,
 ) -> None:
     """Answer trainers over HTTP until SIGTERM or Ctrl-C. Prints the URL when it is ready.
@@ -110,6 +129,8 @@ def serve(
     A new policy in the folder of --policy (or --shadow) takes effect within two seconds, if it can be read.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if metrics_authentication != Authentication.NONE and metrics_tls_dir is None:
+        raise click.UsageError("--metrics-authentication: tokens need TLS; give --metrics-tls-dir too")
     settings = Settings(
         policy_path=policy_path,
         shadow_path=shadow_path,
@@ -117,6 +138,9 @@ def serve(
         outcomes_max_bytes=outcomes_limit * MEBIBYTE,
         exploration=Exploration(share=explore, seed=explore_seed),
         authentication=Authentication(authentication),
+        metrics_tls_dir=metrics_tls_dir,
+        metrics_port=metrics_port,
+        metrics_authentication=Authentication(metrics_authentication),
         advice_needs_token=require_advice_token,
     )
     try:

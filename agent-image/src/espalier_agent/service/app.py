@@ -123,7 +123,8 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=chosen.max_body_bytes)
     app.add_middleware(CountedRequests, metrics=metrics)
     install_error_handlers(app)
-    _add_routes(app, metrics)
+    app.state.metrics = metrics
+    _add_routes(app, metrics, scraped=chosen.metrics_tls_dir is None)
     return app
 
 
@@ -137,7 +138,7 @@ def _reviewer(settings: Settings, review: Reviewer | None) -> Reviewer | None:
     return review
 
 
-def _add_routes(app: FastAPI, metrics: Metrics) -> None:
+def _add_routes(app: FastAPI, metrics: Metrics, *, scraped: bool) -> None:
     @app.post(
         "/v1/advice",
         response_model_exclude_none=True,
@@ -230,10 +231,12 @@ def _add_routes(app: FastAPI, metrics: Metrics) -> None:
             shadow=None if serving.shadow is None else serving.shadow.policy.current.identity,
         )
 
-    @app.get("/metrics", operation_id="metrics", response_class=Response)
-    async def get_metrics() -> Response:
-        """Give the service's metrics as Prometheus scrapes them."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+    if scraped:
+
+        @app.get("/metrics", operation_id="metrics", response_class=Response)
+        async def get_metrics() -> Response:
+            """Give the service's metrics as Prometheus scrapes them."""
+            return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/healthz", operation_id="healthz")
     async def get_healthz() -> Health:

@@ -1,7 +1,10 @@
-"""Token reviews by the API server of the cluster that the agent runs in: the agent's only use of Kubernetes."""
+"""Reviews by the API server of the cluster that the agent runs in: the agent's only use of Kubernetes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Final
 
 from espalier_agent.service.proof import Review, Reviewer, ReviewError
@@ -9,9 +12,24 @@ from espalier_kube.client import Client
 from espalier_kube.connection import NoAccessError, api_of_process
 from espalier_kube.errors import ApiError, Retries
 from espalier_kube.resources import TOKEN_REVIEWS
+from espalier_kube.scraping import scrapers_of, serve_metrics
 
 DEADLINE_SECONDS: Final = 1.0
 """For a review; nobody waits longer."""
+
+
+def metrics_over_tls(
+    host: str, port: int, folder: Path, scrape: Callable[[], tuple[str, bytes]], *, reviewed: bool
+) -> AbstractContextManager[int]:
+    """Serve metrics over TLS; `reviewed`: to those alone who may scrape by the API server.
+
+    Raises `OSError` where there is no certificate or port, and `ReviewError` outside of a cluster.
+    """
+    try:
+        scrapers = scrapers_of("espalier-agent") if reviewed else None
+    except NoAccessError as error:
+        raise ReviewError(f"--metrics-authentication TokenReview needs a cluster: {error}") from error
+    return serve_metrics(host, port, folder, scrape, scrapers)
 
 
 def reviewer() -> Reviewer:

@@ -6,6 +6,7 @@ import gc
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -16,8 +17,10 @@ import uvicorn
 from espalier_agent.history.schema import check_file
 from espalier_agent.policies.files import load_policy, open_policy
 from espalier_agent.service.app import create_app
+from espalier_agent.service.proof import Authentication
 from espalier_agent.service.serving import Settings
 from espalier_api.documents import write_text_atomically
+from espalier_api.exporting import CONTENT_TYPE, Metrics
 
 DRAIN_SECONDS: Final = 1
 """How long requests in flight may still take after SIGTERM or SIGINT."""
@@ -81,7 +84,8 @@ def serve(
     # Without them, a server that was stopped normally would look killed.
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        server.run(sockets=[listener])
+        with _metrics(host, chosen, app.state.metrics):
+            server.run(sockets=[listener])
     finally:
         gc.unfreeze()
         for number, handler in previous.items():
@@ -89,6 +93,18 @@ def serve(
         listener.close()
         if url_file is not None:
             url_file.unlink(missing_ok=True)
+
+
+def _metrics(host: str, settings: Settings, metrics: Metrics) -> AbstractContextManager[object]:
+    if settings.metrics_tls_dir is None:
+        return nullcontext()
+    from espalier_agent.service.reviews import metrics_over_tls
+
+    def scrape() -> tuple[str, bytes]:
+        return CONTENT_TYPE, metrics.text()
+
+    reviewed = settings.metrics_authentication is Authentication.TOKEN_REVIEW
+    return metrics_over_tls(host, settings.metrics_port, settings.metrics_tls_dir, scrape, reviewed=reviewed)
 
 
 class _Server(uvicorn.Server):

@@ -46,6 +46,11 @@ class Settings(Record):
     """Who may ask for advice and report outcomes."""
     advice_needs_token: bool = False
     """Whether advice without a token is refused, where tokens are reviewed."""
+    metrics_tls_dir: Path | None = None
+    """Folder with tls.crt and tls.key; absent: metrics are served with everything else, not over TLS."""
+    metrics_port: int = 8443
+    metrics_authentication: Authentication = Authentication.NONE
+    """Who may scrape over TLS."""
     max_body_bytes: int = MAX_BODY_BYTES
     policy_look_seconds: float = Field(default=LOOK_SECONDS, gt=0)
     """Interval of checking the policies' folders."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from espalier_kube.scraping import AUTHENTICATIONS, NOBODY_ASKED
 from espalier_operator.kube.objects.names import LEASE_NAME
 from espalier_operator.kube.process.health import Address
 from espalier_operator.kube.process.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS
@@ -72,6 +73,26 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     help="Address of /healthz; '' switches it off.",
 )
 @click.option(
+    "--metrics-tls-dir",
+    type=click.Path(path_type=Path),
+    help="Folder with tls.crt and tls.key, read again when they change. /metrics is then served over TLS on "
+    "--metrics-https, and not on --http.",
+)
+@click.option(
+    "--metrics-https",
+    default="0.0.0.0:8443",
+    show_default=True,
+    callback=_address,
+    help="Address of /metrics over TLS.",
+)
+@click.option(
+    "--metrics-authentication",
+    type=click.Choice(AUTHENTICATIONS),
+    default=NOBODY_ASKED,
+    show_default=True,
+    help="Who may scrape over TLS. TokenReview: who proves by a token to be allowed to get the path /metrics.",
+)
+@click.option(
     "--snapshot-http",
     default="127.0.0.1:8081",
     show_default=True,
@@ -106,6 +127,8 @@ def main(log_level: str, log_format: str, **given: Any) -> None:
     Each option has an environment variable: ESPALIER_OPERATOR_ and its name in capitals.
     """
     set_up_logs(log_level, log_format)
+    if given["metrics_authentication"] != NOBODY_ASKED and given["metrics_tls_dir"] is None:
+        raise click.UsageError("--metrics-authentication: tokens need TLS; give --metrics-tls-dir too")
     invocation = Invocation(**{name: given[name] for name in Invocation.__dataclass_fields__})
     sys.exit(asyncio.run(run_operator(settings_of(given), invocation)))
 

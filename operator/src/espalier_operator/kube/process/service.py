@@ -9,13 +9,17 @@ import signal
 import socket
 import time
 import uuid
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
 from kubernetes.aio.client.api_client import ApiClient
 
+from espalier_api.exporting import CONTENT_TYPE
+from espalier_kube.connection import NoAccessError
+from espalier_kube.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
@@ -30,6 +34,9 @@ from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 
 logger = logging.getLogger(__name__)
+
+SCRAPE_SECONDS: Final = 30.0
+"""How long a scrape over TLS may take; Prometheus waits ten seconds by default."""
 
 
 class Exit(IntEnum):
@@ -54,6 +61,10 @@ class Invocation:
     snapshot_http: Address | None
     audit_dir: Path | None = None
     audit_mib: int = 1024
+    metrics_tls_dir: Path | None = None
+    """Folder of the certificate; None: metrics are served on `http`, not over TLS."""
+    metrics_https: Address | None = None
+    metrics_authentication: str = NOBODY_ASKED
 
 
 class AddressError(Exception):
@@ -70,7 +81,7 @@ async def run_operator(settings: KubeSettings, invocation: Invocation) -> Exit:
     service.catch_signals()
     try:
         await service.run()
-    except (AccessError, AddressError, AuditError, TracesError) as error:
+    except (AccessError, AddressError, AuditError, NoAccessError, TracesError) as error:
         logger.error("%s", error)
         return Exit.NO_ACCESS
     except LeaseLostError as error:
@@ -115,11 +126,17 @@ class _Service:
                 self._metrics.signals.trace, end = exporter_to(self._settings.traces_endpoint)
                 stack.push_async_callback(asyncio.to_thread, end)
             api = await stack.enter_async_context(api_access(given.kubeconfig))
-            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=self._scrape)
+            metrics = self._scrape if given.metrics_tls_dir is None else None
+            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=metrics)
             try:
                 await stack.enter_async_context(serve_health(pulse, given.http, given.snapshot_http))
+                if given.metrics_tls_dir is not None and given.metrics_https is not None:
+                    stack.enter_context(self._serve_metrics(given.metrics_tls_dir, given.metrics_https))
+            except CertificateError as error:
+                raise AddressError(str(error)) from error
             except OSError as error:
-                raise AddressError(f"{error}; give another address to --http or --snapshot-http") from error
+                options = "--http, --snapshot-http or --metrics-https"
+                raise AddressError(f"{error}; give another address to {options}") from error
             stopping = asyncio.create_task(self._stop.wait())
             stack.callback(stopping.cancel)
             if not given.lease:
@@ -180,6 +197,16 @@ class _Service:
             self._searching.append(asyncio.create_task(search.run(), name="garbage"))
 
     # ---- for /healthz, /metrics and /snapshot
+
+    def _serve_metrics(self, folder: Path, address: Address) -> AbstractContextManager[int]:
+        given, loop = self._invocation, asyncio.get_running_loop()
+
+        def scrape() -> tuple[str, bytes]:
+            return CONTENT_TYPE, asyncio.run_coroutine_threadsafe(self._scrape(), loop).result(SCRAPE_SECONDS)
+
+        asked = given.metrics_authentication != NOBODY_ASKED
+        scrapers = scrapers_of("espalier-operator", given.kubeconfig) if asked else None
+        return serve_metrics(address.host, address.port, folder, scrape, scrapers)
 
     async def _scrape(self) -> bytes:
         operator = self._operator

@@ -67,9 +67,11 @@ def test_pods_with_scheduling_gates_hold_no_gpus(world: World) -> None:
         world.jobs.make("gated", preRunningDeadlineSeconds=2)
         world.until_condition("gated", "Running", "False", "SchedulingGated")
         assert "example.com/queue" in message(world, "gated", "Running")
-        world.jobs.make("next", timeBudgetSeconds=3)
-        world.until_condition("next", "Complete", "True", "BudgetExhausted")
+        world.jobs.make("next")
+        world.until_condition("next", "Running", "True", "Running")
         assert world.jobs.condition("gated", "Running") == ("False", "SchedulingGated")
+    world.jobs.delete("next")
+    world.delete_pod("next-base-0-0")
     pod = f"/api/v1/namespaces/{world.namespace}/pods/gated-base-0-0"
     world.server.request("PATCH", pod, {"spec": {"schedulingGates": None}})
     world.until_condition("gated", "Running", "True", "Running")

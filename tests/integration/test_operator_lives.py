@@ -141,7 +141,7 @@ def test_a_job_whose_leader_cannot_be_started_again_gives_its_gpus_back_and_wait
     world.delete_pod("job-base-0-0")
     world.until_condition("job", "Running", "False", "ImagePullFailed")
     world.jobs.change("job", preRunningDeadlineSeconds=1)  # not before: a busy machine may take longer to start it
-    world.until_condition("job", "Admitted", "False", "Unschedulable")
+    world.until_condition("job", "Admitted", "False", "ImagePullFailed")
     world.until("its pods are gone", lambda: world.running("job") == [])
     status = world.jobs.status("job")
     failure = status["scheduling"]["lastFailure"]

@@ -174,7 +174,7 @@ def _end_of_start(job: JobFacts, now: float) -> Action | None:
     reason = job.trouble or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
     if job.trained:
         return Requeue(job=job.key, reason=reason, message=f"no leader trains {after} the last one ended{cause}")
-    if job.refused_since is not None:
+    if job.refused_since is not None and reason is Reason.POD_REJECTED:  # what admission denies may pass
         return Requeue(job=job.key, reason=reason, message=job.last_failure)
     return Fail(job=job.key, reason=reason, message=f"{after} admission{cause}")
 

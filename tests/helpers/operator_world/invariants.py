@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue, Stop
 from espalier_operator.constraints import Amounts, Constraints
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.facts import REFUSALS, JobFacts, Node, Role, Snapshot, Worker, WorkerState
 
 
 class InvariantError(AssertionError):
@@ -95,12 +95,18 @@ def check(
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
                 bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
-                down = now - (now if job.down_since is None else job.down_since)
+                since = job.down_since if job.trained else job.admitted_at
+                down = now - (now if since is None else since)
                 overdue = down >= (job.terms.pre_running_deadline_seconds or math.inf) and not job.leader_running
-                _demand(bound < job.terms.min_replicas or overdue, 4, f"base GPUs are taken from {job.key}")
-                if action.reason is Reason.UNSCHEDULABLE and not overdue:
-                    waited = now - (now if job.refused_since is None else job.refused_since)
-                    _demand(waited >= snapshot.rules.placement_seconds, 4, f"{job.key} is not waited for")
+                waited = now - (now if job.refused_since is None else job.refused_since)
+                patience = snapshot.rules.placement_seconds
+                if action.reason is not Reason.UNSCHEDULABLE and not (job.trained and job.leader_running):
+                    patience = snapshot.rules.refusal_seconds
+                useless = waited >= patience and action.reason in REFUSALS
+                lacks = bound < job.terms.min_replicas
+                _demand(lacks or overdue or useless, 4, f"base GPUs are taken from {job.key}")
+                if action.reason in REFUSALS - {Reason.POD_REJECTED} and not overdue:
+                    _demand(useless, 4, f"{job.key} is not waited for")
             case Finish() | Fail():
                 _demand(not job.finished, 8, f"{job.key} ends twice")
             case _:

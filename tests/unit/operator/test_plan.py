@@ -680,6 +680,17 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
                 message="no leader trains 61 s after the last one ended: ImagePullBackOff",
             ),
         ),
+        (
+            {
+                **dict.fromkeys(("trained", "training", "leader_running"), False),
+                "admitted_at": NOW - 8,
+                "refused_since": NOW - 8,
+                "pre_running_deadline_seconds": 8.0,
+                "trouble": Reason.POD_REJECTED,
+                "last_failure": "denied",
+            },
+            Requeue(job="one", reason=Reason.POD_REJECTED, message="denied"),
+        ),
         ({"suspend": True}, Stop(job="one", reason=Reason.SUSPENDED, deadline=NOW + 30)),
         (
             {"gpu_seconds_budget": 50.0, "gpu_seconds_used": 50.0},

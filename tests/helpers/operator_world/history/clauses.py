@@ -18,6 +18,8 @@ A history checks these whenever the operator has come to rest, that is: has seen
 6.  *Ends are in order.* No leader whose count of its time budget is about the operator's, and that was not started past
     its end, is ended because that is used up before its last evaluation is over; no job runs again whose leader has
     said that it is complete; a job that is deleted has no workers, though a finalizer holds it (`ends`).
+7.  *Nobody holds what cannot be used.* A job whose workers are refused, by a webhook or because their image cannot be
+    pulled, and whose leader does not run, gives its GPUs back within seconds; a denial ends no job (`refused`).
 
 7.  *A broken node swallows no job.* A worker of a job with one base worker is made for a node that has refused the job
     only where no other has GPUs for it (`creating`); GPUs that are away for less than a minute, while a device plugin
@@ -57,6 +59,7 @@ from operator_world.history.demands import demand
 from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
 from operator_world.history.quotas import Quotas
+from operator_world.history.refused import Refused
 from operator_world.history.returns import Returns
 from operator_world.history.room import Place, Room
 from operator_world.history.seen import claimant, identity
@@ -84,6 +87,7 @@ class Clauses:
         self._quotas = Quotas(world, self._room)
         self._returns, self._ends = Returns(world, self._room, patience), Ends(world)
         self._waiting = Waiting(world, self._room, self._quotas, self._returns, rules, patience, is_fair=is_fair)
+        self.refused = Refused(world, rules)
         self._lent = Lent(world, self._room, self._quotas, patience)
         self.plan = Plan(actions=(), refusals={}, wake_at=None)
         """The last one."""
@@ -185,6 +189,7 @@ class Clauses:
             self._lent.judge(jobs, owed, self.checked)
         self._returns.judge(jobs, self.checked)
         self._ends.judge(self.checked)
+        self.refused.judge(jobs, self.checked)
 
     def _pins_have_room(self) -> None:
         """Where two operators have chosen GPUs that are being given back in the same moment, kube-scheduler decides."""

@@ -25,6 +25,8 @@ class Kind:
     """LimitRanges of namespaces have defaults for containers, and their ResourceQuotas may limit CPUs."""
     has_failures: bool = False
     """Nodes refuse pods with GPUs for a while, and their device plugins restart."""
+    has_denials: bool = False
+    """A webhook denies pods of a namespace, or changes them, for a while; images cannot be pulled on some nodes."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -43,4 +45,5 @@ def kind_of(seed: int) -> Kind:
         has_devices=chance.random() < 0.2,
         has_defaults=chance.random() < 0.2,
         has_failures=chance.random() < 0.3,
+        has_denials=chance.random() < 0.3,
     )

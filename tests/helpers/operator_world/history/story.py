@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_api.job import API_VERSION, KIND
+from espalier_kube.errors import Status
 from espalier_operator.topology import ZONE_LABEL
 from operator_world.history.draws import (
     BUDGETS,
@@ -30,6 +31,8 @@ from operator_world.kubernetes import TYPE_LABEL
 TAINT: Final = {"key": "team", "value": "vision", "effect": "NoSchedule"}
 HOPELESS: Final = ("TooLarge", "Suspended", "Unschedulable", "QueueNotFound", "PriorityTooHigh")
 """Reasons of jobs that would wait for ever in most histories, in the place of others."""
+REASONS: Final = ("", "AlreadyExists", "BadRequest", "Conflict", "Forbidden", "Invalid", "NotFound")
+"""What a webhook may say beside its code."""
 MOST_JOBS, MOST_NODES, MOST_STRANGERS = 8, 6, 5
 
 
@@ -96,6 +99,7 @@ class Story(Stage):
             (1, self._queue_changes),
             *(((1, self._defaults_change),) if self.kind.has_defaults else ()),
             *(((3, self._devices_fail),) if self.kind.has_failures else ()),
+            *(((1, self._denials_change), (1, self._pulls_change)) if self.kind.has_denials else ()),
         )
         weights, what = zip(*happenings, strict=True)
         chance.choices(what, weights)[0]()
@@ -290,6 +294,29 @@ class Story(Stage):
         if not any(key.startswith(f"{namespace}/job") for key in self.world.pods):
             self._say(f"LimitRange of {namespace}: {requests}")
             self.world.set_defaults(namespace, requests)
+
+    def _denials_change(self) -> None:
+        """A webhook denies pods for a while, by any code, or changes them."""
+        chance, world, namespace = self.random, self.world, self.random.choice(NAMESPACES)
+        if chance.random() < 0.3:
+            self._say(f"a webhook changes its mind on the pods of {namespace}")
+            world.injects ^= {namespace}
+            return
+        code, reason = chance.choice((400, 401, 403, 404, 409, 413, 422, 429, 500, 503)), chance.choice(REASONS)
+        seconds, message = (
+            chance.choice((2.0, 15.0, 45.0, 120.0)),
+            chance.choice(('Pod "a" is invalid: no', "later", "")),
+        )
+        denial = Status(code, reason, f'admission webhook "w.example.com" denied the request: {message}')
+        self._say(f"pods of {namespace} are denied for {seconds} s: {denial}")
+        world.denials[namespace] = world.now + seconds, denial
+
+    def _pulls_change(self) -> None:
+        """Images cannot be pulled on a node, or can again."""
+        if self.world.nodes:
+            name = self.random.choice(sorted(self.world.nodes))
+            self._say(f"images on {name}: {name in self.world.unable_to_pull}")
+            self.world.unable_to_pull ^= {name}
 
     def _resource(self) -> str:
         others = ((MIG, self.kind.has_slices), (RESOURCE, self.kind.has_devices))

@@ -7,7 +7,7 @@ from collections import Counter
 
 from espalier_api.reasons import Reason
 from espalier_operator.actions import Plan
-from espalier_operator.facts import Rules
+from espalier_operator.facts import REFUSALS, Rules
 from operator_world.history.demands import demand
 from operator_world.history.quotas import Quotas
 from operator_world.history.returns import Returns
@@ -66,7 +66,7 @@ class Waiting:
         elif limit is not None and spec.get("priority", 0) > limit:
             expected, why = (Reason.PRIORITY_TOO_HIGH,), f"is above {limit}"
         elif held_until is not None and held_until.timestamp() > self._world.now:
-            expected, why = (Reason.UNSCHEDULABLE, Reason.POD_REJECTED), "is held back"
+            expected, why = tuple(REFUSALS), "is held back"
         elif not self._sites(job, bare=True):
             expected, why = (Reason.TOO_LARGE,), "is too large"
         elif not self._sites(job, bare=False):

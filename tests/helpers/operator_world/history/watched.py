@@ -88,6 +88,7 @@ class Watched:
         operator = LiveOperator(self._world, policy, self._settings, self._rules, self._runner, self._kinds, asking)
         operator.on_plan, operator.client.on_create = self._planned, self._creating
         operator.validates_every = 10
+        self.clauses.refused.begin_again()
         self._is_quiet = False
         return operator
 

@@ -62,6 +62,12 @@ class SharedCluster(Kubernetes):
         """By UID of a job, and node: when it refused workers."""
         self.away: dict[tuple[str, str], tuple[float, int]] = {}
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
+        self.denials: dict[str, tuple[float, Status]] = {}
+        """By namespace: until when a webhook denies its pods, and how."""
+        self.denied: set[str] = set()
+        """Pods that it has denied and that are still not there, by key."""
+        self.injects: set[str] = set()
+        """Namespaces in which a webhook adds a label and a container to pods."""
         self.strangers_claimed: set[str] = set()
         """Namespaces in which claims of strangers' pods that had waited for a ResourceQuota were made."""
 
@@ -195,9 +201,14 @@ class SharedCluster(Kubernetes):
     def create(self, manifest: Mapping[str, Any]) -> None:
         """Make an object, a pod with the defaults of its namespace, unless a ResourceQuota has no room for it."""
         metadata = manifest["metadata"]
-        if manifest["kind"] == "Pod":
-            manifest = self.completed(metadata["namespace"], manifest)
         key = f"{metadata['namespace']}/{metadata['name']}"
+        if manifest["kind"] == "Pod":
+            self._admit(key, metadata["namespace"])
+            manifest = self.completed(metadata["namespace"], manifest)
+            if metadata["namespace"] in self.injects:
+                containers = [*manifest["spec"]["containers"], {"name": "injected", "image": "proxy"}]
+                metadata = {**metadata, "labels": {**metadata.get("labels", {}), "injected": "yes"}}
+                manifest = {**manifest, "metadata": metadata, "spec": {**manifest["spec"], "containers": containers}}
         if manifest["kind"] == "Pod" and key not in self.pods:
             quota = self.resource_quotas.get(f"{metadata['namespace']}/team")
             for name, hard in ({} if quota is None else quota["spec"]["hard"]).items():
@@ -211,6 +222,13 @@ class SharedCluster(Kubernetes):
                     raise ApiRefusalError(f"create {key}", Status(403, "Forbidden", message))
         super().create(manifest)
         self._count_quotas()
+
+    def _admit(self, key: str, namespace: str) -> None:
+        until, denial = self.denials.get(namespace, (0.0, None))
+        if denial is not None and self.now < until and key not in self.pods:
+            self.denied.add(key)
+            raise ApiRefusalError(f"create {key}", denial)
+        self.denied.discard(key)
 
     def schedule(self) -> None:
         """Let kube-scheduler bind what waits."""

@@ -385,6 +385,46 @@ ONE_GPU: Final = {GPU: 1}
 PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2, "base": "Checkpoint"}
 
 
+@pytest.mark.parametrize("cause", ["webhook", "image"])
+def test_gpus_that_are_kept_for_refused_workers_break_clause_7(stage: Stage, broken: Broken, cause: str) -> None:
+    broken(Claims, "_doubt", lambda *_: None)
+    stage.world.add_machine("node", 8, 16, {}, [])
+    refuse(stage, cause)
+    submit(stage, "job")
+    assert "has held GPUs" in fails(stage, 7)
+
+
+def test_a_denial_that_is_taken_as_final_breaks_clause_7(stage: Stage, broken: Broken) -> None:
+    broken(Status, "is_invalid", property(lambda status: status.code == 422))
+    stage.world.add_machine("node", 8, 16, {}, [])
+    refuse(stage, "webhook")
+    submit(stage, "job")
+    assert "ends by a denial" in fails(stage, 7)
+
+
+@pytest.mark.parametrize("cause", ["webhook", "image"])
+def test_a_job_whose_workers_are_refused_starts_once_they_are_not(stage: Stage, cause: str) -> None:
+    """It is tried again with back-off."""
+    stage.world.add_machine("node", 1, 16, {}, [])
+    refuse(stage, cause)
+    submit(stage, "job")
+    lives(stage, 30)
+    assert only_job(stage).waits
+    stage.world.denials.clear()
+    stage.world.unable_to_pull.clear()
+    lives(stage, 70)
+    assert only_job(stage).holds
+
+
+def refuse(stage: Stage, cause: str) -> None:
+    """Let workers be refused."""
+    if cause == "image":
+        stage.world.unable_to_pull.add("node")
+    else:
+        denial = Status(422, "Invalid", 'admission webhook "w" denied the request: Pod "a" is invalid')
+        stage.world.denials["vision"] = stage.world.now + 1e6, denial
+
+
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     """Break a part of the operator."""

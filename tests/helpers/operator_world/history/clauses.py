@@ -18,12 +18,11 @@ A history checks these whenever the operator has come to rest, that is: has seen
 6.  *Ends are in order.* No leader whose count of its time budget is about the operator's, and that was not started past
     its end, is ended because that is used up before its last evaluation is over; no job runs again whose leader has
     said that it is complete; a job that is deleted has no workers, though a finalizer holds it (`ends`).
-7.  *Nobody holds what cannot be used.* A job whose workers are refused, by a webhook or because their image cannot be
-    pulled, and whose leader does not run, gives its GPUs back within seconds; a denial ends no job (`refused`).
-
 7.  *A broken node swallows no job.* A worker of a job with one base worker is made for a node that has refused the job
     only where no other has GPUs for it (`creating`); GPUs that are away for less than a minute, while a device plugin
     restarts, are asked of nobody (`planned`).
+8.  *Nobody holds what cannot be used.* A job whose workers are refused, by a webhook or because their image cannot be
+    pulled, and whose leader does not run, gives its GPUs back within seconds; a denial ends no job (`refused`).
 
 Devices of dynamic resource allocation are GPUs of a kind like others. A claim keeps its own for a while after its pod:
 they count as being given back.

@@ -1,4 +1,4 @@
-"""Whether jobs whose workers are refused give their GPUs back. Clause 7."""
+"""Whether jobs whose workers are refused give their GPUs back. Clause 8."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Refused:
         for job in jobs:
             for condition in job.status.conditions:
                 final = condition.reason is Reason.INVALID_SPEC and "denied the request" in condition.message
-                demand(not final, 7, f"{job.key} ends by a denial that may pass: {condition.message}")
+                demand(not final, 8, f"{job.key} ends by a denial that may pass: {condition.message}")
             kept = job.status.scheduling
             if not job.holds or kept.stopping is not None or job.key not in self._world.jobs:
                 continue
@@ -52,7 +52,7 @@ class Refused:
             checked["is refused"] += 1
             seconds = self._held.seconds(f"{job.key} {kept.attempts} {refused}")
             demand(
-                seconds < self._seconds, 7, f"{job.key} has held GPUs for refused workers for {seconds} s: {refused}"
+                seconds < self._seconds, 8, f"{job.key} has held GPUs for refused workers for {seconds} s: {refused}"
             )
         self._held.turn()
 

@@ -386,20 +386,20 @@ PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSecond
 
 
 @pytest.mark.parametrize("cause", ["webhook", "image"])
-def test_gpus_that_are_kept_for_refused_workers_break_clause_7(stage: Stage, broken: Broken, cause: str) -> None:
+def test_gpus_that_are_kept_for_refused_workers_break_clause_8(stage: Stage, broken: Broken, cause: str) -> None:
     broken(Claims, "_doubt", lambda *_: None)
     stage.world.add_machine("node", 8, 16, {}, [])
     refuse(stage, cause)
     submit(stage, "job")
-    assert "has held GPUs" in fails(stage, 7)
+    assert "has held GPUs" in fails(stage, 8)
 
 
-def test_a_denial_that_is_taken_as_final_breaks_clause_7(stage: Stage, broken: Broken) -> None:
+def test_a_denial_that_is_taken_as_final_breaks_clause_8(stage: Stage, broken: Broken) -> None:
     broken(Status, "is_invalid", property(lambda status: status.code == 422))
     stage.world.add_machine("node", 8, 16, {}, [])
     refuse(stage, "webhook")
     submit(stage, "job")
-    assert "ends by a denial" in fails(stage, 7)
+    assert "ends by a denial" in fails(stage, 8)
 
 
 @pytest.mark.parametrize("cause", ["webhook", "image"])

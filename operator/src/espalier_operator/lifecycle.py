@@ -36,13 +36,13 @@ def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
         if job.failures and job.stopping is None and not job.leader_running:
             message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
             return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
-        return Finish(job=job.key, reason=Reason.BUDGET_ENFORCED)
+        return _forced(job, Reason.BUDGET_ENFORCED)
     if job.stopping is not None:
         if job.leader_running and now < _stopped_by(job, job.stopping, rules):
             return None
         if job.stopping.reason in RESUMED_LATER:
             return Requeue(job=job.key, reason=job.stopping.reason)
-        return Finish(job=job.key, reason=job.stopping.reason)
+        return _forced(job, job.stopping.reason)
     if _gpu_budget_used_up(job, now):
         return _end_of_budget(job, Reason.GPU_BUDGET_EXHAUSTED, now, rules)
     if job.admitted_at is None:
@@ -179,6 +179,14 @@ def _end_of_start(job: JobFacts, now: float) -> Action | None:
     return Fail(job=job.key, reason=reason, message=f"{after} admission{cause}")
 
 
+def _forced(job: JobFacts, reason: Reason) -> Action:
+    """Return the end of a job that is not waited for any longer; `reason` where its leader reports nothing."""
+    if job.if_forced is None:
+        return Finish(job=job.key, reason=reason)
+    kind = Fail if job.if_forced.failed else Finish
+    return kind(job=job.key, reason=job.if_forced.reason, message=job.if_forced.message)
+
+
 def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:
     """Return when a stopped job is ended by force; its last evaluation may take as long as after a time budget."""
     evaluates = job.evaluating and stopping.reason is Reason.GPU_BUDGET_EXHAUSTED
@@ -187,7 +195,7 @@ def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:
 
 def _end_of_budget(job: JobFacts, reason: Reason, now: float, rules: Rules) -> Action:
     if job.admitted_at is None:
-        return Finish(job=job.key, reason=reason)
+        return _forced(job, reason)
     return Stop(job=job.key, reason=reason, deadline=now + stop_seconds(job.terms, rules))
 
 

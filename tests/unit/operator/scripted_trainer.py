@@ -31,6 +31,9 @@ from espalier_api.measurements import Measurements, Speed
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 
+FINAL = {2: Reason.INVALID_SPEC, 3: Reason.LOSS_NOT_FINITE}
+"""What is reported with an exit code."""
+
 
 class Trainer:
     def __init__(self) -> None:
@@ -126,7 +129,10 @@ class Trainer:
                 time.sleep(3)
                 sys.exit(2)
             if self.used() >= self.before + exit_after and self.may_exit():
-                sys.exit(int(self.options.get("exit-code", "1")))
+                code = int(self.options.get("exit-code", "1"))
+                if code in FINAL:
+                    self.report(TrainerPhase.FAILED, FINAL[code])
+                sys.exit(code)
             budget = self.document.time_budget.budget_seconds
             if self.used() >= budget and self.options.get("overrun") != "yes":
                 self.end(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED, 0)

@@ -71,17 +71,18 @@ def test_a_command_of_a_template_gets_its_variables_and_finds_this_python(progra
         (-15, None, Failure("ended by SIGTERM; see its log")),
         (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see its log")),
         (1, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "no data"), Failure("exit code 1: no data")),
-        (2, None, Ended(reason=Reason.INVALID_SPEC, failed=True, message="exit code 2; see its log")),
+        (2, None, Failure("exit code 2; see its log")),
         (
             3,
             report(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, "step 7"),
             Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message="step 7"),
         ),
-        (
-            4,
-            None,
-            Failure("exit code 4: its checkpoints or its report are of a later attempt of the job; see its log"),
-        ),
+        (4, None, Failure("exit code 4; see its log")),
+        (0, report(TrainerPhase.TRAINING), Failure("exit code 0 before its loop or its budget was over")),
+        (-2, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "why"), Failure("ended by SIGINT: why")),
+        (0, report(TrainerPhase.EVALUATING), Failure("exit code 0 before its loop or its budget was over")),
+        (0, report(TrainerPhase.EVALUATING, Reason.COMPLETED), Ended(reason=Reason.COMPLETED, failed=False)),
+        (143, report(TrainerPhase.EVALUATING, Reason.BUDGET_EXHAUSTED), Preemption("exit code 143")),
     ],
 )
 def test_exit_codes(code, said, verdict):

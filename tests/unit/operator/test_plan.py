@@ -715,6 +715,21 @@ def test_an_announced_departure_is_a_notice_that_ends_with_it():
             },
             Finish(job="one", reason=Reason.GPU_BUDGET_EXHAUSTED),
         ),
+        (
+            {"used_seconds": 510.0, "if_forced": Ended(reason=Reason.BUDGET_ENFORCED, failed=True, message="step 7")},
+            Fail(job="one", reason=Reason.BUDGET_ENFORCED, message="step 7"),
+        ),
+        (
+            {"used_seconds": 510.0, "if_forced": Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False)},
+            Finish(job="one", reason=Reason.BUDGET_EXHAUSTED),
+        ),
+        (
+            {
+                "stopping": Stopping(reason=Reason.GPU_BUDGET_EXHAUSTED, deadline=NOW),
+                "if_forced": Ended(reason=Reason.BUDGET_ENFORCED, failed=True, message="step 7"),
+            },
+            Fail(job="one", reason=Reason.BUDGET_ENFORCED, message="step 7"),
+        ),
         ({"used_seconds": 590.0, "budget_end_seconds": 580.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
         ({"used_seconds": 510.0, "budget_end_seconds": 80.0}, Finish(job="one", reason=Reason.BUDGET_ENFORCED)),
     ],

@@ -115,6 +115,16 @@ def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(run, make_job, 
     _assert_equal_weights(whole, second)
 
 
+def test_where_all_checkpoints_are_damaged_no_start_uses_the_rest_of_the_budget(run, make_job, tmp_path, stop_after):
+    job = make_job(**_spec(), checkpoint={"intervalSeconds": 0.05})
+    run(job, store=tmp_path, stop=stop_after(90))
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        (checkpoint / "model.safetensors").write_bytes(b"")
+    for _ in range(2):  # what was set aside tells the next start
+        with pytest.raises(CheckpointMismatchError, match=r"no usable checkpoint is left \(damaged-\d+, damaged-\d+\)"):
+            run(job, store=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

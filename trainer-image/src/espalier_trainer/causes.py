@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import traceback
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Final
 
 from torch.distributed import DistError
@@ -13,7 +12,7 @@ from torch.distributed import DistError
 from espalier_api.causes import cause_in, place_in
 from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_api.report import TrainerPhase
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
 from espalier_trainer.progress import Ending
 
@@ -52,22 +51,9 @@ def ending_of(error: BaseException, *, stepped: bool) -> Ending:
     """
     if isinstance(error, LossNotFiniteError):
         return Ending(TrainerPhase.FAILED, Reason.LOSS_NOT_FINITE, sentence(error))
-    mistake = not may_pass(error) and (isinstance(error, TrainerError) or not stepped)
+    passes = may_pass(error) or isinstance(error, KeyboardInterrupt)
+    mistake = not passes and (isinstance(error, TrainerError) or not stepped)
     return Ending(TrainerPhase.FAILED, Reason.INVALID_SPEC if mistake else Reason.TRAINER_FAILED, sentence(error))
-
-
-def report_of(ending: Ending, job: str, incarnation: str, attempt: int | None, used_seconds: float) -> Report:
-    """Return the report of a leader of `job` that failed before it had a model."""
-    return Report(
-        job=job,
-        incarnation=incarnation,
-        attempt=attempt,
-        phase=ending.phase,
-        reason=ending.reason,
-        message=ending.message,
-        used_seconds=used_seconds,
-        updated_time=datetime.now(UTC),
-    )
 
 
 def exit_code_of(reason: Reason) -> ExitCode:

@@ -128,7 +128,7 @@ class CheckpointStore:
         changed: another start may find it whole.
         """
         self._remove_leftovers()
-        old = list(self.folder.glob(f"{_DAMAGED}*"))
+        old = self.damaged()
         for number, path in reversed(self.complete()):
             try:
                 return read_checkpoint(path)
@@ -137,10 +137,14 @@ class CheckpointStore:
                     raise
                 while old:
                     shutil.rmtree(old.pop(), ignore_errors=True)
-                self.warnings.append(f"{path}: damaged ({error}); using the checkpoint before it")
+                self.warnings.append(f"{path}: damaged ({error})")
                 logger.warning("%s", self.warnings[-1])
                 self._set_aside(number, path)
         return None
+
+    def damaged(self) -> list[Path]:
+        """Return the folders of checkpoints that were set aside, oldest first."""
+        return sorted(self.folder.glob(f"{_DAMAGED}*"))
 
     def _require_claim(self) -> None:
         if self.fence is not None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from espalier_api import environment
 from espalier_api.allocation import Allocation
 from espalier_api.job import AdaptiveTrainingJob
+from espalier_api.reasons import Reason
+from espalier_api.report import Report, TrainerPhase
 from espalier_trainer.allocations import AllocationFile, AllocationSource
+from espalier_trainer.errors import TrainerError
 from espalier_trainer.report import EventLog, FileReporter, Reporter, previous_used_seconds
 from espalier_trainer.settings import Settings, SettingsError
 
@@ -82,3 +87,44 @@ def connected(
         patcher.start()
         used = max(reported, patcher.previous_used_seconds(job))
         yield Contracts((watch, *files), patcher, used, patcher.superseded)
+
+
+def early_report(
+    job: str,
+    incarnation: str,
+    attempt: int | None,
+    used_seconds: float,
+    phase: TrainerPhase = TrainerPhase.STARTING,
+    reason: Reason | None = None,
+    message: str = "",
+) -> Report:
+    """Return the report of a leader of `job` that has no model yet: that it starts, or why it failed."""
+    return Report(
+        job=job,
+        incarnation=incarnation,
+        attempt=attempt,
+        phase=phase,
+        reason=reason,
+        message=message,
+        used_seconds=used_seconds,
+        updated_time=datetime.now(UTC),
+    )
+
+
+def report_early(
+    settings: Settings,
+    job: AdaptiveTrainingJob,
+    phase: TrainerPhase = TrainerPhase.STARTING,
+    reason: Reason | None = None,
+    message: str = "",
+) -> None:
+    """Send that report, if this process leads, while nothing else is connected; a warning tells where that fails."""
+    if not settings.leads:
+        return
+    name = settings.incarnation or uuid.uuid4().hex
+    try:
+        with connected(settings, job) as contracts:
+            report = early_report(job.key, name, settings.attempt, contracts.used_seconds, phase, reason, message)
+            contracts.reporter.publish(lambda: report, urgent=True)
+    except (TrainerError, OSError) as problem:
+        logger.warning("%s cannot be reported: %s", phase, problem)

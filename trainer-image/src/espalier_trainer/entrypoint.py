@@ -53,3 +53,9 @@ def call_entrypoint(
     except (TypeError, ValueError) as cause:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "nothing"
         raise error(f"{field}: {path}({given}) failed: {type(cause).__name__}: {cause}") from cause
+    except SystemExit as cause:
+        if isinstance(cause.code, int) and cause.code > SIGNALLED:
+            raise
+        raise error(
+            f"{field}: {path} ends the program (sys.exit, code {cause.code!r}); let it raise an error"
+        ) from cause

@@ -48,5 +48,5 @@ class LossNotFiniteError(Exception):
     def __init__(self, what: str, learning_rate: float) -> None:
         super().__init__(
             f"{what}; lower training.optimizer.learningRate (the rate was {learning_rate:.3g}) or look for bad values "
-            "in the data; the last good checkpoint is kept"
+            "in the data; no checkpoint was written after that"
         )

@@ -185,6 +185,11 @@ class Journal:
         self.last_checkpoint = stamp["time"]
         self.reporter.record(CheckpointSaved(**stamp, path=path, step=step, seconds=seconds))
 
+    def over(self, ending: Ending) -> None:
+        """Report that training is over and the last checkpoint is written; the script's own code may still run."""
+        self.ending = ending
+        self.report(urgent=True)
+
     def finished(self, ending: Ending, test: Evaluation | None) -> None:
         """Report how the run ended."""
         progress = self.progress

@@ -10,7 +10,10 @@ import os
 import sys
 
 from espalier_api.environment import ExitCode
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.contracts import report_early
 from espalier_trainer.errors import SupersededError, TrainerError
 from espalier_trainer.settings import Settings, StopSignal, require_scratch
 from espalier_trainer.worker import Leave, work
@@ -21,6 +24,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stop = StopSignal()
     stop.install()
+    job = None
     try:
         settings = Settings.from_environment(os.environ)
         leave = Leave()
@@ -43,4 +47,6 @@ def main() -> int:
         return int(ExitCode.SUPERSEDED)
     except TrainerError as error:
         print(error, file=sys.stderr)
+        if job is not None:
+            report_early(settings, job, TrainerPhase.FAILED, Reason.INVALID_SPEC, str(error))
     return int(ExitCode.INVALID)

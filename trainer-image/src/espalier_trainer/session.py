@@ -13,7 +13,8 @@ from torch import nn
 from espalier_api.environment import ExitCode, Role
 from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
 from espalier_api.report import TrainerPhase
-from espalier_trainer.causes import ending_of, exit_code_of, report_of
+from espalier_trainer.causes import ending_of, exit_code_of
+from espalier_trainer.contracts import early_report
 from espalier_trainer.core.memory import keep_freed
 from espalier_trainer.core.services import Services, connect, seed_of, set_threads
 from espalier_trainer.data import load_data
@@ -38,7 +39,8 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
     keep_freed(device)
     seed_everything(seed)
     with connect(settings, job, stop, device, seed) as services:
-        trainer = None
+        trainer, known = None, (job.key, services.incarnation, services.attempt, services.used_seconds)
+        services.reporter.publish(lambda: early_report(*known), urgent=True)
         try:
             data, model = load(job.spec.training, device)
             trainer = Trainer(job, model, data, services, device=device, seed=seed)
@@ -46,7 +48,9 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
             return exit_code(trainer.run(), stop)
         except SupersededError:
             raise
-        except Exception as error:
+        except BaseException as error:  # the job's own code may raise whatever it likes, SystemExit too
+            if stop():
+                raise
             return failed(error, job, services, trainer)
 
 
@@ -92,7 +96,7 @@ def warm_up(training: TrainingSpec) -> None:
         load_entrypoint(dataset.entrypoint, "training.dataset.entrypoint", DatasetError)
 
 
-def failed(error: Exception, job: AdaptiveTrainingJob, services: Services, trainer: Trainer | None) -> ExitCode:
+def failed(error: BaseException, job: AdaptiveTrainingJob, services: Services, trainer: Trainer | None) -> ExitCode:
     """Report and print why the run ends; returns the result of the process. `trainer` is None before there is one."""
     if not isinstance(error, TrainerError):
         traceback.print_exception(error)
@@ -100,7 +104,8 @@ def failed(error: Exception, job: AdaptiveTrainingJob, services: Services, train
         ending = trainer.broken_by(error)
     else:
         ending = ending_of(error, stepped=False)
-        report = report_of(ending, job.key, services.incarnation, services.attempt, services.used_seconds)
+        known = (job.key, services.incarnation, services.attempt, services.used_seconds)
+        report = early_report(*known, ending.phase, ending.reason, ending.message)
         services.reporter.publish(lambda: report, urgent=True)
     print(ending.message, file=sys.stderr)
     return exit_code_of(ending.reason)

@@ -220,7 +220,8 @@ REMEDIES: Final[dict[Reason, Remedy]] = {
     ),
     Reason.BUDGET_ENFORCED: Remedy(
         "Find out why its trainer did not end by itself: a step or an evaluation longer than the grace period, or a "
-        "process that hangs.",
+        "process that hangs. If it has failed, create it again with the same name: it continues from its last "
+        "checkpoint.",
         (_LOGS,),
     ),
     Reason.COMPLETED: Remedy("No action is needed."),

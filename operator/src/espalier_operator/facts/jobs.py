@@ -225,6 +225,8 @@ class JobFacts:
     """How often GPUs were taken from it by force, or its leader was ended from outside."""
     stopping: Stopping | None = None
     ended: Ended | None = None
+    if_forced: Ended | None = None
+    """What it comes to where its trainer has to be ended by force; None for one that does not report."""
     finished: bool = False
     """Its outcome is recorded; only its remaining workers still matter."""
     recent_use: float = 0.0

@@ -221,15 +221,14 @@ def _measurements(before: JobStatus, measured: Measurements | None) -> Measureme
 
 
 def _grown(before: JobStatus, report: Report) -> int:
-    starting = report.phase is TrainerPhase.STARTING or _failed_early(report)
-    if starting and not report.adaptations:
+    if _is_early(report) and not report.adaptations:
         return before.adaptation_count
     return sum(adaptation.result is AdaptationResult.GROWN for adaptation in report.adaptations)
 
 
-def _failed_early(report: Report) -> bool:
-    """Return whether a leader failed before it had a model: it knows nothing of what earlier ones have trained."""
-    return report.phase is TrainerPhase.FAILED and report.step == 0
+def _is_early(report: Report) -> bool:
+    """Return whether a leader has no model yet, or failed before: it knows nothing of what earlier ones trained."""
+    return report.phase is TrainerPhase.STARTING or (report.phase is TrainerPhase.FAILED and report.step == 0)
 
 
 def _training(report: Report) -> TrainingStatus:
@@ -248,7 +247,7 @@ def _training(report: Report) -> TrainingStatus:
 def _training_of(job: JobFacts, state: JobState, observed: Observed, before: JobStatus) -> TrainingStatus:
     if not job.terms.program:
         report = observed.report
-        return before.training if report is None or _failed_early(report) else _training(report)
+        return before.training if report is None or _is_early(report) else _training(report)
     used = min(100, int(100 * state.used_seconds / job.terms.time_budget_seconds))
     known, reading = before.training.model_copy(update={"progress_percentage": used}), observed.reading
     if observed.read_at is None:

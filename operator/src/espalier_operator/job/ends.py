@@ -26,6 +26,7 @@ from espalier_operator.job.transitions import MAX_MESSAGE
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)
 """Exit codes whose meaning, or message, the last report decides."""
+_BUDGETS: Final = (Reason.BUDGET_EXHAUSTED, Reason.GPU_BUDGET_EXHAUSTED)
 
 _MAX_CAUSE: Final = 1000
 """Characters of a message that is kept for each of several nodes."""
@@ -47,35 +48,38 @@ class Preemption:
     message: str
 
 
-def judge_exit(code: int, report: Report | None, cause: str = "") -> Ended | Failure | Preemption:
+def judge_exit(
+    code: int, report: Report | None, cause: str = "", *, silent: bool = True
+) -> Ended | Failure | Preemption:
     """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
 
-    `cause` is the cause by the backend or the log, for a process that has reported none.
+    `cause` is the cause by the backend or the log, for a process that has reported none. `silent`: no process of the
+    job has ever reported.
 
-    0 ends the job. 2 and 3 (`LossNotFinite`) would recur, so they fail it, and so does a report of failure with any
-    reason but `TrainerFailed`: a script cannot choose the code with which an exception ends it. What else fails is
-    retried.
+    A trainer is complete by its report of the end, see `_trained`; a job that is silent does not use the trainer
+    library, and is complete by exit code 0. A report of failure with any reason but `TrainerFailed` fails the job, as
+    it would recur. What else fails is retried: a code alone means no more, as a script ends with any code it likes.
     A leader stopped by a signal that the scheduler did not send was preempted, provided that it had started to train:
     a leader that always ends by SIGTERM before that counts as failed.
     """
-    phase = report.phase if report is not None else TrainerPhase.STARTING
-    reason = report.reason if report is not None else None
-    message = (report.message if report is not None else "") or cause
-    if phase is TrainerPhase.FAILED and reason not in (None, Reason.TRAINER_FAILED) and code not in _STOPPED_CODES:
-        return Ended(reason=reason, failed=True, message=message)
-    if code == ExitCode.INVALID:
-        return Ended(reason=Reason.INVALID_SPEC, failed=True, message=message or "exit code 2; see its log")
-    if code == ExitCode.LOSS_NOT_FINITE:
-        return Ended(reason=Reason.LOSS_NOT_FINITE, failed=True, message=message or "exit code 3; see its log")
+    if report is None:
+        if code == 0 and silent:
+            return Ended(reason=Reason.COMPLETED, failed=False, message=cause)
+        return Failure(_with_cause(_describe(code), cause))
+    if (trained := _trained(report, code, cause)) is not None:
+        return trained
+    phase, failed = report.phase, report.phase is TrainerPhase.FAILED
+    message = (report.message if failed else "") or cause
+    if failed and report.reason not in (None, Reason.TRAINER_FAILED):
+        return Ended(reason=report.reason, failed=True, message=message)
     stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
-    if code == 0 and not stopped and phase is not TrainerPhase.FAILED:
-        completed = reason if phase is TrainerPhase.COMPLETED and reason is not None else Reason.COMPLETED
-        return Ended(reason=completed, failed=False, message=message)
-    if stopped and phase is not TrainerPhase.STARTING:
+    if stopped and not failed and phase is not TrainerPhase.STARTING:
         return Preemption(_describe(code))
-    if code == ExitCode.SUPERSEDED:
-        message = cause or "its checkpoints or its report are of a later attempt of the job; see its log"
-    return Failure(_with_cause(_describe(code), message))
+    if code != 0 or message:
+        return Failure(_with_cause(_describe(code), message))
+    if report.step == 0 and (failed or phase is TrainerPhase.STARTING):
+        return Ended(reason=Reason.NOTHING_TRAINED, failed=True, message="it ended with exit code 0 before it trained")
+    return Failure("exit code 0 before its loop or its budget was over")
 
 
 def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
@@ -133,7 +137,7 @@ def _judge(state: JobState, seen: Observation, index: int, terms: Terms, now: fl
         return _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
     if state.stopping is not None:
         return state
-    if _is_done(worker.end):
+    if _is_done(worker.end) and not seen.trains:
         return replace(state, completed_workers=(*state.completed_workers, index))
     code = 1 if worker.end.code is None else worker.end.code
     text = f"base worker {index}: {_joined(f'exit code {code}', worker.end.message)}"
@@ -141,7 +145,7 @@ def _judge(state: JobState, seen: Observation, index: int, terms: Terms, now: fl
 
 
 def _is_done(end: End) -> bool:
-    """Return whether a user's own worker was done before its leader."""
+    """Return whether a worker ended by itself, and not by a failure."""
     return end.code == 0 and not end.overran and not end.external
 
 
@@ -186,6 +190,10 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
     report = seen.report_of(state.incarnations[0] or (leader.id if leader else ""))
     if report is None or report.phase is not TrainerPhase.COMPLETED:
         return None
+    end = None if leader is None else leader.end
+    code = 0 if end is None or end.external or end.code is None else end.code
+    if (verdict := _trained(report, code, "" if end is None else end.message)) is None:
+        return None
     if worker is None:
         goes_on = index > 0 and not known
     elif index == 0:
@@ -194,9 +202,39 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
     else:
         stays = worker.lost is None and not worker.removed
         goes_on = stays and (worker.running if worker.end is None else _is_done(worker.end))
-    if goes_on:
+    return None if goes_on else replace(verdict, message=verdict.message[:MAX_MESSAGE])
+
+
+def if_forced(seen: Observation, terms: Terms) -> Ended | None:
+    """Return what a job comes to that is ended by force; None where no leader has ever reported, and for a program.
+
+    It is complete where its training was over. Otherwise it has failed, and its last report tells since when.
+    """
+    report = seen.report
+    if report is None or seen.program:
         return None
-    return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=report.message[:MAX_MESSAGE])
+    evaluates = report.phase is TrainerPhase.EVALUATING
+    if report.phase is TrainerPhase.COMPLETED or (evaluates and report.reason in _BUDGETS):
+        message = report.message or ("its code after the loop did not end" if evaluates else "")
+        return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=message)
+    when = f"after {report.used_seconds:.3g} s of {terms.time_budget_seconds:g} s"
+    message = f"its trainer did not report its end; the last report, {when}, is of step {report.step} ({report.phase})"
+    return Ended(reason=Reason.BUDGET_ENFORCED, failed=True, message=message)
+
+
+def _trained(report: Report, code: int, cause: str) -> Ended | None:
+    """Return the end of a job whose leader has reported that its training is over and its last checkpoint is written.
+
+    It reports so as it ends, or with a reason in `Evaluating`, while the script's own code after the loop still runs.
+    A budget that is used up stays so, whatever that code does; a loop that the script ended itself needs exit code 0.
+    """
+    reason, evaluates = report.reason, report.phase is TrainerPhase.EVALUATING
+    if report.phase is not TrainerPhase.COMPLETED and not (evaluates and reason is not None):
+        return None
+    if code != 0 and (reason not in _BUDGETS or (evaluates and code in _STOPPED_CODES)):
+        return None
+    after = "" if code == 0 or code in _STOPPED_CODES else f"after its training: {_joined(_describe(code), cause)}"
+    return Ended(reason=reason or Reason.COMPLETED, failed=False, message=report.message or after)
 
 
 def _judge_leader(
@@ -210,7 +248,7 @@ def _judge_leader(
     if end.external:
         return _ended_by_others(state, 0, Reason.PREEMPTED, _again_at(leader, now, timing))
     code = 1 if end.code is None else end.code
-    verdict = judge_exit(code, report, end.message)
+    verdict = judge_exit(code, report, end.message, silent=seen.report is None)
     if end.overran:
         # It may have ended in order on SIGTERM, and would be ended again.
         verdict = Failure(_joined(_describe(code), end.message))

@@ -121,6 +121,11 @@ class Observation:
             return TrainerPhase.TRAINING if trains else TrainerPhase.STARTING
         return self.report.phase if self.fresh and self.report is not None else TrainerPhase.STARTING
 
+    @property
+    def trains(self) -> bool:
+        """Whether the current leader's training goes on, by its report. Another trainer waits to be ended then."""
+        return not self.program and self.phase in (TrainerPhase.TRAINING, TrainerPhase.ADAPTING)
+
     def after(self, before: Observation) -> Observation:
         """Return the observation if `before` was the last.
 

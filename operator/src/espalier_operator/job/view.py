@@ -9,6 +9,7 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.throughput import step_times
 from espalier_operator.facts import REFUSALS, JobFacts, Promise, Terms
+from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
@@ -67,7 +68,7 @@ def facts_of(
         granted_at=state.granted_at,
         changed_at=state.changed_at,
         leader_running=seen.leader_runs,
-        has_reported=seen.fresh,
+        has_reported=seen.fresh and seen.phase is not TrainerPhase.STARTING,
         training=training,
         evaluating=seen.phase in (TrainerPhase.EVALUATING, TrainerPhase.COMPLETED),
         trained=state.trained,
@@ -89,6 +90,7 @@ def facts_of(
         blames=state.blames,
         stopping=state.stopping,
         ended=state.ended,
+        if_forced=ends.if_forced(seen, terms),
         finished=state.outcome is not None,
         speeds=() if measured is None else step_times(measured),
         done=done,

@@ -113,7 +113,7 @@ class LocalJob:
             self.journal.warn(
                 "TakenUpAgain", f"it had failed ({ended.reason}: {ended.message}); it continues from its checkpoint"
             )
-        self.state = resumed(kept.state, self.terms)
+        self.state = resumed(kept.state, self.terms, self.dialogue.report)
         self.dialogue.allocation = Allocation(generation=self.state.grant.generation)
         outcome = self.state.outcome
         if outcome is not None:

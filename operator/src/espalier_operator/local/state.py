@@ -17,6 +17,7 @@ from espalier_api.documents import DocumentError, read_document
 from espalier_api.environment import LEADER_FILE
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
+from espalier_api.report import Report
 from espalier_operator.actions import Requeue
 from espalier_operator.facts import Terms
 from espalier_operator.job.state import Grant, JobState, Timing
@@ -64,12 +65,16 @@ def run_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def resumed(state: JobState, terms: Terms) -> JobState:
+def resumed(state: JobState, terms: Terms, report: Report | None = None) -> JobState:
     """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs.
 
-    A job that has failed is taken up again, with its budget as it was used; only a complete one has ended for good.
+    A job that has failed is taken up again, with its budget as it was used; only a complete one has ended for good. Of
+    a trainer that hung, what it had used by its last `report` counts.
     """
     if state.outcome is not None and state.outcome.failed:
+        if state.outcome.reason is Reason.BUDGET_ENFORCED and report is not None:
+            used = min(state.used_seconds, report.used_seconds)
+            state = replace(state, used_seconds=used, budget_end_seconds=None)
         state = replace(state, outcome=None, ended=None, failures=0, preemptions=0, last_failure="", not_before=None)
     waiting = after(state, Requeue(job="", reason=Reason.INTERRUPTED), terms, 0.0, Timing())
     return replace(waiting, grant=Grant(generation=state.grant.generation), counted_until=None)

@@ -124,16 +124,21 @@ def stopped_itself() -> JobState:
     [
         (0, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
         (0, says(COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, "well"), completes(Reason.GPU_BUDGET_EXHAUSTED, "well")),
-        (0, says(TRAINING), completes(Reason.COMPLETED)),
+        (0, says(TRAINING), failed("exit code 0 before its loop or its budget was over")),
         (0, None, completes(Reason.COMPLETED)),
         (0, says(STOPPED), stopped_itself()),
         (1, says(TRAINING), failed("exit code 1; see its log")),
         (1, says(FAILED, Reason.TRAINER_FAILED, "boom"), failed("exit code 1: boom")),
         (1, None, failed("exit code 1; see its log")),
-        (1, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
-        (137, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
+        (1, says(COMPLETED, Reason.BUDGET_EXHAUSTED, "well"), completes(Reason.BUDGET_EXHAUSTED, "well")),
+        (
+            137,
+            says(COMPLETED, Reason.BUDGET_EXHAUSTED),
+            completes(Reason.BUDGET_EXHAUSTED, "after its training: exit code 137"),
+        ),
+        (1, says(COMPLETED, Reason.COMPLETED, "well"), failed("exit code 1; see its log")),
         (137, says(TRAINING), failed("exit code 137; see its log")),
-        (2, None, fails(Reason.INVALID_SPEC, "exit code 2; see its log")),
+        (2, None, failed("exit code 2; see its log")),
         (2, says(FAILED, Reason.INVALID_SPEC, "no data"), fails(Reason.INVALID_SPEC, "no data")),
         (3, says(FAILED, Reason.LOSS_NOT_FINITE, "NaN"), fails(Reason.LOSS_NOT_FINITE, "NaN")),
         (143, says(STOPPED, Reason.INTERRUPTED), stopped_itself()),
@@ -149,7 +154,9 @@ def test_a_leader_that_ended_by_itself(code, said, expected):
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 137, 143])
 def test_the_last_word_of_an_earlier_leader_says_nothing_of_this_one(code):
     old = report("an earlier one", COMPLETED, reason=Reason.BUDGET_EXHAUSTED)
-    assert seen(ended(code), worker(), said=old) == seen(ended(code), worker(), said=None)
+    silent = seen(ended(code), worker(), said=None)
+    known = failed("exit code 0; see its log")  # that there was one tells that the job uses the trainer library
+    assert seen(ended(code), worker(), said=old) == (known if code == 0 else silent)
 
 
 def test_a_last_message_of_the_container_is_reported():
@@ -171,7 +178,7 @@ def test_the_end_of_the_log_is_reported_as_the_cause_in_one_sentence():
     state = terminated(2, ENDED_AT, reason="Error", message=log)
     after = seen(leader("Failed", state=state), worker(), said=None)
     cause = "TypeError: empty(): argument 'size' must be tuple of ints (/code/net.py:7, in net)"
-    assert after.ended == Ended(reason=Reason.INVALID_SPEC, failed=True, message=cause)
+    assert after.last_failure == f"exit code 2: {cause}"
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
@@ -209,7 +216,7 @@ def test_no_report_is_waited_for_after_a_crash():
 
 
 def test_a_node_whose_clock_is_ahead_is_not_waited_for():
-    assert seen(ended(0), worker(), said=says(TRAINING), now=ENDED_AT - 5).ended is not None
+    assert seen(ended(0), worker(), said=says(TRAINING), now=ENDED_AT - 5).failures == 1
 
 
 def test_when_the_last_report_is_waited_for_no_more():
@@ -586,8 +593,10 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
     ("pods", "expected"),
     [
         ([worker()], STATE),
-        ([end_of_worker(0)], replace(STATE, completed_workers=(1,))),
-        ([end_of_worker(0, node="gone")], replace(STATE, completed_workers=(1,))),
+        (
+            [end_of_worker(0)],
+            replaced(failures=1, last_failure="base worker 1: exit code 0", not_before=NOW + 1),
+        ),
         ([end_of_worker(0, deleting=True)], replaced()),
         ([end_of_worker(0, reason="Evicted")], replaced()),
         ([end_of_worker(137, deleting=True)], replaced()),
@@ -618,6 +627,11 @@ def end_of_worker(code: int, **changes: Any) -> dict[str, Any]:
 )
 def test_the_end_of_another_base_worker(pods, expected):
     assert seen(leader(), *pods, said=says(TRAINING)) == expected
+
+
+@pytest.mark.parametrize("node", ["node", "gone"])
+def test_a_worker_that_no_trainer_leads_is_done_with_exit_code_0(node):
+    assert seen(leader(), end_of_worker(0, node=node)) == replace(STATE, completed_workers=(1,))
 
 
 @pytest.mark.parametrize("pods", [[], [worker(node="gone")], [end_of_worker(137, deleting=True)], [end_of_worker(1)]])

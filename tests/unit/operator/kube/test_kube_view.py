@@ -197,6 +197,12 @@ def test_the_facts_of_a_job_that_trains():
         last_failure="boom",
         preemptions=2,
         stopping=stopping,
+        if_forced=Ended(
+            reason=Reason.BUDGET_ENFORCED,
+            failed=True,
+            message="its trainer did not report its end; the last report, after 0 s of 100 s, is of step 0 "
+            "(Evaluating)",
+        ),
     )
 
 

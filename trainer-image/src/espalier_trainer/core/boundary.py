@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_api.reasons import SENTENCES, Reason
+from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_trainer.core.hooks import Boundary
 from espalier_trainer.core.live import LiveRun
@@ -23,7 +23,7 @@ def looked(run: LiveRun) -> Ending | None:
     if run.journal.acknowledge(run.allocation.generation):
         run.services.spans.acknowledged(run.allocation)
     if scheduler.time_left() <= 0:
-        return _out_of_time(run)
+        return _out_of_budget(run, Reason.BUDGET_EXHAUSTED)
     # Before demands to stop: no step follows a comparison that such a demand interrupts.
     run.change(
         run.hooks.at_boundary(
@@ -40,7 +40,7 @@ def looked(run: LiveRun) -> Ending | None:
     )
     if reason := scheduler.stop_reason():
         if reason is Reason.GPU_BUDGET_EXHAUSTED:
-            return Ending(TrainerPhase.COMPLETED, reason)
+            return _out_of_budget(run, reason)
         return Ending(TrainerPhase.STOPPED, reason, "the scheduler asked it to stop")
     if run.services.stop():
         return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
@@ -50,14 +50,14 @@ def looked(run: LiveRun) -> Ending | None:
     if run.saver.is_due(scheduler.used_seconds()) and run.grown_from is None:
         run.save(wait=False)
         if scheduler.time_left() <= 0:  # a large model takes a while to copy
-            return _out_of_time(run)
+            return _out_of_budget(run, Reason.BUDGET_EXHAUSTED)
     elif run.progress.step > run.first_step:  # the optimizer has its state then
         run.saver.prepare(run.capture_all, scheduler.used_seconds())
     run.journal.report()
     return None
 
 
-def _out_of_time(run: LiveRun) -> Ending:
+def _out_of_budget(run: LiveRun, reason: Reason) -> Ending:
     if run.progress.step == 0:  # earlier leaders, which failed, have used the budget
-        return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, SENTENCES[Reason.NOTHING_TRAINED])
-    return Ending(TrainerPhase.COMPLETED, Reason.BUDGET_EXHAUSTED)
+        return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, "its budget was used up before it took a step")
+    return Ending(TrainerPhase.COMPLETED, reason)

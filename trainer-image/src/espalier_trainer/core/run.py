@@ -34,7 +34,7 @@ from espalier_trainer.core.steps import Due, next_step
 from espalier_trainer.elastic.batches import Portion
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.errors import SupersededError
+from espalier_trainer.errors import CheckpointMismatchError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.progress import Ending, StepGaps
@@ -105,9 +105,15 @@ class Run(LiveRun):
     # ---- what the loop calls
 
     def resume(self) -> None:
-        """Load the newest checkpoint. Raises `CheckpointMismatchError` if it belongs to another run."""
+        """Load the newest checkpoint. Raises `CheckpointMismatchError` if it is of another run, or all are damaged."""
         store = self.services.checkpoints
         checkpoint = None if store is None else store.load_latest()
+        if store is not None and checkpoint is None and (damaged := store.damaged()):
+            names = ", ".join(path.name for path in damaged)
+            raise CheckpointMismatchError(
+                f"{store.folder}: no usable checkpoint is left ({names}); remove the folder (espalier run: --restart) "
+                "to train from the beginning, with the whole budget"
+            )
         if checkpoint is not None:
             self._resumed = True
             self.take_over(checkpoint)
@@ -130,7 +136,7 @@ class Run(LiveRun):
                     self.optimise()
             yield self.progress.epoch
             self._finish_epoch()
-        self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "all epochs are done")
+        self.complete("all epochs are done")
         self.end()
 
     def steps(
@@ -210,12 +216,18 @@ class Run(LiveRun):
         if "train_loss" in self.progress.metrics:
             self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
 
-    def end(self) -> None:
-        """Leave the other workers, and save."""
+    def complete(self, message: str) -> None:
+        """Take it that the loop is over, unless the run has ended."""
+        if self.ending is None and self.progress.step == 0:
+            self.ending = Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, f"{message}, and no step was taken")
+        self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, message)
+
+    def end(self, *, done: bool = True) -> None:
+        """Leave the other workers, and save. They wait for a leader, unless the job is complete and `done`."""
         completed = self.ending is not None and self.ending.phase is TrainerPhase.COMPLETED
         if completed:
             self.change(self.hooks.completed())
-        self.close(done=completed)
+        self.close(done=completed and done)
         if self.ending is not None and self.ending.phase is TrainerPhase.FAILED:
             return  # nothing was trained: a checkpoint would keep the used budget, and nothing else
         if completed:

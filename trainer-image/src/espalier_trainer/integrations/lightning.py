@@ -115,6 +115,11 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         if figures and self.loop is not None and not trainer.sanity_checking:
             self.loop.report(**figures)
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Leave the job's loop where Lightning ends before it: by a callback, or a limit of its own."""
+        if leads():
+            self.batches.stream.leave()
+
     def _epoch_ended(self) -> None:
         """Let schedulers count passes over the data."""
         for config in self._trainer.lr_scheduler_configs:

@@ -85,6 +85,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         single = self.eval_dataset is not None and not isinstance(self.eval_dataset, dict)
         self._validate = self._eval_loss if validate is None and single else validate
         self._others = others
+        self.add_callback(_Leaving(self))
         self._stream: Stream | None = None
         self._ended_at = -1
         """The step at which the last epoch has ended."""
@@ -216,6 +217,17 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     def _inputs(self) -> dict[str, Any]:
         batch = self._collator()([self.train_dataset[index] for index in range(2)])
         return {name: each for name, each in batch.items() if name not in self.label_names}
+
+
+class _Leaving(transformers.TrainerCallback):  # type: ignore[misc]
+    """Leaves the job's loop where the training ends before it: by a callback, or by `max_steps`."""
+
+    def __init__(self, trainer: ElasticTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_end(self, *given: Any, **named: Any) -> None:
+        if self._trainer._leads and self._trainer._stream is not None:
+            self._trainer._stream.leave()
 
 
 class _Progress:

@@ -1,18 +1,18 @@
-"""A script of a job that raises before it has joined: nobody else could report why it ended."""
+"""A script of a job before it has joined: nobody else could report that it starts, and why it ended."""
 
 from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import sys
-import uuid
-from typing import Final
+from typing import Any, Final
 
 from espalier_api import environment
 from espalier_api.validation import JobFileError, load_job
-from espalier_trainer.causes import ending_of, report_of
-from espalier_trainer.contracts import connected
+from espalier_trainer.causes import ending_of
+from espalier_trainer.contracts import report_early
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.settings import Settings
 
@@ -27,6 +27,8 @@ _OF_A_JOB: Final = (
     environment.JOB_NAME,
 )
 """If one of these is set, the process was started for a job."""
+_WATCHED: Final = "_ESPALIER_WATCHED"
+"""Of this process and those that it starts: the id of the one that is watched."""
 
 
 def is_of_a_job() -> bool:
@@ -40,32 +42,33 @@ def leads() -> bool:
 
 
 class Watch:
-    """Reports, at the end of the process, the exception that ended the script before it had joined."""
+    """Reports that the script starts, and at the end of the process the exception that ended it before it had joined.
+
+    So a script that ends before, by whatever code, is known to have trained nothing.
+    """
 
     def __init__(self) -> None:
         self.joined = False
 
     def begin(self) -> None:
-        """Watch this process, if it is of a job."""
-        if is_of_a_job():
+        """Watch this process, if it is of a job, and none that the job's own has started."""
+        if is_of_a_job() and _WATCHED not in os.environ and multiprocessing.parent_process() is None:
+            os.environ[_WATCHED] = str(os.getpid())
             atexit.register(self._exit)
+            self._report()
 
     def _exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        if self.joined or error is None:
-            return
-        ending = ending_of(error, stepped=False)
+        if not self.joined and error is not None and os.environ.get(_WATCHED) == str(os.getpid()):
+            ending = ending_of(error, stepped=False)
+            self._report(ending.phase, ending.reason, ending.message)
+
+    def _report(self, *said: Any) -> None:
         try:
             settings = Settings.from_environment(os.environ)
-            if not settings.leads:
-                return
-            job = load_job(settings.job_file, resource=None)
-            with connected(settings, job) as contracts:
-                name = settings.incarnation or uuid.uuid4().hex
-                report = report_of(ending, job.key, name, settings.attempt, contracts.used_seconds)
-                contracts.reporter.publish(lambda: report, urgent=True)
-        except (TrainerError, JobFileError, OSError) as problem:
-            logger.warning("the cause cannot be reported: %s", problem)
+            report_early(settings, load_job(settings.job_file, resource=None), *said)
+        except (TrainerError, JobFileError) as problem:
+            logger.warning("nothing can be reported: %s", problem)
 
 
 WATCH: Final = Watch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import logging
 import os
@@ -10,7 +9,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -24,6 +22,7 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.own.feed import ONCE, Feed
+from espalier_trainer.own.leaving import on_purpose
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.schedules import Moment
@@ -140,7 +139,7 @@ class Following:
                 yield turn.command.epoch
             except GeneratorExit:
                 frame = inspect.currentframe()
-                if frame is not None and frame.f_back is not None and _is_left(frame.f_back):
+                if frame is not None and on_purpose(frame.f_back):
                     self._loop_left()
                 raise
             self._epoch_left()
@@ -278,11 +277,3 @@ def _exit(code: ExitCode) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(int(code))
-
-
-def _is_left(frame: FrameType) -> bool:
-    """Return whether a script whose generator is being closed has left its loop by `break` or `return`.
-
-    Then it drops the iterator by an instruction of its own; an exception drops it at the instruction that raised it.
-    """
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("POP_TOP", "POP_ITER")

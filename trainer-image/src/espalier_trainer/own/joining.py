@@ -16,7 +16,10 @@ from torch.utils.data import DataLoader
 from espalier_api.environment import ExitCode, Role
 from espalier_api.growth.widen import WIDEN
 from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_api.reasons import Reason
+from espalier_api.report import TrainerPhase
 from espalier_api.validation import JobFileError, load_job
+from espalier_trainer.contracts import report_early
 from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.memory import keep_freed
 from espalier_trainer.core.run import Run
@@ -36,7 +39,7 @@ from espalier_trainer.own.loop import Loop
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.own.streaming import Stream, is_stream
 from espalier_trainer.own.trying import Alone, Validate, validation_loss
-from espalier_trainer.settings import Settings, StopSignal
+from espalier_trainer.settings import Settings, SettingsError, StopSignal
 from espalier_trainer.trials.arm import Trying
 from espalier_trainer.worker import Leave
 
@@ -104,8 +107,11 @@ def join(
     except SupersededError as error:
         print(error, file=sys.stderr)
         raise SystemExit(int(ExitCode.SUPERSEDED)) from None
+    except SettingsError as error:
+        print(error, file=sys.stderr)
     except TrainerError as error:
         print(error, file=sys.stderr)
+        report_early(settings, job, TrainerPhase.FAILED, Reason.INVALID_SPEC, str(error))
     else:
         WATCH.joined = True
         return loop, loop

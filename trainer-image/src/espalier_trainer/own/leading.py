@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import inspect
+import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +18,7 @@ from espalier_api.environment import ExitCode
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.task import score_in
-from espalier_trainer.causes import exit_code_of
+from espalier_trainer.causes import exit_code_of, sentence
 from espalier_trainer.core import faults
 from espalier_trainer.core.run import Run
 from espalier_trainer.core.steps import Due
@@ -24,6 +27,7 @@ from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.own.feed import ONCE, Feed
+from espalier_trainer.own.leaving import on_purpose
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.progress import Ending
@@ -55,6 +59,7 @@ class Leading:
         """Whether no step of the epoch was announced yet."""
         self._gave_way = False
         """Whether a later leader has taken over."""
+        self._pid = os.getpid()
         run.resume()
         atexit.register(self._exit)
 
@@ -108,13 +113,9 @@ class Leading:
         except SupersededError as error:
             self._give_way(error)
         except GeneratorExit:
-            # The script left the loop: by a break, or by an error, which cannot be distinguished here. So nothing is
-            # saved, and the other workers wait for a leader. At the end of the process, nothing is left to do here.
-            if not self._closed:
-                self._run.ending = Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, "the script left the loop")
-                self._close()
-                self._run.journal.enter(TrainerPhase.EVALUATING)
-                self._stop.training = False
+            frame = inspect.currentframe()
+            if not self._closed and os.getpid() == self._pid:
+                self._left(on_purpose=frame is not None and on_purpose(frame.f_back))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the batches of an epoch."""
@@ -218,6 +219,35 @@ class Leading:
             print(ending.message, file=sys.stderr)
             self._run.finish(ending)
             raise SystemExit(int(exit_code_of(ending.reason)))
+        self._over()
+
+    def _left(self, *, on_purpose: bool) -> None:
+        """Save the run if the script left its loop on purpose. If not, it has failed, unless it is stopped.
+
+        Nothing can be raised here: the interpreter would go on after any exception.
+        """
+        self._closed, run = True, self._run
+        try:
+            if on_purpose:
+                self._commit(left=True)
+                run.complete("the script left the loop")
+                run.end(done=False)
+                self._over()
+            else:
+                run.close(done=False)
+        except SupersededError as error:
+            print(error, file=sys.stderr)
+            self._gave_way = True
+        except Exception as error:
+            traceback.print_exc()
+            run.broken_by(error)
+        self._stop.training = False
+
+    def _over(self) -> None:
+        """Report that all is trained and saved; the script's code after its loop is still to run."""
+        ending = self._run.ending
+        if ending is not None and ending.phase is TrainerPhase.COMPLETED:
+            self._run.journal.over(ending)
 
     def _fail(self, error: LossNotFiniteError) -> NoReturn:
         print(error, file=sys.stderr)
@@ -238,22 +268,28 @@ class Leading:
         self._run.close(done=False)
 
     def _exit(self) -> None:
-        """Report at the end of the process how the run ended."""
-        run = self._run
-        broken = not self._closed or getattr(sys, "last_value", None) is not None
+        """Report at the end of the process how the run ended.
+
+        With which code the process ends cannot be known here; a loop that the script has ended counts with code 0 only.
+        """
+        if os.getpid() != self._pid:
+            return  # a process that the script has forked
+        run, error = self._run, getattr(sys, "last_value", None)  # the interpreter has printed its traceback
         if not self._closed:
             self._close()
-        if run.journal.ending is None and not self._gave_way:
-            ending = run.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED)
-            if self._stop():
-                ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
-            elif broken:
-                ending = Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "the script ended before its loop")
-            error = getattr(sys, "last_value", None)
-            if broken and error is not None and not self._stop():
-                run.broken_by(error)  # the interpreter has printed the traceback
-            else:
-                run.finish(ending)
+        ending = run.ending
+        if self._gave_way or run.journal.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED):
+            pass
+        elif self._stop():
+            run.finish(Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop"))
+        elif error is not None and (ending is None or ending.reason is Reason.COMPLETED):
+            run.broken_by(error)
+        elif error is not None and ending is not None and ending.phase is TrainerPhase.COMPLETED:
+            run.finish(replace(ending, message=f"its code after the loop failed: {sentence(error)}"))
+        elif ending is not None:
+            run.finish(ending)
+        else:
+            run.finish(Ending(TrainerPhase.FAILED, Reason.TRAINER_FAILED))  # its exit code and its log tell more
         self._closing.close()
 
 

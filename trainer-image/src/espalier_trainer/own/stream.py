@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from espalier_trainer.own.alone import Alone
@@ -34,9 +35,22 @@ class Stream:
         """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
         self.passes = 0
         """Passes over the data that are done."""
+        self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
+        self._leaving = False
+
+    def leave(self) -> None:
+        """End the training on purpose, if batches are left: the job is complete then, unless the script fails."""
+        self._leaving = True
+        if (running := self._running()) is not None:
+            running.close()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this worker."""
+        running = self._batches()
+        self._running = weakref.ref(running)
+        return running
+
+    def _batches(self) -> Generator[Any, None, None]:
         self.loop, batches = self._joining()
         for epoch in self.loop.epochs(self._epochs):
             self.passes = epoch
@@ -46,6 +60,11 @@ class Stream:
                     if isinstance(self.loop, Alone)
                     else self.loop.should_step
                 )
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:
+                    if self._leaving:
+                        return  # out of the loop over epochs
+                    raise
             self.passes = epoch + 1
             self._ended()

@@ -54,6 +54,8 @@ class ApiObjects:
         self.pods = Objects(self._versions)
         self.jobs = Objects(self._versions)
         self.config_maps = Objects(self._versions)
+        self.removed: list[Raw] = []
+        """Pods that are gone, as they were last, each with the version of its deletion: what a watch tells."""
         self.leaders: dict[str, int] = defaultdict(int)
         """Pods of leaders that were made, by UID of their job."""
         self._uids = itertools.count(1)
@@ -124,7 +126,9 @@ class ApiObjects:
 
     def remove(self, key: str) -> None:
         """Let a pod be gone."""
-        del self.pods[key]
+        pod = self.pods.pop(key)
+        metadata = {**pod["metadata"], "resourceVersion": str(next(self._versions))}
+        self.removed.append({**pod, "metadata": metadata})
 
     def _birth(self) -> dict[str, str]:
         return {"uid": f"u{next(self._uids)}", "creationTimestamp": utc(self.now).isoformat()}

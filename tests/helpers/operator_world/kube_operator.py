@@ -76,6 +76,8 @@ class Client:
         """How many of the next calls fail."""
         self.unanswered = 0
         """How many of the next calls seem to fail, though they are done."""
+        self.lease_lost = False
+        """Nothing but a status is sent any more: that one was about to be, as the operator was frozen."""
         self.on_create: Callable[[Mapping[str, Any]], None] = lambda manifest: None
         self.broken: AssertionError | None = None
         """What `on_create` has raised first: the operator goes on with other jobs."""
@@ -107,7 +109,11 @@ class Client:
     ) -> Raw | None:
         """Put a job's status in place of the one that it has, if it has not changed since `version`."""
         key = f"{namespace}/{name}"
-        return await self._change(key, "jobs", lambda key: self._world.put_status(key, uid, version, status))
+        self.lease_lost, was_lost = False, self.lease_lost
+        try:
+            return await self._change(key, "jobs", lambda key: self._world.put_status(key, uid, version, status))
+        finally:
+            self.lease_lost = was_lost
 
     async def patch(self, resource: Resource, namespace: str, name: str, uid: str, body: Any) -> Raw | None:
         """Annotate a pod."""
@@ -131,6 +137,8 @@ class Client:
         return {"kind": "Status"} if found is None else found
 
     async def _call(self, call: Callable[[], None]) -> None:
+        if self.lease_lost:
+            raise BackendError("this operator no longer holds the lease")
         await asyncio.sleep(0)
         if self.calls_left is not None:
             if self.calls_left == 0:
@@ -173,6 +181,8 @@ class LiveOperator:
         recent_use = RecentUse(rules.fair_share_half_life_seconds)
         self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake, recent_use)
         self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self, asking=asking)
+        self._told = len(world.removed)
+        """How many of the pods that are gone it has been told of."""
         self.view: dict[str, dict[str, Raw]] = {}
         """What is seen of the world, by kind; old until `see`."""
         self.woken = False
@@ -203,6 +213,10 @@ class LiveOperator:
             same = seen is not None and seen.keys() == there.keys()
             changed |= not same or not all(map(_is_same, (seen or {}).values(), there.values()))
             self.view[kind] = dict(there)
+            if kind == "pods":
+                for pod in self._world.removed[self._told :]:
+                    self.store.take(resources.PODS, "DELETED", pod)
+                self._told = len(self._world.removed)
             self.store.replace(self._kinds[kind], there.values(), self._world.version)
         for key in self.store.reports.late():
             self.store.reports.read_late(key)
@@ -236,6 +250,13 @@ class LiveOperator:
     def glance(self) -> float:
         """Look at what is new and write what needs no plan; return within how many seconds a plan must be made."""
         return self._runner.run(self._glance())
+
+    def wake(self) -> None:
+        """Go on after it was frozen and has lost its Lease, by what it saw before; and end."""
+        self.client.lease_lost, self.client.on_create = True, lambda manifest: None
+        self.on_plan = lambda snapshot, plan: None
+        self._runner.run(self._tick())
+        self.close()
 
     def close(self) -> None:
         """End at once, whatever it is doing."""

@@ -7,6 +7,8 @@ A kube-scheduler, kubelets and controllers each act when they are called. Leader
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import datetime
+from typing import Final
 
 from espalier_operator.job.status import utc
 from operator_world.kube_api import GRACE_SECONDS, ApiObjects, gpus_of, is_over, node_of, owner_of
@@ -14,6 +16,8 @@ from operator_world.kube_objects import GPU, Raw, raw_node, time_at
 from operator_world.leaders import Process, Temper
 
 TYPE_LABEL = "nvidia.com/gpu.product"
+SIDE_CAR: Final[Raw] = {"name": "proxy", "image": "proxy"}
+"""What a webhook adds to pods. It runs until its pod is deleted."""
 EVICTION_SECONDS = 300.0
 """After so long pods are evicted from a node that is not ready."""
 
@@ -36,6 +40,11 @@ class Kubernetes(ApiObjects):
         """Budget seconds that leaders have reported, by UID of their job."""
         self.failures: dict[str, int] = defaultdict(int)
         """Containers of base workers that ended with another code than 0, by UID of their job."""
+        self.done: dict[tuple[str, int], str] = {}
+        """Base workers of programs, by UID of the job and index, that have ended with 0 by themselves, and the UIDs of
+        their pods; but for those whose ends nobody can know of."""
+        self.ever_done: set[tuple[str, int]] = set()
+        """All that ever have."""
         self.once_lost: set[str] = set()
         """UIDs of pods whose node was not heard of for a time."""
         self.unable_to_pull: set[str] = set()
@@ -113,12 +122,17 @@ class Kubernetes(ApiObjects):
             if process is None:
                 if deleting:
                     self.remove(key)
+                elif ended_at(pod) is not None:
+                    pass  # its side-cars run on
                 elif pod["status"]["phase"] == "Pending":
                     self._start(key)
                 else:
                     self._end(key, 137, container="ContainerStatusUnknown")  # it went with its node
             elif process.code is not None:
                 self._end(key, process.code, process.ended_at)
+                if process.code == 0 and not deleting and process.index is not None and self._is_program(process):
+                    self.done[process.job_uid, process.index] = uid
+                    self.ever_done.add((process.job_uid, process.index))
                 if deleting:
                     self.remove(key)
             elif deleting:
@@ -194,7 +208,26 @@ class Kubernetes(ApiObjects):
         if node is None or self.is_ready(node):
             self.processes.pop(pod["metadata"]["uid"], None)
 
+    def is_recorded(self, worker: tuple[str, int]) -> bool:
+        """Return whether a job's status says that a base worker was done, or it is over or gone."""
+        job = next((job for job in self.jobs.values() if job["metadata"]["uid"] == worker[0]), None)
+        status = {} if job is None else job.get("status", {})
+        over = job is None or "completionTime" in status
+        return over or worker[1] in status.get("scheduling", {}).get("completedWorkers", ())
+
+    def delete_pod(self, key: str, uid: str | None = None, *, force: bool = False) -> None:
+        """Delete a pod. Unless it is recorded, nobody can tell that one whose side-cars ran on was done before."""
+        super().delete_pod(key, uid, force=force)
+        if key in self.pods:
+            for worker, done in list(self.done.items()):
+                if done == self.pods[key]["metadata"]["uid"] and not self.is_recorded(worker):
+                    del self.done[worker]
+
     # ---- within
+
+    def _is_program(self, process: Process) -> bool:
+        job = self.jobs.get(process.job)
+        return job is not None and job["metadata"]["uid"] == process.job_uid and "program" in job["spec"]
 
     def _suits(self, pod: Raw, name: str) -> bool:
         node = self.nodes[name]
@@ -220,30 +253,47 @@ class Kubernetes(ApiObjects):
         if node in self.unable_to_pull:
             self._wait_for_image(key)
             return
-        container = {"name": pod["spec"]["containers"][0]["name"], "state": {"running": {"startedAt": self._time()}}}
-        self.pods[key] = {**pod, "status": {**_claims(pod), "phase": "Running", "containerStatuses": [container]}}
+        running = {"running": {"startedAt": self._time()}}
+        containers = [{"name": each["name"], "state": running} for each in pod["spec"]["containers"]]
+        self.pods[key] = {**pod, "status": {**_claims(pod), "phase": "Running", "containerStatuses": containers}}
         self.processes[pod["metadata"]["uid"]] = Process.of(self, key, node)
 
     def _wait_for_image(self, key: str) -> None:
         pod = self.pods[key]
         if "containerStatuses" not in pod["status"]:  # nothing is news after that
             waiting = {"reason": "ImagePullBackOff", "message": "no answer of the registry"}
-            containers = [{"name": pod["spec"]["containers"][0]["name"], "state": {"waiting": waiting}}]
+            containers = [{"name": trainer_of(pod), "state": {"waiting": waiting}}]
             self.pods[key] = {**pod, "status": {**pod["status"], "containerStatuses": containers}}
 
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
         pod = self.pods[key]
         self.processes.pop(pod["metadata"]["uid"], None)
         self.failures[owner_of(pod) or ""] += code != 0
-        running = pod["status"].get("containerStatuses", [{}])[0].get("state", {}).get("running", {})
+        if ended_at(pod) is not None:
+            return
+        states = {each["name"]: each["state"] for each in pod["status"].get("containerStatuses", ())}
+        name = trainer_of(pod)
         ended = {"exitCode": code, "finishedAt": self._time(at), **({"reason": container} if container else {})}
-        name = pod["spec"]["containers"][0]["name"]
-        containers = [{"name": name, "state": {"terminated": {**running, **ended}}}]
-        phase = "Failed" if code or status else "Succeeded"
+        states[name] = {"terminated": {**states.get(name, {}).get("running", {}), **ended}}
+        containers = [{"name": each, "state": state} for each, state in sorted(states.items())]
+        goes = status or container or "deletionTimestamp" in pod["metadata"]
+        phase = "Running" if len(states) > 1 and not goes else "Failed" if code or status else "Succeeded"
         self.pods[key] = {**pod, "status": {**_claims(pod), "phase": phase, "containerStatuses": containers, **status}}
 
     def _time(self, at: float | None = None) -> str:
         return utc(self.now if at is None else at).isoformat()
+
+
+def trainer_of(pod: Raw) -> str:
+    """Return the name of the container of a pod that is no side-car."""
+    return next(str(each["name"]) for each in pod["spec"]["containers"] if each["name"] != SIDE_CAR["name"])
+
+
+def ended_at(pod: Raw) -> float | None:
+    """Return when the container of a pod ended that is no side-car; None: it has not."""
+    states = [each["state"] for each in pod["status"].get("containerStatuses", ()) if each["name"] == trainer_of(pod)]
+    ends = [state["terminated"]["finishedAt"] for state in states if "terminated" in state]
+    return datetime.fromisoformat(ends[0]).timestamp() if ends else None
 
 
 def _claims(pod: Raw) -> Raw:

@@ -33,6 +33,8 @@ class Temper:
     silent: bool = False
     """It knows nothing of us: no report, no obedience, and it ends after `lasts` seconds with code 0."""
     lasts: float = 50.0
+    others_last: float = 1e18
+    """Seconds after which other base workers end with code 0."""
     deaf: bool = False
     """It reports, but acknowledges nothing and obeys no demand to stop."""
     watches: bool = True
@@ -58,6 +60,8 @@ class Process:
     budget: float
     started_at: float
     used: float = 0.0
+    index: int | None = None
+    """Among the base workers; None: it is none."""
     resumed_at: float = 0.0
     """Budget seconds that were used when it started, by what the operator knew."""
     phase: TrainerPhase = TrainerPhase.STARTING
@@ -90,6 +94,7 @@ class Process:
             # One that only claims to be a worker of the job was not made by an operator.
             leads=worker is not None and (str(worker[0]), worker[1]) == ("base", 0) and "annotations" in metadata,
             temper=world.tempers.get(job, Temper()),
+            index=worker[1] if worker is not None and str(worker[0]) == "base" else None,
             budget=1e18,
             started_at=world.now,
         )
@@ -130,6 +135,8 @@ class Process:
             self.code, self.ended_at = 137, now
             return
         if not self.leads:
+            if self.index is not None and now - self.started_at >= self.temper.others_last * self.index:
+                self._leave(now, None, None, 0)
             self._end_if_due(world)
             return
         if self.temper.silent:

@@ -137,6 +137,26 @@ def test_each_worker_of_a_program_is_a_process_that_knows_its_place(local_run, t
     }
 
 
+def test_a_worker_that_was_done_is_not_run_again_and_its_gpu_serves_another_job(local_run, tmp_path) -> None:
+    """Nor when the run was interrupted and goes on."""
+    script = f"""
+cd {tmp_path}; index=${{ESPALIER_WORKER_INDEX:-0}}; echo ran >>runs-$index
+if [ $index = 1 ]; then exit 0; fi
+trap 'exit 143' TERM; while [ ! -e go ]; do sleep 0.05; done
+"""
+    jobs = [shell("a-pair", script, minReplicas=2, maxReplicas=2), shell("b-waits", f": >{tmp_path}/served")]
+
+    def has_begun(view: Any) -> bool:
+        return (tmp_path / "served").exists() and (tmp_path / "runs-0").exists()
+
+    first = local_run(jobs, gpus=2, stop_when=has_begun)
+    assert first.outcomes["a-pair"].phase is JobPhase.SUSPENDED
+    (tmp_path / "go").touch()
+    second = local_run(jobs, gpus=2)
+    assert {outcome.reason for outcome in second.outcomes.values()} == {Reason.COMPLETED}
+    assert [(tmp_path / f"runs-{index}").read_text().count("ran") for index in range(2)] == [2, 1]
+
+
 SERVES = """
 import http.server, sys, threading
 page = b'steps_done 30\\nloss{split="test"} 0.5\\n'

@@ -23,6 +23,10 @@ A history checks these whenever the operator has come to rest, that is: has seen
     restarts, are asked of nobody (`planned`).
 8.  *Nobody holds what cannot be used.* A job whose workers are refused, by a webhook or because their image cannot be
     pulled, and whose leader does not run, gives its GPUs back within seconds; a denial ends no job (`refused`).
+9.  *What has ended stays ended.* A worker of a program that was done is never made again, and no program waits again
+    for want of its GPUs, though its pod is deleted, unless no operator could see or record that before. A program
+    whose leader was done is over. Side-cars that outlive a worker, in any place, do not keep its GPUs. An operator that
+    was frozen writes no status over one that it has not seen (`completed`).
 
 Devices of dynamic resource allocation are GPUs of a kind like others. A claim keeps its own for a while after its pod:
 they count as being given back.
@@ -54,6 +58,7 @@ from espalier_operator.actions import (
     Stop,
 )
 from espalier_operator.facts import Rules, Snapshot, host_of
+from operator_world.history.completed import Completed
 from operator_world.history.demands import demand
 from operator_world.history.ends import Ends
 from operator_world.history.lending import Lent
@@ -85,6 +90,7 @@ class Clauses:
         self._world, self._room, self._is_fair = world, Room(world, controller), is_fair
         self._quotas = Quotas(world, self._room)
         self._returns, self._ends = Returns(world, self._room, patience), Ends(world)
+        self._completed = Completed(world)
         self._waiting = Waiting(world, self._room, self._quotas, self._returns, rules, patience, is_fair=is_fair)
         self.refused = Refused(world, rules)
         self._lent = Lent(world, self._room, self._quotas, patience)
@@ -114,13 +120,14 @@ class Clauses:
         self._ends.planned(snapshot, plan, self.checked)
         if self.is_fresh:
             self._ends.saw(plan, self.checked)
-        if self.is_fresh:
+            self._completed.saw(plan, self.checked)
             self._judge_lost_gpus(snapshot, plan)
         if self.is_fresh and knows_quotas:
             self._granted |= {each.job for each in plan.actions if isinstance(each, Admit | GrantExtra)}
 
     def creating(self, manifest: Mapping[str, Any]) -> None:
-        """Check a pod that is about to be created. 1."""
+        """Check a pod that is about to be created. 1 and 9."""
+        self._completed.creating(manifest, self.checked)
         metadata = manifest["metadata"]
         pod = dict(manifest)
         node = pinned_to(pod) if manifest["kind"] == "Pod" else None
@@ -167,6 +174,14 @@ class Clauses:
         """Take what queues hold as given: what they may has just been changed."""
         self._quotas.count_again([*self._room.jobs()])
 
+    def operator_ends(self) -> None:
+        """The operator has ended, or another one takes its place: what it alone knew is lost."""
+        self._completed.operator_ends()
+
+    def woke(self, before: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """Check that a former leader has changed nothing; `before` are the jobs as they were, `known` as for 9."""
+        self._completed.woke(before, known, self.checked)
+
     def was_away(self, seconds: float) -> None:
         """Do not blame the operator for the last `seconds`: nobody was there."""
         for stopwatch in (self._returns.due, self._waiting.fitting, self._lent.idle):
@@ -188,6 +203,7 @@ class Clauses:
             self._lent.judge(jobs, owed, self.checked)
         self._returns.judge(jobs, self.checked)
         self._ends.judge(self.checked)
+        self._completed.judge(jobs, self.checked)
         self.refused.judge(jobs, self.checked)
 
     def _pins_have_room(self) -> None:

@@ -57,6 +57,13 @@ def spec_of(chance: Random) -> dict[str, Any]:
     }
 
 
+def program_of(chance: Random, spec: Mapping[str, Any]) -> tuple[dict[str, Any], Temper]:
+    """Return a job as a program, and how its workers behave: some are done before the leader."""
+    found = {**spec, "maxReplicas": spec["minReplicas"], "program": {}}
+    lasts, others = chance.choice((12.0, 30.0, 1e9)), chance.choice((3.0, 10.0, 1e18))
+    return found, Temper(silent=True, lasts=lasts, others_last=others)
+
+
 def asking_for(resource: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the specification of a pod that requests, or claims, a resource in the place of GPUs."""
     first, *others = asked["containers"]

@@ -27,6 +27,12 @@ class Kind:
     """Nodes refuse pods with GPUs for a while, and their device plugins restart."""
     has_denials: bool = False
     """A webhook denies pods of a namespace, or changes them, for a while; images cannot be pulled on some nodes."""
+    has_programs: bool = False
+    """Some jobs are programs, whose workers end by themselves, and somebody deletes pods that have ended."""
+    has_side_cars: bool = False
+    """A webhook puts a side-car into pods, first or last, that outlives the worker."""
+    has_frozen_operators: bool = False
+    """Operators are frozen, and wake up when another one acts."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -46,4 +52,7 @@ def kind_of(seed: int) -> Kind:
         has_defaults=chance.random() < 0.2,
         has_failures=chance.random() < 0.3,
         has_denials=chance.random() < 0.3,
+        has_programs=chance.random() < 0.3,
+        has_side_cars=chance.random() < 0.2,
+        has_frozen_operators=chance.random() < 0.3,
     )

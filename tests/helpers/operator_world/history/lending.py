@@ -49,7 +49,7 @@ class Lent:
             and self._is_heard_of(job)
             and temper is not None
             and not temper.silent
-            and kept.extra < job.spec["maxReplicas"] - job.base
+            and kept.extra < job.spec["maxReplicas"] - job.spec["minReplicas"]
             and budget - job.status.time_budget.used_seconds > 0.1 * budget
             and "gpuSecondsBudget" not in job.spec
             and all(at <= now for at in later)

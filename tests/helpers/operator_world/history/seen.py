@@ -38,8 +38,8 @@ class Seen:
 
     @property
     def base(self) -> int:
-        """Its base workers."""
-        return int(self.spec["minReplicas"])
+        """Its base workers, but for those that are completed."""
+        return int(self.spec["minReplicas"]) - len(self.status.scheduling.completed_workers)
 
     @property
     def resource(self) -> str:

@@ -14,6 +14,7 @@ from operator_world.history.draws import (
     asking_for,
     borrowing_spec_of,
     lending_queue_of,
+    program_of,
     queue_of,
     spec_of,
     temper_of,
@@ -97,6 +98,8 @@ class Story(Stage):
             (2, self._person_acts),
             (1, self._quota_changes),
             (1, self._queue_changes),
+            *(((1, self._operator_freezes),) if self.kind.has_frozen_operators else ()),
+            *(((6, self._ended_pods_are_deleted),) if self.kind.has_programs else ()),
             *(((1, self._defaults_change),) if self.kind.has_defaults else ()),
             *(((3, self._devices_fail),) if self.kind.has_failures else ()),
             *(((1, self._denials_change), (1, self._pulls_change)) if self.kind.has_denials else ()),
@@ -122,6 +125,8 @@ class Story(Stage):
             spec["controllerName"] = chance.choice(self.kind.controllers)
         spec["template"] = {**spec["template"], "spec": asking_for(self._resource(), spec["template"]["spec"])}
         world.tempers[f"{namespace}/{name}"] = temper_of(chance)
+        if self.kind.has_programs and chance.random() < 0.5:
+            spec, world.tempers[f"{namespace}/{name}"] = program_of(chance, spec)
         finalizers = ("example.com/archive",) if chance.random() < 0.15 else ()
         world.submit(namespace, name, spec, finalizers)
         asked = spec["template"]["spec"]
@@ -251,6 +256,30 @@ class Story(Stage):
         elif node is not None and self.world.is_ready(node) and not is_over(pod):
             self.world.evict(key)
 
+    def _ended_pods_are_deleted(self) -> None:
+        """At once after their ends: no operator has seen them yet."""
+        if self.random.random() < 0.7:
+            self.world.pass_time(self.random.choice((1.0, 3.0)))
+        ended = [key for key, pod in self.world.pods.items() if is_over(pod)]
+        if ended:
+            self._say(f"delete what has ended: {', '.join(ended)}")
+        for key in ended:
+            self.world.delete_pod(key)
+
+    def _operator_freezes(self) -> None:
+        """Another takes its place; it wakes up and finishes the write that it was about to send."""
+        one = self._one()
+        frozen = one.freeze()
+        self._say("the operator is frozen, and another one acts")
+        for _ in range(self.random.randint(0, 2)):
+            self._leader_ends()
+            self.world.pass_time(self.random.choice((1.0, 20.0)))
+            self.rest()
+        before = dict(self.world.jobs)
+        known = {key: each.version for key, each in frozen.store.jobs.mapping().items()}
+        frozen.wake()
+        one.clauses.woke(before, known)
+
     def _leader_ends(self) -> None:
         running = {each.key: each for each in self.world.processes.values() if each.code is None and each.leads}
         if running:
@@ -271,6 +300,8 @@ class Story(Stage):
             world.change_spec(key, priority=chance.randint(0, 2))
         elif what == "budget":
             world.change_spec(key, timeBudgetSeconds=chance.choice(BUDGETS))
+        elif what == "most" and "program" in world.jobs[key]["spec"]:
+            pass  # the API server refuses more than the fewest
         elif what == "most":
             world.change_spec(key, maxReplicas=world.jobs[key]["spec"]["minReplicas"] + chance.randint(0, 3))
         else:

@@ -83,7 +83,13 @@ class Watched:
         self.operator.close()
         self.operator = self._next_life()
 
+    def freeze(self) -> LiveOperator:
+        """Let another operator take the place of the one that acts, and return that."""
+        frozen, self.operator = self.operator, self._next_life()
+        return frozen
+
     def _next_life(self) -> LiveOperator:
+        self.clauses.operator_ends()
         policy, asking = self._deciding.policy, self._deciding.asking
         operator = LiveOperator(self._world, policy, self._settings, self._rules, self._runner, self._kinds, asking)
         operator.on_plan, operator.client.on_create = self._planned, self._creating

@@ -22,7 +22,7 @@ from operator_world.kube_devices import QUOTA, RESOURCE
 from operator_world.kube_objects import GPU, GPU_RESOURCES, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
 from operator_world.kube_scheduler import KubeScheduler, allocatable_of, amount, requests_of
-from operator_world.kubernetes import TYPE_LABEL, Kubernetes
+from operator_world.kubernetes import SIDE_CAR, TYPE_LABEL, Kubernetes
 
 KINDS: Final[Mapping[str, Resource]] = {
     **SEEN,
@@ -54,6 +54,8 @@ class SharedCluster(Kubernetes):
         """When pods of others go, by key."""
         self.held_until: dict[str, float] = {}
         """Until when finalizers hold jobs that are deleted, by key."""
+        self.injects_side_cars = False
+        """A webhook puts a side-car into some pods, first or last."""
         self.over_quota: list[str] = []
         """Pods that a ResourceQuota has refused, by key, though no stranger was faster."""
         self.refusing: dict[str, float] = {}
@@ -209,6 +211,12 @@ class SharedCluster(Kubernetes):
                 containers = [*manifest["spec"]["containers"], {"name": "injected", "image": "proxy"}]
                 metadata = {**metadata, "labels": {**metadata.get("labels", {}), "injected": "yes"}}
                 manifest = {**manifest, "metadata": metadata, "spec": {**manifest["spec"], "containers": containers}}
+            if self.injects_side_cars:
+                spec, side_cars = manifest["spec"], Random(f"{metadata['name']} side-car").choice(([], [SIDE_CAR]))
+                containers = Random(metadata["name"]).choice(
+                    ([*side_cars, *spec["containers"]], [*spec["containers"], *side_cars])
+                )
+                manifest = {**manifest, "spec": {**spec, "containers": containers}}
         if manifest["kind"] == "Pod" and key not in self.pods:
             quota = self.resource_quotas.get(f"{metadata['namespace']}/team")
             for name, hard in ({} if quota is None else quota["spec"]["hard"]).items():

@@ -22,11 +22,13 @@ from espalier_operator.actions import Refusal
 from espalier_operator.capacity import Supply
 from espalier_operator.constraints import ANYWHERE
 from espalier_operator.facts import JobFacts, Node
+from espalier_operator.job import ends
+from espalier_operator.job.state import JobState
 from espalier_operator.kube import snapshot
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import ApiRefusalError
-from espalier_operator.kube.objects import gpus
-from espalier_operator.kube.state import workers
+from espalier_operator.kube.objects import gpus, pods
+from espalier_operator.kube.state import managed_job, workers
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
@@ -54,6 +56,7 @@ from operator_world.history.story import Story
 from operator_world.kube_devices import RESOURCE, claiming
 from operator_world.kube_objects import GPU, MIG, Raw, template
 from operator_world.kube_scheduler import LEAST_ALLOCATED, MOST_ALLOCATED, KubeScheduler
+from operator_world.kubernetes import Kubernetes
 from operator_world.leaders import Temper
 
 STEPS = 130
@@ -253,6 +256,71 @@ def test_a_deleted_job_that_keeps_its_workers_breaks_clause_6(stage: Stage, brok
     assert "vision/job is deleted" in fails(stage, 6)
 
 
+# ---- what has ended stays ended
+
+
+def test_a_worker_whose_end_is_not_recorded_breaks_clause_9(stage: Stage, broken: Broken) -> None:
+    right = ends.judge
+    broken(ends, "judge", lambda *given: replace(right(*given), completed_workers=()))
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
+    assert "vision/job: worker 1 was done" in fails(stage, 9)
+
+
+def test_a_completed_worker_that_is_owed_a_gpu_breaks_clause_9(stage: Stage, broken: Broken) -> None:
+    broken(JobState, "needed", lambda self, terms: terms)
+    stage.world.add_machine("node", 2, 16, {}, [])
+    submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
+    lives(stage, 8)
+    stage.world.delete_pod("vision/job-base-1-0")
+    stage.world.set_gpus("node", 1)
+    assert "is to wait again, and all of its workers run" in fails(stage, 9)
+
+
+def test_an_operator_that_begins_and_does_not_know_of_a_completed_worker_breaks_clause_9(
+    stage: Stage, broken: Broken
+) -> None:
+    right = managed_job.state_of
+    broken(managed_job, "state_of", lambda *given: replace(right(*given), completed_workers=()))
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", DONE_EARLY, minReplicas=2, maxReplicas=2, program={})
+    lives(stage, 8)
+    stage.world.delete_pod("vision/job-base-1-0")
+    stage.operators[0].restart()
+    assert "job-base-1-1 is made, and that worker was done" in fails(stage, 9)
+
+
+def test_an_end_that_goes_with_its_pod_breaks_clause_9(stage: Stage, broken: Broken) -> None:
+    broken(store.Store, "_is_known", lambda *_: False)
+    stage.world.add_machine("node", 4, 16, {}, [])
+    submit(stage, "job", replace(DONE_EARLY, lasts=4.0), program={})
+    stage.rest()
+    stage.world.pass_time(5.0)
+    stage.world.delete_pod("vision/job-base-0-0")
+    assert "job-base-0-1 is made, and that worker was done" in fails(stage, 9)
+
+
+def test_side_cars_that_are_taken_for_the_worker_break_clause_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods, "trainer_of", lambda spec: spec["containers"][0]["name"])
+    breaks(9, kind=Kind(has_programs=True, has_side_cars=True))
+
+
+def test_a_former_leader_whose_status_is_taken_breaks_clause_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Kubernetes.put_status
+
+    def put(self: Kubernetes, key: str, uid: str, version: str, status: Any) -> None:
+        right(
+            self,
+            key,
+            uid,
+            self.jobs.get(key, {"metadata": {"resourceVersion": ""}})["metadata"]["resourceVersion"],
+            status,
+        )
+
+    monkeypatch.setattr(Kubernetes, "put_status", put)
+    assert "a former leader has written its status" in breaks(9, kind=Kind(has_frozen_operators=True))
+
+
 # ---- two operators, two kinds of GPU, and a policy file that does not answer: each is judged, too
 
 
@@ -381,6 +449,7 @@ def test_gangs_of_two_operators_for_which_one_quota_has_room_in_turn_both_run() 
 
 Broken = Callable[[Any, str, Any], None]
 OBEDIENT: Final = Temper(evaluation=4.0)
+DONE_EARLY: Final = Temper(silent=True, lasts=1e9, others_last=5.0)
 ONE_GPU: Final = {GPU: 1}
 PREEMPTION: Final = {"noticeSeconds": 3, "cooldownSeconds": 2, "minRuntimeSeconds": 2, "base": "Checkpoint"}
 

@@ -98,7 +98,7 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, sh
                 waited = max(0.0, now - since)
                 made["espalier_job_waiting_seconds"][job.owner.namespace, job.name, waiting_for] = waited
             if job.facts is not None and not job.facts.terms.suspend:
-                waited_for[job.owner.queue,] += job.owner.base_gpus
+                waited_for[job.owner.queue,] += job.facts.base_gpus
         for metric, values in _of_job(job).items():
             made[metric].update(values)
     made["espalier_jobs"] = dict(phases)
@@ -216,13 +216,13 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
             for choice, probability in _first(last.probabilities.items(), MAX_PROBABILITIES).items()
         }
     if facts is not None:
-        base = job.owner.base_gpus
+        base = facts.base_gpus
         held = facts.gpus_held if status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED) else 0
         made["espalier_job_time_budget_seconds"] = {place: facts.terms.time_budget_seconds}
         made["espalier_job_gpus"] = {
             (*place, "base"): float(min(base, held)),
             (*place, "extra"): float(max(0, held - base)),
         }
-        seconds = gpu_seconds(status, base)
+        seconds = gpu_seconds(status, job.owner.base_gpus)
         made["espalier_job_gpu_seconds_total"] = {(*place, role): value for role, value in seconds.items()}
     return made

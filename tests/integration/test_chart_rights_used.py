@@ -47,7 +47,7 @@ def may_grant(server: ApiServer, without: Right, granted: Iterable[Right]) -> bo
 
 
 def pod_of_another(world: World, namespace: str) -> None:
-    """Let a worker of a job that another Espalier looks after, in a namespace of its own, run and end."""
+    """Let a worker of a job that another Espalier looks after, in a namespace of its own, run and vanish."""
     theirs = Jobs(world.server, namespace).make("theirs")
     names = {"app.kubernetes.io/managed-by": "espalier", "espalier.dev/job": "theirs", "espalier.dev/role": "base"}
     owner = objects.owner_reference(kube_job()) | {"name": "theirs", "uid": theirs["metadata"]["uid"]}
@@ -57,7 +57,7 @@ def pod_of_another(world: World, namespace: str) -> None:
     server.request("POST", pods, {"metadata": metadata, "spec": spec})
     path = f"{pods}/{metadata['name']}"
     world.until("it runs", lambda: server.request("GET", path)["status"]["phase"] == "Running", PATIENCE)
-    world.kubelet.end(namespace, str(metadata["name"]), 0)
+    server.request("DELETE", path, gracePeriodSeconds="0")
 
 
 def whole_life(world: World, operators: Operators, meanwhile: Callable[[], None]) -> None:
@@ -110,10 +110,14 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
         other = server.namespace()
 
         def logs() -> None:
-            """What a program writes is read."""
+            """What a program writes is read, and a worker that vanishes is looked for."""
             world.jobs.make("program", program={"progress": {"log": {"pattern": "(?P<step>[0-9]+)"}}})
             asked = (world.namespace, ("", "pods/log", "get"))
             world.until("its log is asked for", lambda: asked in audit.used(), PATIENCE)
+            path = f"/api/v1/namespaces/{world.namespace}/pods/program-base-0-0"
+            server.request("DELETE", path, gracePeriodSeconds="0")
+            looked = (world.namespace, ("", "pods", "get"))
+            world.until("it is looked at", lambda: looked in audit.used(), PATIENCE)
             world.jobs.delete("program")
 
         def elsewhere() -> None:

@@ -71,6 +71,30 @@ def test_an_end_counts_though_the_pod_is_deleted_in_the_same_moment(world: World
     assert (status["scheduling"]["failures"], status["preemptions"]) == (code, 0)
 
 
+def test_ends_count_that_no_operator_was_there_to_see(world: World) -> None:
+    """The pods go as well before the next one begins: the API server still knows what happened."""
+    world.kubelet.add_node("node", 4)
+    first = world.operate(restart_seconds=0.1)
+    make(world, "done")
+    make(world, "failed")
+    make(world, "pair", minReplicas=2, maxReplicas=2)
+    for job in ("done", "failed", "pair"):
+        world.until_condition(job, "Running", "True", "Running")
+    first.stop()
+    for name, code in (("done-base-0-0", 0), ("failed-base-0-0", 1), ("pair-base-1-0", 0)):
+        world.kubelet.end(world.namespace, name, code)
+    delete_ended(world, "Failed")
+    delete_ended(world)
+    world.operate(restart_seconds=0.1)
+    world.until_condition("done", "Complete", "True", "Completed")
+    world.until("it is started again", lambda: world.running("failed") == ["failed-base-0-1"])
+    world.until("that is recorded", lambda: completed(world, "pair") == [1])
+    found = {job: world.jobs.status(job) for job in ("done", "failed", "pair")}
+    assert [each["preemptions"] for each in found.values()] == [0, 0, 0]
+    assert found["failed"]["scheduling"]["failures"] == 1
+    assert set(world.pods("pair")) == {"pair-base-0-0"}
+
+
 def inject(place: str) -> list[dict[str, Any]]:
     """Return what a webhook of a service mesh does to a pod."""
     proxy = {"name": "istio-proxy", "image": "proxy:1", "resources": {}}

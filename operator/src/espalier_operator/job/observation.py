@@ -127,20 +127,11 @@ class Observation:
         return not self.program and self.phase in (TrainerPhase.TRAINING, TrainerPhase.ADAPTING)
 
     def after(self, before: Observation) -> Observation:
-        """Return the observation if `before` was the last.
-
-        A worker that was ready once is past its start-up, and an end that was seen stays what it was, whatever
-        becomes of the pod after that.
-        """
-        earlier = {worker.id: worker for worker in before.base if worker is not None}
-
-        def since(worker: Incarnation | None) -> Incarnation | None:
-            known = None if worker is None else earlier.get(worker.id)
-            if worker is None or known is None:
-                return worker
-            return replace(worker, ready=worker.ready or known.ready, end=known.end or worker.end)
-
-        return replace(self, base=tuple(map(since, self.base)))
+        """Return the observation if `before` was the last: a leader that was ready once is past its start-up."""
+        leader, earlier = self.leader, before.leader
+        if leader is None or leader.ready or earlier is None or earlier.id != leader.id or not earlier.ready:
+            return self
+        return replace(self, base=(replace(leader, ready=True), *self.base[1:]))
 
     def report_of(self, incarnation: str) -> Report | None:
         """Return the last report if it is of this incarnation of the leader."""

@@ -15,6 +15,7 @@ from espalier_operator.kube.client import ApiRefusalError, Listing
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
+from operator_world.kube_objects import kube_job, raw_job, raw_worker, terminated
 
 
 def informer(client: object, store: Store) -> Informer:
@@ -70,3 +71,31 @@ def test_what_was_read_of_a_kind_that_may_not_be_read_any_more_counts(caplog: py
     never, later = (record.getMessage() for record in caplog.records)
     assert never.startswith("queues cannot be read and do not count; ")
     assert later.startswith("queues cannot be read and count as they were read last (1); ")
+
+
+def test_ends_that_nobody_saw_are_asked_for_as_far_back_as_the_api_server_knows() -> None:
+    """From the last version of a running job on; later ones where that is too long ago."""
+    job, pod = raw_job(), raw_worker(kube_job(), phase="Succeeded", state=terminated(0))
+    asked: list[int] = []
+
+    class Client:
+        async def changes(self, _: object, since: int, **__: object) -> list[Any]:
+            asked.append(since)
+            if since < 30:
+                raise ApiRefusalError("watch", Status(410, "Expired", "too old"))
+            return [
+                {"type": kind, "object": {**pod, "metadata": {**pod["metadata"], "resourceVersion": version}}}
+                for kind, version in (("ADDED", "51"), ("DELETED", "52"))
+            ]
+
+    store = Store(KubeSettings())
+    for number, version in enumerate((10, 20, 30, 40, 50)):
+        metadata = {**job["metadata"], "resourceVersion": str(version)}
+        metadata |= {} if number == 4 else {"name": f"job-{number}", "uid": f"uid-of-{number}"}
+        status = {"scheduling": {"admittedAt": "2027-01-15T08:00:00Z"}}
+        status |= {"completionTime": "2027-01-15T08:00:00Z"} if number == 3 else {}
+        store.take(resources.JOBS, None, {**job, "metadata": metadata, "status": status})
+    asyncio.run(informer(Client(), store)._hear_of_ends())
+    assert asked == [10, 30]
+    (left,) = store.pods_of(kube_job().ref)
+    assert (left.gone, left.exit_code, left.ended_first) == (True, 0, True)

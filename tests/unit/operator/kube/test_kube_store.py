@@ -396,6 +396,28 @@ def test_the_end_of_a_worker_outlives_its_pod_until_it_is_recorded(world: World,
     assert not world.store.pods_of(ONE)
 
 
+def test_a_worker_that_had_ended_before_it_was_deleted_was_not_ended_from_outside(world: World) -> None:
+    """Finalizers of others may keep its pod; the order of events tells, and no clock."""
+    job = kube_job()
+    world.take(resources.JOBS, raw_job())
+    end = world.take(resources.PODS, raw_worker(job, phase="Succeeded", state=terminated(0)))
+    for _ in range(2):
+        end["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:10Z"
+        end = world.take(resources.PODS, end)
+        (pod,) = world.store.pods_of(ONE)
+        assert (pod.deleting, pod.ended_first) == (True, True)
+    world.take(resources.PODS, end, "DELETED")
+    (pod,) = world.store.pods_of(ONE)
+    assert (pod.gone, pod.ended_first) == (True, True)
+    world.take(resources.PODS, raw_worker(job, 1))
+    asked = raw_worker(job, 1)
+    asked["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:10Z"
+    world.take(resources.PODS, asked)
+    world.take(resources.PODS, {**asked, "status": end["status"]})
+    stopped = world.store.pods_by_job[ONE]["ns/one-base-1-0"]
+    assert (stopped.done, stopped.ended_first) == (True, False), "it ended as it was asked to"
+
+
 def test_what_is_left_of_a_job_s_pods_goes_with_it(world: World) -> None:
     job = world.take(resources.JOBS, raw_job())
     end = world.take(resources.PODS, raw_worker(kube_job(), phase="Succeeded", state=terminated(0)))

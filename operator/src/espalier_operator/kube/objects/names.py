@@ -26,6 +26,8 @@ POLICY_MEMORY: Final = f"{GROUP}/policy-memory"
 
 LIVE_PODS: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector: pods that hold or want GPUs."""
+ENDED_PODS: Final = "status.phase!=Pending,status.phase!=Running"
+"""Field selector: the others."""
 WORKERS: Final = ROLE_LABEL
 """Label selector: pods that are watched to their ends and beyond. Those of others, `!` of it, are watched while they
 live."""

@@ -74,6 +74,8 @@ class Pod(PodStatus):
     """Its own address; empty if it has none, or that of its node."""
     container: str = ""
     """Name of its container that trains."""
+    ended_first: bool = False
+    """Its worker was seen to have ended before it was deleted."""
     gone: bool = False
     """It was deleted after its worker had ended, and is kept until that end is recorded (`FiledPods`)."""
 

@@ -194,7 +194,7 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
         end = End(
             code=pod.exit_code,
             at=pod.finished_at,
-            external=not pod.overran and (pod.deleting or pod.disrupted or pod.exit_code is None),
+            external=not (pod.overran or pod.ended_first) and (pod.deleting or pod.disrupted or pod.exit_code is None),
             overran=pod.overran,
             message=pod.message,
             by_node=pod.by_node and not pod.deleting,

@@ -95,6 +95,8 @@ class Informer:
         for resource, namespaced in kinds.optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
+        if self._store.listed_at is None:
+            await self._hear_of_ends()
         pods = await self._list_large(resources.PODS, fields=names.LIVE_PODS)
         own = await self._list_large(resources.PODS, labels=names.OWN_PODS)
         taken = [resources.key_of(pod) for found in (pods, own) for pod in found.items]
@@ -102,6 +104,27 @@ class Informer:
         await self._list_namespaced(resources.CONFIG_MAPS, names.REPORTS)
         self._store.all_listed()
         self._listed()
+
+    async def _hear_of_ends(self) -> None:
+        """Take in which workers have ended and gone while no operator ran.
+
+        API servers keep what happened for minutes, and at least for 75 s. An end that an earlier operator has not
+        recorded came after the last version of its job. If that is too long ago, later ends may still be known.
+        """
+        since = sorted(self._store.versions_of_running_jobs())
+        while since:
+            try:
+                events = await self._client.changes(
+                    resources.PODS, since[0], labels=names.WORKERS, fields=names.ENDED_PODS
+                )
+            except ApiRefusalError as refusal:
+                if not refusal.status.is_expired:
+                    raise
+                since = since[(len(since) + 1) // 2 :]
+            else:
+                for event in events:
+                    self._store.take(resources.PODS, event["type"], event["object"])
+                return
 
     async def _list_large(self, resource: resources.Resource, **selectors: str) -> Listing:
         """List a kind of which a cluster has thousands, and take in what is new; return which objects there are.

@@ -19,6 +19,7 @@ from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod, concerns_gpus, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.objects.quotas import parse_quota
+from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
@@ -110,12 +111,12 @@ class Store:
             return
         if resource is resources.PODS:
             self.loads.drop(key, version_of(raw))
-            pod = self.pods.get(key)
-            if pod is not None and pod.owner is not None and pod.uid == raw["metadata"]["uid"]:
-                if not parse_pod(raw, self._settings).done:
-                    self.doubt(pod, version_of(raw))
-                    return
+            last, pod = parse_pod(raw, self._settings), self.pods.get(key)
+            if last.owner is not None and last.done:
                 indexer.put(raw)  # this is the last that is heard of how its worker ended
+            elif pod is not None and pod.owner is not None and pod.uid == last.uid:
+                self.doubt(pod, version_of(raw))
+                return
         indexer.drop(key, version_of(raw))
 
     def doubt(self, pod: Pod, version: int) -> None:
@@ -183,6 +184,11 @@ class Store:
         """Return the job of this UID."""
         return self._by_uid.get(uid)
 
+    def versions_of_running_jobs(self) -> set[int]:
+        """Return the versions as of which jobs are known that have been admitted and have not ended."""
+        jobs = (job for job in self.jobs.values() if mapping(job.status, "scheduling").get("admittedAt"))
+        return {int(job.version) for job in jobs if not mapping(job.status).get("completionTime")}
+
     def pods_of(self, job: JobRef) -> Collection[Pod]:
         """Return the pods of a job."""
         return self.pods_by_job.get(job, {}).values()
@@ -215,6 +221,9 @@ class Store:
         if not concerns_gpus(raw, self._settings, claimed):
             return None
         pod = parse_pod(raw, self._settings, claimed)
+        if before is not None and before.uid == pod.uid and before.done:
+            by_itself = before.exit_code is not None and not (before.deleting or before.disrupted)
+            pod = replace(pod, ended_first=before.ended_first or by_itself)
         return pod if pod.owner is not None or (pod.gpus and not pod.ended) else None
 
     # ---- what follows from a change

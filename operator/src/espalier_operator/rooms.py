@@ -85,9 +85,10 @@ class Rooms:
     def _own(self) -> Mapping[str, list[Worker]]:
         """By machine: the workers of our jobs."""
         own: dict[str, list[Worker]] = defaultdict(list)
+        without_gpus = {job.key for job in self._jobs if not job.terms.gpus_per_worker}
         for worker in self._workers:  # tens of thousands
-            if worker.job is not None and worker.node is not None:
-                own[worker.node].append(worker)
+            if worker.job is not None and worker.node is not None and (worker.gpus or worker.job in without_gpus):
+                own[worker.node].append(worker)  # a pod that has ended holds nothing
         for node in [name for name in own if name != host_of(name)]:
             own[host_of(node)] += own.pop(node)
         return own

@@ -300,6 +300,8 @@ def _left(node: Node, snapshot: Snapshot, jobs: Mapping[str, JobFacts]) -> dict[
     left.subtract({name: amount for name, amount in node.used.items() if name in node.resources})
     for worker in snapshot.workers:
         if worker.node == node.name and worker.job in jobs:
+            if not worker.gpus and jobs[worker.job].terms.gpus_per_worker:
+                continue  # its pod has ended
             requests = jobs[worker.job].terms.constraints.requests
             left.subtract({name: amount for name, amount in requests if name in node.resources})
     return dict(left)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def with_metadata(given: dict[str, Any], **metadata: Any) -> dict[str, Any]:
     return {**given, "metadata": metadata}
 
 
+LIMITED = {"name": "trainer", "resources": {"limits": {GPU: 1}}}
 TOGETHER = {"training": {"elasticBatch": "keepGlobal"}, "maxReplicas": 2}
 SPECS: dict[str, dict[str, Any]] = {
     "no template": {},
@@ -183,3 +185,18 @@ def test_the_ready_trainer_is_taken_under_restricted_pod_security(cluster, names
         try_out(cluster, manifest, keep=True)
     with pytest.raises(ServerError, match="violates PodSecurity"):
         try_out(cluster, pods_of(other)[0])
+
+
+@pytest.mark.parametrize("options", [["create"], ["apply", "--server-side"]], ids=" ".join)
+def test_a_null_of_the_template_leaves_the_choice_to_the_platform(
+    cluster: ApiServer, namespace: str, options: list[str]
+) -> None:
+    """But for client-side `kubectl apply`, which sends no nulls: there the operator's setting helps."""
+    given = {"runAsUser": None, "fsGroup": None}
+    raw = raw_job("one", {"template": {"spec": {"securityContext": given, "containers": [LIMITED]}}})
+    raw["metadata"] = {"name": "one", "namespace": namespace}
+    cluster.kubectl(*options, "--filename=-", stdin=json.dumps(raw))
+    job = parse_job(cluster.request("GET", f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs/one"), READY)
+    assert isinstance(job, KubeJob), job
+    security = worker_pod(job, STATUS, Role.BASE, 0, 0, READY)["spec"]["securityContext"]
+    assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

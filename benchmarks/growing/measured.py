@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_api.architecture import GrowthError
 from espalier_api.job import Insertion
-from espalier_trainer.net2net import add_block, deepen, widen
+from espalier_trainer.net2net import add_block, deepen, grow_in_place, widen
 from espalier_trainer.net2net.block.insertion import add_blocks
 from espalier_trainer.net2net.block.points import tried_places
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
@@ -69,7 +69,7 @@ def measured(case: Case, seed: int = 0) -> Row:
         evaluation, training = _differences(model, grown, example)
         if widths:
             group = random.Random(seed).choice(widths)
-            wider = widen(model, group.id, group.next_width, example, seed=seed)
+            wider = _in_place(model, widen(model, group.id, group.next_width, example, seed=seed))
             more = _differences(model, wider, example)
             evaluation = max(evaluation, more[0])
             training = None if training is None or more[1] is None else max(training, more[1])
@@ -145,11 +145,27 @@ def _one_by_name(model: nn.Module, example: ExampleInput, found: _Places, dtype:
     ways: list[tuple[Sequence[Any], Callable[..., nn.Module]]] = [(found.layers, deepen), (found.blocks, add_block)]
     for places, grow in ways:
         if places:
-            grown = grow(model, draw.choice(places).id, example)
+            grown = _in_place(model, grow(model, draw.choice(places).id, example))
             evaluation, training = _differences(model, grown, example)
             tolerance = 1e-7 if dtype == "float64" else 1e-4
             if not (evaluation <= tolerance and (training or 0.0) <= tolerance):
                 raise AssertionError(f"a growth by name changes outputs by {evaluation:.1e} and {training}")
+
+
+def _in_place(model: nn.Module, grown: nn.Module) -> nn.Module:
+    """Return a copy of `model` that became `grown`; raises `AssertionError` unless all its objects are still there."""
+    own = copy.deepcopy(model)
+    before = _objects(own)
+    names = grown.state_dict().keys()
+    grow_in_place(own, grown)
+    if not before.items() <= _objects(own).items() or own.state_dict().keys() != names:
+        raise AssertionError("a growth in place replaces what a script may hold")
+    return own
+
+
+def _objects(model: nn.Module) -> dict[str, int]:
+    parts = (model.named_modules, model.named_parameters, model.named_buffers)
+    return {name: id(one) for each in parts for name, one in each(remove_duplicate=False)}
 
 
 def _differences(model: nn.Module, grown: nn.Module, example: ExampleInput) -> tuple[float, float | None]:

@@ -829,13 +829,19 @@ def test_a_grown_model_that_can_no_longer_grow_says_why(
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return super().forward(inputs * float(inputs.sum() > 0))  # type: ignore[no-any-return]
 
-    layers = (nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)]
+
     advised(lambda body: (200, advice_body("0")))
-    _one_epoch(nn.Sequential(*layers), grow=True)
+    _one_epoch(nn.Sequential(*layers()), grow=True)
     Untraceable.__name__ = "Sequential"
     for model, options, said in (
-        (nn.Sequential(*layers), {}, "the model has grown, and this script does not let it"),
-        (Untraceable(*layers), {"grow": True}, "the model has grown, and here it cannot: the model will be trained as"),
+        (nn.Sequential(*layers()), {}, "the model has grown, and this script does not let it"),
+        (
+            Untraceable(*layers()),
+            {"grow": True},
+            "the model has grown, and here it cannot: the model will be trained as",
+        ),
     ):
         with pytest.raises(SystemExit):
             _one_epoch(model, **options)

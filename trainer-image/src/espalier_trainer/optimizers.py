@@ -142,6 +142,7 @@ def load_optimizer_state(
                 others.setdefault(name, {})[key] = value
             else:
                 state.setdefault(position[name], {})[key] = _restored(value)
+    own = [*optimizer.param_groups]
     optimizer.param_groups.clear()
     for group in groups:
         optimizer.add_param_group({**group_options(group), "params": [parameters[name] for name in group["params"]]})
@@ -153,6 +154,11 @@ def load_optimizer_state(
             ],
         }
     )
+    # A script may hold a group, to set its rate.
+    for place, (group, new) in enumerate(zip(own, optimizer.param_groups, strict=False)):
+        group.clear()
+        group.update(new)
+        optimizer.param_groups[place] = group
     if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
         _restore_types(optimizer, parameters, tensors)
     for name, fields in others.items():  # of which it would convert each element, and of a text each letter

@@ -6,13 +6,14 @@ of the smaller model in the larger one, under its name, and those have been trai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from espalier_api.architecture import WEIGHT_OPERATORS, Architecture
 from espalier_trainer.layout import lay_moments
+from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.optimizer import construct
 
 
@@ -46,11 +47,18 @@ def fill(smaller: nn.Module, larger: nn.Module) -> None:
     smaller.load_state_dict({name: tensor.clone() for name, tensor in found.items()})
 
 
-def shrink_optimizer(optimizer: torch.optim.Optimizer, larger: nn.Module, smaller: nn.Module) -> torch.optim.Optimizer:
+def shrink_optimizer(
+    optimizer: torch.optim.Optimizer,
+    larger: nn.Module,
+    smaller: nn.Module,
+    *,
+    schedulers: Iterable[object] = (),
+) -> torch.optim.Optimizer:
     """Return an optimizer like `optimizer` over `smaller`, with the state of the parameters that survived (by name).
 
     Moments are those of the same weights in another network: right in scale, and forgotten within some ten steps of
-    Adam's first moment. Same class and groups. `optimizer` keeps working on `larger`.
+    Adam's first moment. Same class and groups. `optimizer` keeps working on `larger`; `schedulers`, hooks and
+    attributes are handed over as by `grow_optimizer`.
     """
     kept = dict(smaller.named_parameters())
     names = {id(parameter): name for name, parameter in larger.named_parameters()}
@@ -71,6 +79,7 @@ def shrink_optimizer(optimizer: torch.optim.Optimizer, larger: nn.Module, smalle
                 for key, value in optimizer.state[old].items()
             }
     lay_moments(shrunk)
+    hand_over(optimizer, shrunk, dict(pairs), schedulers)
     return shrunk
 
 

@@ -30,6 +30,7 @@ from espalier_trainer.net2net.blocks import DeepenBlock
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points, refused_deepenings
 from espalier_trainer.net2net.deepening.step import Deepened, rebuild
 from espalier_trainer.net2net.history import Growth, replay
+from espalier_trainer.net2net.in_place import grow_in_place
 from espalier_trainer.net2net.loading import load_grown
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
@@ -62,6 +63,7 @@ __all__ = [
     "add_block",
     "block_points",
     "deepen",
+    "grow_in_place",
     "grow_optimizer",
     "growth_points",
     "load_grown",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from espalier_api.architecture import GrowthError
 from espalier_trainer.layout import lay_moments
+from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.membership import neighbours
 from espalier_trainer.net2net.several import Several
 
@@ -27,6 +28,8 @@ def grow_optimizer(
     old_model: nn.Module,
     new_model: nn.Module,
     reshaped: Mapping[str, Carry] = MappingProxyType({}),
+    *,
+    schedulers: Iterable[object] = (),
 ) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which was grown from `old_model`.
 
@@ -38,8 +41,9 @@ def grow_optimizer(
     "with and without weight decay" stay consistent.
     If the optimizer does not hold that neighbour, it does not take the new parameter either: of several optimizers
     over one model, each passed through this function, exactly one trains it. Parameters that the old optimizer did not
-    train are ignored. `optimizer` keeps working on `old_model`. Learning-rate schedulers and hooks belong to the old
-    optimizer and are not copied.
+    train are ignored. `optimizer` keeps working on `old_model`. What else it keeps (counts of steps, random generators)
+    is copied; its hooks and their handles are those of both. `schedulers` go on with the new optimizer: those of torch,
+    transformers, timm, pytorch_optimizer, and whatever else holds the optimizer in its attributes.
 
     Raises `GrowthError` for an optimizer that holds none of `old_model`'s parameters, or some of `new_model`'s; for one
     that wraps another, or cannot be built again from its groups and defaults; for LBFGS, whose state is not kept by
@@ -55,6 +59,7 @@ def grow_optimizer(
     groups: list[dict[str, Any]] = []
     members: list[list[tuple[str, Tensor]]] = []
     states: dict[Tensor, dict[str, Any]] = {}
+    successors: dict[Tensor, Tensor] = {}
     for index, group in enumerate(optimizer.param_groups):
         kept: list[tuple[str, Tensor]] = []
         for place, parameter in enumerate(group["params"]):
@@ -63,6 +68,7 @@ def grow_optimizer(
             if name is not None:
                 successor = _successor(name, parameter, replaced, may_differ=carry is not None)
                 group_of[name] = index
+            successors[parameter] = successor
             kept.append((group["param_names"][place] if "param_names" in group else "", successor))
             if parameter in optimizer.state:
                 states[successor] = {
@@ -80,6 +86,7 @@ def grow_optimizer(
     grown.state.update(states)
     _begin_momentum(grown)
     lay_moments(grown)
+    hand_over(optimizer, grown, successors, schedulers)
     return grown
 
 

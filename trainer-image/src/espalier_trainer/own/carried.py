@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from espalier_trainer.encoding import PREFIX, EncodingError, decoded, encoded
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.history import GrowthStep, gradual
+from espalier_trainer.net2net.in_place import become
 from espalier_trainer.net2net.modules import ExampleInput, device_of
 
 
@@ -168,15 +169,6 @@ class Carried:
                 continue
             if all(isinstance(each, Tensor) and shapes.get(name) == each.shape for name, each in value.items()):
                 yield cast(dict[str, Tensor], value)
-
-
-def become(module: nn.Module, other: nn.Module) -> None:
-    """Give `module` the class and the contents of `other`; whoever holds `module` holds the other one then."""
-    if module is not other:
-        module.__class__ = other.__class__
-        contents = dict(vars(other))
-        vars(module).clear()
-        vars(module).update(contents)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
+from espalier_trainer.net2net.in_place import grow_into
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
@@ -33,7 +34,7 @@ from espalier_trainer.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from espalier_trainer.own.carried import Carried, Stateful, become
+from espalier_trainer.own.carried import Carried, Stateful
 from espalier_trainer.own.given import united
 from espalier_trainer.schedules import Moment
 
@@ -212,12 +213,8 @@ class OwnState:
             self.carried.advance(self.network.history, used)
 
     def _become(self, network: Network) -> None:
-        become(self.model, network.module)
-        for own, new in zip(members_of(self.optimizer), members_of(network.optimizer), strict=True):
-            if own is not new:
-                own.param_groups[:] = new.param_groups
-                own.state.clear()
-                own.state.update(new.state)
+        pairs = zip(members_of(self.optimizer), members_of(network.optimizer), strict=True)
+        grow_into(self.model, network.module, list(pairs))
         self.network = Network(self.model, self.optimizer, network.architecture, network.history)
         self._members = self._counted()
 

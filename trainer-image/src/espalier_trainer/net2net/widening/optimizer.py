@@ -8,6 +8,7 @@ weight decay inside a momentum, and for norms that take a mean over the channels
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -30,11 +31,19 @@ _MOMENTS = {
 
 
 @torch.inference_mode(False)  # what is made in that mode could never be trained
-def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Module, widening: Widening) -> Optimizer:
+def widen_optimizer(
+    optimizer: Optimizer,
+    old_model: nn.Module,
+    new_model: nn.Module,
+    widening: Widening,
+    *,
+    schedulers: Iterable[object] = (),
+) -> Optimizer:
     """Return an optimizer like `optimizer` over `new_model`, which is `old_model` widened by the plan.
 
     Same class, same groups in the same order with their hyperparameters, step counts kept. `optimizer` keeps working
-    on `old_model`. Raises `GrowthError` for LBFGS and for a state of unknown meaning.
+    on `old_model`; `schedulers`, hooks and attributes are handed over as by `grow_optimizer`. Raises `GrowthError` for
+    LBFGS and for a state of unknown meaning.
     """
     edits: dict[str, list[Edit]] = {}
     for edit in widening.group.edits:
@@ -45,6 +54,7 @@ def widen_optimizer(optimizer: Optimizer, old_model: nn.Module, new_model: nn.Mo
         old_model,
         new_model,
         {path: partial(_widened, optimizer, widening, mine) for path, mine in edits.items()},
+        schedulers=schedulers,
     )
 
 

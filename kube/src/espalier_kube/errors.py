@@ -151,7 +151,7 @@ class ExpiredError(RefusedError):
 
 def error_of(status: Status, call: Call) -> ApiError:
     """Return the error that an answer means."""
-    if status.is_transient:
+    if status.is_transient or status.is_denial:
         return UnreachableError(f"the API server cannot answer now ({status.code}): {status.message}", call, status)
     return (ExpiredError if status.is_expired else RefusedError)(str(status), call, status)
 

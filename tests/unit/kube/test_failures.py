@@ -54,6 +54,7 @@ def test_what_admission_denies_is_never_final(code: int, reason: str, message: s
     status = Status(code, reason, form.format(message))
     assert status.is_denial
     assert (status.is_invalid, status.already_exists, status.is_not_found) == (False, False, False)
+    assert type(error_of(status, Call("patch", PODS, "a"))) is UnreachableError
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,9 @@ class Writer:
     def _failed(self, job: ManagedJob, error: BackendError, what: str) -> None:
         self._metrics.failed("status")
         now = self._clock.now()
-        if isinstance(error, ApiRefusalError) and error.status.code in _TOO_MUCH and job.report.mute():
+        refusal = error.status if isinstance(error, ApiRefusalError) else None
+        too_much = refusal is not None and refusal.code in _TOO_MUCH and not refusal.is_denial
+        if too_much and job.report.mute():
             logger.error("%s: %s with its leader's last report, which is left out: %s", job.key, what, error)
         else:
             job.writing.failed(now)

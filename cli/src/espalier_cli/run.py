@@ -22,8 +22,9 @@ from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.result import RunResult, read_history, summarize
 from espalier_api.status import JobPhase
 from espalier_api.validation import with_spec
-from espalier_cli.display import JobRow, display_for
+from espalier_cli.display import JobRow, display_for, line_for
 from espalier_cli.prints import Prints
+from espalier_cli.silence import Silences
 from espalier_cli.terminal import Terminal, stopping_signals
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
@@ -89,6 +90,7 @@ def run_jobs(
     names = [job.metadata.name for job in jobs]
     logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
     logs_told: list[str] = []
+    silences = Silences(job.metadata.name for job in jobs if job.spec.program is None)
     prints = {name: Prints(name, folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG) for name in names}
 
     async def run() -> dict[str, LocalOutcome]:
@@ -109,6 +111,8 @@ def run_jobs(
             def on_event(job: str, event: AnyEvent) -> None:
                 if isinstance(event, Warned) and job in prints:
                     prints[job].skip(f"{event.reason}: {event.message}")
+                if line_for(event) or isinstance(event, EpochFinished):
+                    silences.heard(job)
                 display.show(job, event)
 
             def on_tick(view: RunView) -> None:
@@ -119,6 +123,8 @@ def run_jobs(
                 for each in prints.values():
                     each.show(console)
                 display.tick({job.name: job.used_seconds for job in view.jobs})
+                for job, line in silences.lines(view.jobs):
+                    display.print(display.rows[job], line)
 
             outcomes = await run_local(jobs, settings, on_event=on_event, stop=stop, on_tick=on_tick)
             for each in prints.values():

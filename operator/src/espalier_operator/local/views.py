@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from espalier_api.allocation import Allocation
 from espalier_api.reasons import Reason
-from espalier_api.report import Report
+from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobPhase
 from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import LocalJob
@@ -25,6 +25,10 @@ class JobView:
     gpus: int
     """Held by its workers; in `allocation`, those that are being taken back no longer count."""
     used_seconds: float
+    doing: TrainerPhase | None = None
+    """What its leader says that it is doing; None before its first report."""
+    step: int = 0
+    """The optimizer steps that it has reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,8 @@ def view_run(jobs: Iterable[LocalJob], gpus: Gpus, reasons: Mapping[str, Reason]
             allocation=job.dialogue.allocation,
             gpus=gpus.held(job.key),
             used_seconds=job.state.used_seconds,
+            doing=None if job.dialogue.report is None or not job.dialogue.is_fresh else job.dialogue.report.phase,
+            step=0 if job.dialogue.report is None else job.dialogue.report.step,
         )
         for job in jobs
     )

@@ -19,7 +19,6 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.data import (
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     TensorDataset,
@@ -46,11 +45,6 @@ from espalier_trainer.worker import Leave
 from own_scripts import another_process
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
-
-
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter([])
 
 
 class Sets:
@@ -374,7 +368,6 @@ def test_a_second_look_at_the_batches_of_an_epoch_is_refused(leader: AdaptiveTra
 @pytest.mark.parametrize(
     ("loader", "said"),
     [
-        (DataLoader(Endless()), "a torch DataLoader of a map-style data set"),
         ([DATA[:4]], "a torch DataLoader of a map-style data set"),
         ((DATA[each] for each in range(12)), "a torch DataLoader of a map-style data set"),
         (DataLoader(TensorDataset(torch.zeros(0, 2)), batch_size=4), "the data set of the DataLoader is empty"),

@@ -333,6 +333,11 @@ mapped_floats.classes = 2
 class Stream(IterableDataset):
     def __iter__(self): return iter([])
 def stream(): return Stream(), Stream(), Stream()
+stream.classes = 2
+class Ends(IterableDataset):
+    def __iter__(self): return ((torch.full((2,), float(index)), index % 2) for index in range(5))
+def ends(): return Ends(), Ends(), Ends()
+ends.classes = 2
 def named(): return [(torch.rand(3, 1), numpy.array(["cat", "dog", "cat"]))] * 3
 def turned(): return [(torch.rand(3, 1), numpy.arange(3)[::-1])] * 3
 class Typed(Squares):
@@ -365,6 +370,8 @@ def test_labels_may_be_integers_of_any_size(kind):
 def test_users_function_gives_the_splits():
     data = load_data(DatasetSpec(entrypoint="user_data:tensors", path="/data", options={"count": 12}))
     assert (len(data.train), len(data.validation), len(data.test), data.classes) == (12, 6, 9, 3)
+    streamed = load_data(DatasetSpec(entrypoint="user_data:ends")).train
+    assert (len(streamed), streamed.batch(torch.tensor([3, 1]), None)[0][:, 0].tolist()) == (5, [3.0, 1.0])
     mapped = load_data(DatasetSpec(entrypoint="user_data:mapped"))
     inputs, labels = mapped.train.batch(torch.tensor([3, 1]), None)
     assert (inputs[:, 0, 0, 0].tolist(), labels.tolist(), mapped.classes) == ([3.0, 1.0], [1, 1], 2)
@@ -390,7 +397,7 @@ def test_users_function_gives_the_splits():
             "beyond: train: a label is 2; labels must be class numbers from 0 to 1, as there are 2",
         ),
         ("user_data:wrong_classes", {}, "its attribute classes is 'two'; it must be a whole number from 1"),
-        ("user_data:stream", {}, "map-style"),
+        ("user_data:stream", {}, "the train split is empty"),
         ("user_data:named", {}, "user_data:named: train: ndarray cannot be a tensor (can't convert np.ndarray of type"),
         ("user_data:turned", {}, "user_data:turned: train: ndarray cannot be a tensor (At least one stride"),
         ("user_data:unlabelled", {}, "unlabelled.classes = 10"),

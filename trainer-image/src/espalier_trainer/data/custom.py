@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from espalier_api.job import DatasetSpec
 from espalier_api.task import Task
@@ -23,7 +23,7 @@ def load(spec: DatasetSpec, task: Task = Task.CLASSIFICATION) -> Data:
     """Call the function with `path` (when the job gives one) and the options.
 
     Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
-    whose items are (input, target). For a classification, targets are labels; for a regression numbers [N] or [N, K];
+    whose items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a classification, targets are labels; for a regression numbers [N] or [N, K];
     for a language model inputs are tokens [N, T] and targets the tokens that follow each. The number of classes (or
     tokens) is the function's `classes` attribute where it has one, otherwise one more than the largest label (or
     token) of the in-memory splits; that of numbers is K.
@@ -65,12 +65,18 @@ def _source(split: Any, place: str, task: Task) -> Source:
         if task is Task.REGRESSION:
             return TensorSource(inputs, labels.to(torch.float32).reshape(len(labels), -1), place=place)
         return TensorSource(inputs, labels.to(torch.int64), tokens=task is Task.LANGUAGE_MODEL, place=place)
+    if isinstance(split, IterableDataset):
+        # In memory it has an order, in which to resume and which all workers know.
+        return MapSource(cast("Dataset[Any]", list(split)), place=place, task=task)
     if isinstance(split, Dataset):
         if not isinstance(split, Sized) or not hasattr(split, "__getitem__"):
-            raise DatasetError(f"{place}: an iterable data set has no order in which to resume; use a map-style one")
+            raise DatasetError(
+                f"{place}: {type(split).__name__} lacks __len__ or __getitem__; use a map-style data set, or an "
+                "IterableDataset that ends"
+            )
         return MapSource(split, place=place, task=task)
     raise DatasetError(
-        f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a map-style Dataset"
+        f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a Dataset"
     )
 
 

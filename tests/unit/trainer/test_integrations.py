@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_trainer.own import OwnLoopError
+from own_scripts import another_process
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +45,7 @@ def test_what_would_go_wrong_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(OwnLoopError, match="its batches are for `fit` of a Trainer that has it among its callbacks"):
         next(iter(ElasticWorker(BATCHES).batches))
     elastic = ElasticWorker(BATCHES)
-    with pytest.raises(OwnLoopError, match="Two has parameters in first, second; put all that is trained into one"):
-        elastic._trained(Two())
+    assert elastic._trained(both := Two()) is both
     assert ElasticWorker(BATCHES, network="second")._trained(two := Two()) is two.second
     with pytest.raises(OwnLoopError, match="Two has no module 'third'"):
         ElasticWorker(BATCHES, network="third")._trained(Two())
@@ -302,3 +303,44 @@ def test_a_worker_that_does_not_lead_saves_nothing_and_ends_no_training(
     assert not path.exists()
     monkeypatch.delenv("ESPALIER_WORKER_ROLE")
     assert saved() == (True, True, True)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_a_lightning_module_with_several_parts_grows_itself(
+    advised: Callable[..., Any], advice_body: Callable[..., bytes]
+) -> None:
+    import lightning
+
+    from espalier_trainer.integrations.lightning import ElasticWorker
+
+    class Parts(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.act, self.head = nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return self.head(self.act(self.encoder(inputs)))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            assert self.trainer.global_step == batch_idx
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    another_process()
+    agent = advised(lambda body: (200, advice_body("encoder")))
+    module, elastic = Parts(), ElasticWorker(BATCHES, grow=True, epochs=3)
+    names = set(module.state_dict())
+    lightning.Trainer(
+        max_epochs=1,
+        callbacks=[elastic],
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, elastic.batches)
+    assert agent.requests
+    assert {name for name in module.state_dict() if ".grown." in name}
+    assert names < set(module.state_dict()), "the names of old checkpoints stay"

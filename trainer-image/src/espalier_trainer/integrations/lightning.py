@@ -44,7 +44,8 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
         report: Mapping[str, str] | None = None,
         others: Sequence[Stateful] = (),
     ) -> None:
-        """`network` names the attribute of the LightningModule that is trained and grows; None: its only one.
+        """`network` names the attribute of the LightningModule that is trained and grows; None: its only one, or the
+        LightningModule itself where several attributes have parameters. Its `forward` then says where it can grow.
 
         `epochs` is the most passes over the data; a `fit` without a job needs it. `report` gives the job's name of each
         logged metric (`{"val_acc": "validation_accuracy"}`). The rest is as for `espalier_trainer.own.join`; `validate`
@@ -164,15 +165,9 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             if not isinstance(found, nn.Module):
                 raise OwnLoopError(f"ElasticWorker: {type(module).__name__} has no module {self._network!r}")
             return found
-        parts = {name: part for name, part in module.named_children() if any(True for _ in part.parameters())}
-        own = [name for name, _ in module.named_parameters(recurse=False)]
-        if len(parts) != 1 or own:
-            found = ", ".join([*parts, *own]) or "nothing"
-            raise OwnLoopError(
-                f"ElasticWorker: {type(module).__name__} has parameters in {found}; put all that "
-                "is trained into one module, and name its attribute: network=..."
-            )
-        return next(iter(parts.values()))
+        parts = [part for part in module.children() if any(True for _ in part.parameters())]
+        alone = len(parts) == 1 and not any(True for _ in module.parameters(recurse=False))
+        return parts[0] if alone else module
 
 
 class _Unwritten(CheckpointIO):  # type: ignore[misc]

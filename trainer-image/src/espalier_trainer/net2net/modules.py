@@ -153,10 +153,14 @@ def copied(model: nn.Module, *, share: bool = False, parameters: bool = False) -
     kinds = ("_parameters", "_buffers") if share else ("_parameters",) if parameters else ()
     memo |= {id(tensor): tensor for kind in kinds for _, tensor in held(model, kind)}
     try:
-        return copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
     # Whatever a module of the user raises that holds what cannot be copied: a lock, a file, a generator.
     except Exception as error:
         raise GrowthError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}); growth returns a copy, so "
             "keep out of its modules what copy.deepcopy does not take"
         ) from error
+    for name, value in vars(model).items():
+        if vars(twin).get(name) is None:
+            vars(twin)[name] = value  # what its class leaves out of copies: a LightningModule's trainer
+    return twin

@@ -23,10 +23,11 @@ def load(spec: DatasetSpec, task: Task = Task.CLASSIFICATION) -> Data:
     """Call the function with `path` (when the job gives one) and the options.
 
     Each split is a pair (inputs, targets) of tensors or arrays, a `TensorDataset` of two, or a map-style data set
-    whose items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a classification, targets are labels; for a regression numbers [N] or [N, K];
-    for a language model inputs are tokens [N, T] and targets the tokens that follow each. The number of classes (or
-    tokens) is the function's `classes` attribute where it has one, otherwise one more than the largest label (or
-    token) of the in-memory splits; that of numbers is K.
+    whose items are (input, target), or an `IterableDataset` of these, which is read once, into memory. For a
+    classification, targets are labels; for a regression numbers [N] or [N, K]; for a language model inputs are tokens
+    [N, T] and targets the tokens that follow each. The number of classes (or tokens) is the function's `classes`
+    attribute where it has one, otherwise one more than the largest label (or token) of the in-memory splits; that of
+    numbers is K.
     """
     path = spec.entrypoint or ""
     function = load_entrypoint(path, _FIELD, DatasetError)
@@ -75,9 +76,7 @@ def _source(split: Any, place: str, task: Task) -> Source:
                 "IterableDataset that ends"
             )
         return MapSource(split, place=place, task=task)
-    raise DatasetError(
-        f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a Dataset"
-    )
+    raise DatasetError(f"{place}: {type(split).__name__}; allowed: (inputs, labels), a TensorDataset, or a Dataset")
 
 
 def _tensor(part: Any, place: str) -> Tensor:

@@ -215,7 +215,7 @@ class Leading:
         if ending is not None and ending.phase is TrainerPhase.STOPPED:
             self._run.finish(ending)
             raise SystemExit(int(self._stop.exit_code()))
-        if ending is not None and ending.reason is Reason.NOTHING_TRAINED:
+        if ending is not None and ending.reason is Reason.NOTHING_TRAINED and self._run.scheduler.time_left() <= 0:
             print(ending.message, file=sys.stderr)
             self._run.finish(ending)
             raise SystemExit(int(exit_code_of(ending.reason)))

@@ -80,8 +80,10 @@ def test_a_resumed_run_drops_what_it_has_trained_on(leader: AdaptiveTrainingJob)
     another_process()
     again, its = _model()
     after = _trained(*join(again, its, loader), again, its)
-    # The step in which the script was left has not been counted.
-    assert before[:5] + after == [(epoch, [2.0 * at, 2.0 * at + 1]) for epoch in (0, 1) for at in range(4)]
+    # The step in which the script left its batches may count, or come again.
+    assert len(after) in (2, 3)
+    whole = [(epoch, [2.0 * at, 2.0 * at + 1]) for epoch in (0, 1) for at in range(4)]
+    assert before[: 8 - len(after)] + after == whole
 
 
 def test_a_stream_may_give_whole_batches_and_a_step_may_take_several() -> None:

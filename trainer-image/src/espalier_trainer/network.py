@@ -198,9 +198,9 @@ def nowhere(
         why = str(error)
     else:
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        lacks = " and ".join(_LACKS.get(name, f"nothing for {name}") for name in operations) or "no action is allowed"
+        lacks = " and ".join(_LACKS.get(name, f"nothing for {name}") for name in operations)
         named = "; ".join(f"{path!r}: {one}" for path, one in refused[:_NAMED])
-        why = f"no place of it can grow ({named or f'it has {lacks}'}{more})"
+        why = f"no place of it can grow ({named or (f'it has {lacks}' if lacks else 'no action is allowed')}{more})"
     others = [name for name in operation_names() if name not in operations]
     allow = f"allow {' or '.join(others)} in adaptation.actions, " if others else ""
     return (

@@ -473,7 +473,7 @@ def test_a_leader_that_cannot_be_pulled_again_gives_its_gpus_back_until_it_can()
     (leader,) = (process for process in life.world.processes.values() if process.leads)
     life.world.unable_to_pull.add("node")
     leader.crash(life.world, 1)
-    life.a_while_passes(80.0)
+    life.a_while_passes(10.0)
     assert life.world.free("node") == 0, "it may still be pulled"
     life.a_while_passes(20.0)
     assert life.world.free("node") == 1

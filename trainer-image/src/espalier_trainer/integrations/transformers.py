@@ -85,7 +85,6 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         single = self.eval_dataset is not None and not isinstance(self.eval_dataset, dict)
         self._validate = self._eval_loss if validate is None and single else validate
         self._others = others
-        self.add_callback(_Leaving(self))
         self._stream: Stream | None = None
         self._ended_at = -1
         """The step at which the last epoch has ended."""
@@ -113,7 +112,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Return the job's batches as one stream."""
         self._ended_at = -1
-        self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended)
+        self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended, self._is_stopped)
         return _Ending(self, self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -144,6 +143,10 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         if self._stream is not None:
             self.state.epoch = float(self._stream.passes)
         super().log(*given, **named)
+
+    def _is_stopped(self) -> bool:
+        """Return whether a callback, or `max_steps`, has ended the training before the budget."""
+        return bool(self.control.should_training_stop)
 
     def _epoch_ended(self) -> None:
         """Do what is due at the end of an epoch (`eval_strategy`, callbacks)."""
@@ -217,17 +220,6 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     def _inputs(self) -> dict[str, Any]:
         batch = self._collator()([self.train_dataset[index] for index in range(2)])
         return {name: each for name, each in batch.items() if name not in self.label_names}
-
-
-class _Leaving(transformers.TrainerCallback):  # type: ignore[misc]
-    """Leaves the job's loop where the training ends before it: by a callback, or by `max_steps`."""
-
-    def __init__(self, trainer: ElasticTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_end(self, *given: Any, **named: Any) -> None:
-        if self._trainer._leads and self._trainer._stream is not None:
-            self._trainer._stream.leave()
 
 
 class _Progress:

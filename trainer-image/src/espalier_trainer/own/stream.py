@@ -23,10 +23,12 @@ class Stream:
         epochs: int | None = None,
         accumulate: int = 1,
         ended: Callable[[], None] = lambda: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """`joining` calls `join` with `accumulate`; `epochs` is the most of them.
 
-        `ended` is called after the last step of each epoch, or the last one that the budget allows.
+        `ended` is called after the last step of each epoch, or the last one that the budget allows. `stopped` tells, as
+        the stream is closed with batches left, whether that is on purpose, as `leave` does.
         """
         self._joining, self._epochs, self._accumulate, self._ended = joining, epochs, accumulate, ended
         self.loop: Loop | None = None
@@ -36,7 +38,7 @@ class Stream:
         self.passes = 0
         """Passes over the data that are done."""
         self._running: Callable[[], Generator[Any, None, None] | None] = lambda: None
-        self._leaving = False
+        self._leaving, self._stopped = False, stopped
 
     def leave(self) -> None:
         """End the training on purpose, if batches are left: the job is complete then, unless the script fails."""
@@ -63,7 +65,7 @@ class Stream:
                 try:
                     yield batch
                 except GeneratorExit:
-                    if self._leaving:
+                    if self._leaving or self._stopped():
                         return  # out of the loop over epochs
                     raise
             self.passes = epoch + 1

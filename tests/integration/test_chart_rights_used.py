@@ -104,7 +104,7 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
         release.run("install", operator__gpu__otherResources=[RESOURCE], rbac__podLogs=True)
         world = World(server, kubelet, trainers)
         if mode == "namespaced":
-            release.run("upgrade", watchNamespaces=[world.namespace])
+            release.run("upgrade", watchNamespaces=[world.namespace], rbac__podLogs=True)
         operators = Operators(release, tmp_path)
         audit = Audit(server, release.namespace, operators.account)
         other = server.namespace()

@@ -9,7 +9,7 @@ from espalier_api.documents import loads
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import REPORT_KEY
-from espalier_operator.actions import Finish, Plan, Requeue
+from espalier_operator.actions import Fail, Finish, Plan, Requeue
 from espalier_operator.facts import Snapshot
 from espalier_operator.kube.objects import names
 from operator_world.history.demands import demand
@@ -33,7 +33,7 @@ class Ends:
         """A leader that evaluates in time, or will, is not ended because its time budget is used up."""
         for action in plan.actions:
             job = self._world.jobs.get(action.job)
-            if not isinstance(action, Finish) or action.reason is not Reason.BUDGET_ENFORCED or job is None:
+            if not isinstance(action, Fail | Finish) or action.reason is not Reason.BUDGET_ENFORCED or job is None:
                 continue
             (facts,) = (each for each in snapshot.jobs if each.key == action.job)
             counted, terms = facts.used_at(self._world.now), facts.terms

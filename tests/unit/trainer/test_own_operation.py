@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from espalier_api import growth
 from espalier_api.advice import Action
@@ -96,7 +95,7 @@ def test_a_checkpoint_waits_for_the_package_whose_operation_has_grown_its_model(
             with pytest.raises(
                 CheckpointMismatchError, match=rf"^the training state of the leader: .*{said}.*{remedy}"
             ):
-                received(torch.frombuffer(sent, dtype=torch.uint8), kind)
+                received(bytes(sent), kind)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file()} == there
     _forget()
     done = run(job, advisor=script, store=tmp_path / "checkpoints")

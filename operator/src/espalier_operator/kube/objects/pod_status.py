@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,7 +114,7 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
     trainer, others = _containers(status, trainer_name)
     waits = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "waiting"))]
     ends = [state for entry in (*trainer, *others) if (state := mapping(entry, "state", "terminated"))]
-    own = [state for entry in trainer for state in mapping(entry, "state").values()]
+    own = [state for entry in trainer for state in mapping(entry, "state").values() if isinstance(state, Mapping)]
     starts = [at for state in own if (at := time(state, "startedAt")) is not None]
     ended = phase in ("Succeeded", "Failed")
     code, overran = _exit_code(trainer, ends if ended else ()), _overran(status)

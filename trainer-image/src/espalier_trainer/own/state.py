@@ -226,7 +226,11 @@ class OwnState:
         known = set(names.values())
         try:
             if state.architecture is not None:
-                self._rebuild(state.architecture, state.growth or history_of(state.architecture))
+                history = state.growth or history_of(state.architecture)
+                if history != self.network.history:
+                    # A worker's own tensors may be part of the state, and growth in place overwrites them.
+                    checkpoint = checkpoint.copied()
+                self._rebuild(state.architecture, history)
             self.model.load_state_dict(checkpoint.model)
             # The parameters that the script gave to its optimizer, trained or frozen. Of those that have grown since,
             # which nobody here knows yet, the optimizer took those whose neighbours it holds.

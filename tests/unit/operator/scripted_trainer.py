@@ -122,6 +122,8 @@ class Trainer:
                 self.report(TrainerPhase.TRAINING)
             elif self.step % 10 == 0 or self.options.get("damage"):
                 self.report(TrainerPhase.TRAINING)
+            if self.document.stop is Reason.GPU_BUDGET_EXHAUSTED and not self.term:
+                self.end(TrainerPhase.COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, 0)
             if self.term or self.document.stop:
                 self.end(TrainerPhase.STOPPED, Reason.SUSPENDED, 143 if self.term else 0)
             if self.used() >= self.before + float(self.options.get("fail", "inf")):

@@ -181,8 +181,8 @@ def test_trainers_are_scraped_as_their_dashboard_expects() -> None:
     given = {str(rule["target_label"]): rule["source_labels"] for rule in RELABELLING if "target_label" in rule}
     assert set(given) == set(GIVEN_BY_SCRAPE[Exporter.TRAINER])
     monitor = (ROOT / "charts/espalier/templates/monitors.yaml").read_text()
-    relabelled = re.findall(r"- sourceLabels: (\[\w+\])\n\s+targetLabel: (\w+)$", monitor, re.M)
-    assert relabelled == [(f"[{given['job_name'][0]}]", "job_name")]
+    relabelled = re.findall(r'"sourceLabels" \(list "(\w+)"\) "targetLabel" "(\w+)"', monitor)
+    assert relabelled == [(given["job_name"][0], "job_name")]
     page = (ROOT / "docs/metrics.md").read_text()
     assert f"```yaml\n{scrape_config_text()}```" in page
     assert f"on port {METRICS_PORT}" in page

@@ -62,14 +62,22 @@ class Stock:
         """GPUs that pods of others hold, by node."""
         given: dict[str, int] = defaultdict(int)
         """GPUs that are given back, by node."""
+        ended: list[Worker] = []
         for worker in workers:  # tens of thousands
             node = worker.node
             if node in free:
+                if not worker.gpus:
+                    ended.append(worker)
                 free[node] -= worker.gpus
                 if leaving and worker.name in leaving:
                     given[node] += worker.gpus
                 elif worker.role is _FOREIGN:
                     self._others[node] += worker.gpus
+        # The GPUs of a worker that has ended stay its job's until its end is judged, if nobody has taken them.
+        owed = {job.key: job.terms.gpus_per_worker for job in jobs} if ended else {}
+        for worker in ended:
+            if worker.node is not None and worker.job is not None:
+                free[worker.node] -= min(max(0, free[worker.node]), owed.get(worker.job, 0))
         self._later = {**free, **{node: free[node] + gpus for node, gpus in given.items()}}
         self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
         for name, held in self._others.items():

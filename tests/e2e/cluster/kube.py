@@ -273,9 +273,21 @@ def gpus(node: str, count: int) -> None:
 
 def devices(node: str, *words: str) -> None:
     """Tell the device plugin of a node how its fake GPUs fare (`hack/device-plugin/plugin.py`)."""
-    pods = get("pods", namespace="kube-system", selector="app=fake-gpus")["items"]
-    plugin = next(pod["metadata"]["name"] for pod in pods if pod["spec"]["nodeName"] == node)
-    kubectl("exec", "--namespace=kube-system", plugin, "--", "/venv/bin/python", "/plugin.py", "tell", *words)
+
+    def told() -> bool:
+        pods = get("pods", namespace="kube-system", selector="app=fake-gpus")["items"]
+        plugin = next((pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName") == node), None)
+        if plugin is None:
+            return False  # the node has just come back, and its pod is made
+        try:
+            kubectl("exec", "--namespace=kube-system", plugin, "--", "/venv/bin/python", "/plugin.py", "tell", *words)
+        except ClusterError as error:
+            if "unable to upgrade connection" in str(error) or "container not found" in str(error):
+                return False  # the pod starts
+            raise
+        return True
+
+    wait_for(f"the device plugin of {node} is told", told)
 
 
 def stranger(image: str, **spec: Any) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Shell:
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(kubectl("config", "view", "--raw", "--minify", "--flatten"))
         kubeconfig.chmod(0o600)
-        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        path = f"{PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": path}
         self.space = space
         self.type(f"kubectl config set-context --current --namespace={space.name}")
 

@@ -85,12 +85,16 @@ docs: .venv/.ready  ## generate pages and build the documentation into site/; de
 	.venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 
-.PHONY: lint
-lint: .venv/.ready  ## run ruff, strict mypy and import-linter
+.PHONY: lint sizes
+lint: .venv/.ready  ## run ruff, strict mypy and import-linter; compare the project's sizes with hack/sizes.toml
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/python hack/sizes
+
+sizes: .venv/.ready  ## lower the numbers in hack/sizes.toml to the sizes
+	.venv/bin/python hack/sizes --lower
 
 .PHONY: e2e-local
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue
+from espalier_operator.actions import Admit, GrantExtra, Plan, Replace, Requeue
 from espalier_operator.facts import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.facts.blames import avoided_by_all, blaming, trained_on
 from espalier_operator.plan import plan
@@ -83,6 +83,14 @@ def test_a_running_job_waits_with_its_gpus_for_a_short_time_and_gives_them_back_
     leads = running(workers=2, leader_running=True, trained=True, blames=(refusal(ago=0.0, times=5),))
     stays = planned(leads, nodes=(BROKEN,), workers=(base_of("ns/a", "broken"),))
     assert stays.actions == (), "its leader trains"
+
+
+def test_a_worker_whose_node_others_have_filled_does_not_wait_there_until_another_is_tried_again() -> None:
+    waits = replace(base_of("ns/a", "good"), node=None, pinned_to="good", state=WorkerState.PENDING)
+    filled = replace(base_of("other", "good", gpus=4), job=None, role=Role.FOREIGN)
+    found = planned(running(blames=(refusal(ago=0.0),)), workers=(waits, filled))
+    assert found.actions == (Replace(job="ns/a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
+    assert not found.placements
 
 
 def test_a_worker_that_failed_at_start_is_restarted_on_its_node_at_once_where_that_is_the_only_one() -> None:

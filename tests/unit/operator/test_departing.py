@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_kube.resources import NODES
-from espalier_operator.actions import Admit, NoticeReclaim, Requeue, Stop
+from espalier_operator.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
@@ -191,6 +191,20 @@ def test_a_worker_that_is_to_be_made_again_waits_for_gpus_that_may_return() -> N
     seen = Snapshot(taken_at=NOW, nodes=(restarting(),), workers=(other,), jobs=(job,))
     assert plan(seen, FairPolicy(), NOW).actions == ()
     assert [type(action) for action in plan(seen, FairPolicy(), NOW + 60.0).actions] == [Requeue]
+
+
+def test_a_worker_whose_node_others_have_filled_does_not_wait_there_for_gpus_that_may_return_elsewhere() -> None:
+    """It is not made again before they do; if others hold them, there are none to wait for."""
+    job = replace(trains("ns/a"), leader_running=False, training=False)
+    waits = replace(workers_of(job, "full")[0], node=None, pinned_to="full", state=WorkerState.PENDING)
+    taken, held = (replace(waits, name=name, job=None, role=Role.FOREIGN, pinned_to=None) for name in ("x", "y"))
+    nodes = restarting(), Node(name="full", gpu_type="a", allocatable=1)
+    seen = Snapshot(taken_at=NOW, nodes=nodes, workers=(waits, replace(taken, node="full")), jobs=(job,))
+    found = plan(seen, FairPolicy(), NOW)
+    assert found.actions == (Replace(job="ns/a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
+    assert not found.placements
+    in_use = replace(seen, workers=(*seen.workers, replace(held, node="n", gpus=4)))
+    assert [type(action) for action in plan(in_use, FairPolicy(), NOW).actions] == [Requeue]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 50.0), st.integers(0, 4)), max_size=8))

@@ -10,6 +10,7 @@ from espalier_operator.actions import Replace, Requeue
 from espalier_operator.capacity import Supply
 from espalier_operator.constraints import Constraints
 from espalier_operator.facts import JobFacts, Role
+from espalier_operator.goods import Goods
 from espalier_operator.lifecycle import obstacle
 from espalier_operator.plan.tick import Tick
 
@@ -61,32 +62,39 @@ class Claims:
                 self._doubt(job)
                 continue
             supply = self._claim(job)
-            if supply is not Supply.NEVER and job.key in self._barred:
-                self._wait_for_barred(job)
-                continue
+            waits = supply is Supply.NEVER or job.key in self._barred
             # A loan of which a part is on its way is asked for more after that: the node may still be the right one.
             moved = tuple(
                 worker.index
                 for worker in places.moved[job.key]
                 if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
             )
-            if supply is Supply.NEVER:
-                dips = any(self._tick.capacity.is_in(places.site(job), node) for node in self._tick.dips)
-                if not (job.evaluating or dips):
-                    self._record.act(self._give_up(job))
+            if waits and (given_up := self._given_up(job, supply)) is not None:
+                self._record.act(given_up)
             elif moved and self._tick.reclaims.is_asked(job.key):
                 continue  # it gets what it is lent itself; its workers are made again once that is given back
-            elif moved:
+            elif moved:  # also where there is no other node for them yet: they would take GPUs that nobody counts
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
-            elif supply is Supply.NOW or obstacle(job) not in _BY_SCHEDULER:
+            elif not waits and (supply is Supply.NOW or obstacle(job) not in _BY_SCHEDULER):
                 self._doubt(job)
         self._serve_others()
 
-    def _wait_for_barred(self, job: JobFacts) -> None:
-        """Let a job without a leader wait again if it would long hold GPUs that it cannot use yet."""
+    def _given_up(self, job: JobFacts, supply: Supply) -> Requeue | None:
+        """Return what lets a job wait again that has no GPUs for a base worker, or must not use them yet; None where it
+        keeps its others: it ends soon, or will have them soon.
+        """
+        if supply is Supply.NEVER:
+            return None if job.evaluating or self._may_return(job) else self._give_up(job)
         long = (self._tick.avoidance.barred_until(job) or 0.0) - self._tick.now > self._tick.rules.placement_seconds
         if long and not (job.leader_running or job.evaluating):
-            self._record.act(Requeue(job=job.key, reason=Reason.NODES_AVOIDED, message=job.last_failure))
+            return Requeue(job=job.key, reason=Reason.NODES_AVOIDED, message=job.last_failure)
+        return None
+
+    def _may_return(self, job: JobFacts) -> bool:
+        """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
+        site, gpus, capacity = self._tick.places.site(job), job.terms.gpus_per_worker, self._tick.capacity
+        dips = ((node, Goods(lost, ())) for node, lost in self._tick.dips.items() if capacity.is_in(site, node))
+        return any(capacity.fits_with(node, site, gpus, lost) for node, lost in dips)
 
     def _serve_others(self) -> None:
         """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""

@@ -164,6 +164,8 @@ class Clauses:
         self.checked["made for a node"] += 1
         if node not in bad:
             return
+        # A node that has refused extra workers is avoided whatever has started there since.
+        bad |= {place for (uid, place) in self._world.refused_loans if uid == claimant(pod)[1]}
         wants, resource = job.wants, job.resource
         owed = sum(each[resource] for each in self._room.owed([*self._room.jobs()]))
         for other in self._room.nodes_of(job, self._world.type_of(node, resource)):

@@ -61,7 +61,9 @@ class SharedCluster(Kubernetes):
         self.refusing: dict[str, float] = {}
         """Until when a node refuses pods with GPUs, though it is ready."""
         self.refusals: dict[tuple[str, str], list[float]] = {}
-        """By UID of a job, and node: when it refused workers."""
+        """By UID of a job, and node: when it refused workers, since one has started there."""
+        self.refused_loans: set[tuple[str, str]] = set()
+        """By the same: where it ever refused extra workers."""
         self.away: dict[tuple[str, str], tuple[float, int]] = {}
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.denials: dict[str, tuple[float, Status]] = {}
@@ -324,12 +326,15 @@ class SharedCluster(Kubernetes):
     def _start(self, key: str) -> None:
         pod = self.pods[key]
         node, wants = node_of(pod) or "", requests_of(pod)
+        place = owner_of(pod) or "", node
         if self.now < self.refusing.get(node, 0.0) and any(wants[each] for each in GPU_RESOURCES):
             said = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
             self.pods[key] = {**pod, "status": {**pod["status"], "phase": "Failed", **said}}
-            self.refusals.setdefault((owner_of(pod) or "", node), []).append(self.now)
+            self.refusals.setdefault(place, []).append(self.now)
+            if "-extra-" in key:
+                self.refused_loans.add(place)
         else:
-            self.refusals.pop((owner_of(pod) or "", node), None)
+            self.refusals.pop(place, None)
             super()._start(key)
 
     def _machine(self, name: str) -> Raw:

@@ -295,3 +295,5 @@ def test_the_leader_learns_of_each_change_once():
     stopping = replace(STARTED, stopping=Stopping(reason=Reason.SUSPENDED, deadline=NOW + 30))
     assert done(stopping, LEADER, *workers) == ["tell one-base-0-0 2 Suspended"]
     assert done(stopping, ended(BASE, 0), *workers) == []
+    unbound = pod(BASE, 1, node=None)
+    assert done(stopping, LEADER, unbound) == ["delete one-base-1-0", "tell one-base-0-0 2 Suspended"]

@@ -91,12 +91,13 @@ def _steps(
             yield DeleteJob(uid=job.uid)
         return
     yield from _superseded(pods, state)
-    if job.terms.program and state.stopping is not None:
-        # Nobody but SIGTERM tells a program.
+    if state.stopping is not None:
+        # Nobody but SIGTERM tells a program; and nobody counts on GPUs for a worker that has none yet.
         for pod in pods.base:
-            if pod is not None and not pod.deleting and not pod.ended:
+            if pod is not None and (job.terms.program or pod.node is None) and not (pod.deleting or pod.ended):
                 yield DeletePod(pod=pod)
-        return
+        if job.terms.program:
+            return
     for index in state.completed_workers:
         completed = pods.worker(index)
         if completed is not None and not completed.ended and not completed.deleting:

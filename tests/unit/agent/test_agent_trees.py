@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from pathlib import Path
 
@@ -115,6 +116,13 @@ def test_it_learns_from_tables_of_several_decisions() -> None:
     assert decide(learnt, AdviceRequest(
         job="j", architecture=tables[0].architecture, time_left_seconds=10, time_budget_seconds=20
     )).action.grows  # fmt: skip
+
+
+def test_without_scikit_learn_it_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sklearn" else find(name))
+    with pytest.raises(LearningError, match=r"scikit-learn.*espalier-agent\[trees\]"):
+        LEARNER.with_corpora([CORPUS]).learn([], seed=3, name="trees")
 
 
 def test_features_tell_costs_only_where_places_are_known() -> None:

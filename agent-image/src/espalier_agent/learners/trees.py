@@ -12,6 +12,7 @@ advice on where to add the first layers was worse.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import random
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ import torch
 from pydantic import Field
 
 from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, by_fitting
-from espalier_agent.learners.learning import Progress, ProgressCallback
+from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
 from espalier_agent.learners.trees_rows import Floats, Row, Rows, stacked
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
@@ -60,6 +61,8 @@ def _fit(
 ) -> None:
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
+    if importlib.util.find_spec("sklearn") is None:
+        raise LearningError("learner trees: scikit-learn is not installed; pip install 'espalier-agent[trees]'")
     rows = stacked(found)
     targets = np.array([squashed(float(gain)) for gain in rows.gains], dtype=np.float32)
     chance = random.Random(seed)

@@ -8,7 +8,6 @@ installed, HiGHS returns a corner.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -66,7 +65,8 @@ def _solved(costs: Any, matrix: Any, limits: Any, number: int) -> Any:
     from scipy.optimize import linprog
 
     if importlib.util.find_spec("clarabel") is not None:
-        clarabel = importlib.import_module("clarabel")
+        import clarabel
+
         settings = clarabel.DefaultSettings()
         settings.verbose = False
         rows = sparse.csc_matrix(sparse.vstack([matrix, -sparse.eye_array(number, len(costs))]))

@@ -36,8 +36,8 @@ from collections.abc import Iterable
 from harness.printed import environment, rendered
 from load.snapshots import after_nodes, after_pods, snapshots
 
-from espalier_operator.facts import Snapshot
-from espalier_operator.plan import plan
+from espalier_operator.model import Snapshot
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 

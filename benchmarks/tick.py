@@ -28,16 +28,16 @@ from load.case import Case, layout_of
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource
-from espalier_operator.facts import Rules
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.plan import plan
+from espalier_operator.model import Rules
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.recent_use import RecentUse
+from espalier_operator.policies.recent_use import RecentUse
 
 _WARM_UP: Final = 3
 """Ticks that are not counted."""

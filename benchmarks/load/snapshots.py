@@ -8,12 +8,12 @@ from itertools import product
 from typing import Any, Final
 
 from espalier_kube import resources
-from espalier_operator.constraints import Constraints, Expression, Term, Toleration
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.cluster.topology import ZONE_LABEL
 from espalier_operator.kube.objects.jobs import InvalidJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.topology import ZONE_LABEL
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.constraints import Constraints, Expression, Term, Toleration
 from load import objects
 from load.case import Case, layout_of
 

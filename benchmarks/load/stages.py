@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from harness.statistics import percentile
 
-from espalier_operator.facts import Snapshot
-from espalier_operator.plan import plan
+from espalier_operator.model import Snapshot
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from load import objects
 from load.api import for_all

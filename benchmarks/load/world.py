@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects.names import ROLE_LABEL
+from espalier_operator.model import Role
 from load.api import Api
 from load.objects import JOBS_API, gpus_of, key
 

@@ -16,11 +16,11 @@ from connections import connections_closed
 from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.client import Answer, Client
 from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Snapshot
 from waiting import until
 
 """At most, for the connections of an operator that has ended to be closed."""

@@ -13,11 +13,11 @@ from espalier_api.allocation import Allocation
 from espalier_api.job import MAX_NAME_LENGTH
 from espalier_api.status import JobStatus
 from espalier_kube.resources import resource_of
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_objects import GPU, raw_job, template
 
 STATUS = JobStatus(allocation=Allocation(generation=3, replicas=2, gpus=2))

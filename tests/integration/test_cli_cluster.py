@@ -19,8 +19,8 @@ from ruamel.yaml import YAML
 from trainers import Trainers
 
 from espalier_cli.main import cli
-from espalier_operator.facts import JobFacts, Snapshot
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Snapshot
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from espalier_kube.connection import api_of_context
 from espalier_kube.errors import ExpiredError, Retries
 from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_kube.resources import JOBS
-from espalier_operator.actions import Fail, Finish
+from espalier_operator.model.actions import Fail, Finish
 from forked import Forked
 from waiting import PATIENCE, until
 

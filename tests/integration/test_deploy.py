@@ -12,10 +12,10 @@ from apiserver import ApiServer, ServerError
 
 from espalier_api.status import JobStatus
 from espalier_kube import resources
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_objects import kube_job
 
 PROJECT = Path(__file__).parents[2]

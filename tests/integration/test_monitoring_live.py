@@ -57,7 +57,7 @@ from espalier_monitoring.drawing.reading import Reader, ReadingError
 from espalier_monitoring.drawing.sheet import WIDTH, box
 from espalier_monitoring.outputs import BOARDS, RULES
 from espalier_monitoring.page import RELABELLING
-from espalier_operator.actions import Action
+from espalier_operator.model.actions import Action
 from promql_names import expressions, names
 
 PROJECT = Path(__file__).parents[2]

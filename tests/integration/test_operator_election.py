@@ -19,8 +19,11 @@ from operators import World
 from espalier_operator.kube.process import lease as lease_module
 from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.process.lease import Lease
-from espalier_operator.planning import Admit, Snapshot, configured, plan
-from espalier_operator.policy_memory import PolicyMemory
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Admit
+from espalier_operator.planner import plan
+from espalier_operator.policies.memory import PolicyMemory
+from espalier_operator.policies.settings import configured
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.slow

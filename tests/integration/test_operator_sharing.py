@@ -6,8 +6,8 @@ import pytest
 from operators import World
 
 from espalier_api.signal import ALLOCATION_ANNOTATION
-from espalier_operator.facts import Rules
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules
 
 QUICK = {"preemption": {"noticeSeconds": 5, "cooldownSeconds": 0, "minRuntimeSeconds": 0}}
 """Preemption of jobs that are to be lent GPUs at once."""

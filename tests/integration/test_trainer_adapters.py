@@ -29,11 +29,11 @@ from espalier_api.validation import load_job
 from espalier_kube.client import Client, Watch
 from espalier_kube.errors import ExpiredError
 from espalier_kube.resources import JOBS as JOB_RESOURCE
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from espalier_trainer import kube
 from espalier_trainer.allocations import AllocationFile
 from espalier_trainer.kube import watch as kube_watch

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from espalier_operator.planning import configured
+from espalier_operator.policies.settings import configured
 
 
 def policy_option(help_text: str, default: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -38,7 +38,8 @@ from espalier_operator.local.gpus import cuda_devices
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
 from espalier_operator.local.ownership import is_own
 from espalier_operator.local.settings import FolderInUseError
-from espalier_operator.planning import DEFAULT_POLICY, configured_here
+from espalier_operator.model import DEFAULT_POLICY
+from espalier_operator.policies.settings import configured_here
 
 
 @click.command()

@@ -12,7 +12,7 @@ import click
 from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
 from espalier_cli.simulation_sources import AUDIT
-from espalier_operator.planning import configured_here
+from espalier_operator.policies.settings import configured_here
 from espalier_operator.simulation.shadow import Shadow, shadow_of
 
 SHOWN: Final = 20

@@ -10,7 +10,7 @@ from typing import Final
 
 from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
-from espalier_operator.planning import Policy
+from espalier_operator.policies import Policy
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.gavel import FORMAT, Throughputs, nodes_by_type, read_gavel

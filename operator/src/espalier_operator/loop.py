@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from espalier_operator.actions import Action, Plan
-from espalier_operator.asking import Asking
 from espalier_operator.clock import Clock
-from espalier_operator.facts import Snapshot
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Action, Plan
+from espalier_operator.planner.safe import plan_safely
 from espalier_operator.policies import Policy
-from espalier_operator.policy_memory import PolicyMemory
-from espalier_operator.resuming import plan_safely
+from espalier_operator.policies.memory import PolicyMemory
+from espalier_operator.policies.remote import Asking
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from espalier_api.documents import read_document
 from espalier_api.measurements import Measurements
 from espalier_api.report import Report
 from espalier_api.throughput import step_times
-from espalier_operator.facts import JobFacts, Terms
-from espalier_operator.outlooks import MeasuredOutlook
+from espalier_operator.model import JobFacts, Terms
+from espalier_operator.policies.speed_models import MeasuredOutlook
 
 JOB = """\
 apiVersion: espalier.dev/v1alpha1

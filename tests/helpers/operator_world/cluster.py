@@ -9,21 +9,7 @@ from typing import Any
 
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_api.reasons import Reason
-from espalier_operator.actions import (
-    Action,
-    Admit,
-    Fail,
-    Finish,
-    GrantExtra,
-    NoticeReclaim,
-    Plan,
-    ReleaseExtra,
-    Replace,
-    Requeue,
-    Stop,
-)
-from espalier_operator.constraints import ANYWHERE, Constraints
-from espalier_operator.facts import (
+from espalier_operator.model import (
     NOWHERE,
     Ended,
     JobFacts,
@@ -40,7 +26,21 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
-from espalier_operator.queues import Queue
+from espalier_operator.model.actions import (
+    Action,
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    ReleaseExtra,
+    Replace,
+    Requeue,
+    Stop,
+)
+from espalier_operator.model.constraints import ANYWHERE, Constraints
+from espalier_operator.model.queues import Queue
 
 PROMISE_SECONDS = 20.0
 HOLD_SECONDS = 20.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from espalier_operator.constraints import ANYWHERE, Constraints, Taint, Toleration
-from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Rules, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.queues import Queue, Quota
-from espalier_operator.topology import ZONE_LABEL
+from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.model import JobFacts, Node, Reclaim, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint, Toleration
+from espalier_operator.model.queues import Queue, Quota
 
 NOW = 1000.0
 RACK_LABEL = "example.com/rack"

@@ -1,4 +1,4 @@
-"""The planner's numbered invariants (see `espalier_operator.plan`) as checks of one tick.
+"""The planner's numbered invariants (see `espalier_operator.planner`) as checks of one tick.
 
 Each is counted here in the plainest way, from the snapshot alone, sharing no code with the planner.
 """
@@ -10,9 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, Plan, ReleaseExtra, Requeue, Stop
-from espalier_operator.constraints import Amounts, Constraints
-from espalier_operator.facts import REFUSALS, JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model import REFUSALS, JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model.actions import (
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    Plan,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.model.constraints import Amounts, Constraints
 
 
 class InvariantError(AssertionError):

@@ -8,7 +8,6 @@ from espalier_api.measurements import Measurements, merged
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
 from espalier_api.status import JobStatus
-from espalier_operator.facts import JobFacts
 from espalier_operator.job import progress, view
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.observation import Observation
@@ -21,6 +20,7 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of
+from espalier_operator.model import JobFacts
 
 ONE_NODE = ("node",)
 

@@ -9,10 +9,10 @@ from typing import Any
 from espalier_api.documents import dumps
 from espalier_api.job import API_VERSION, KIND
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_devices import RESOURCE
 
 Raw = dict[str, Any]

@@ -13,9 +13,6 @@ from typing import Any, Final
 
 from espalier_kube import resources
 from espalier_kube.resources import Resource, key_of
-from espalier_operator.actions import Plan
-from espalier_operator.asking import Asking
-from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import NotOwnedError
@@ -24,8 +21,11 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.urgency import NEVER
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError, Loop
+from espalier_operator.model import Rules, Snapshot
+from espalier_operator.model.actions import Plan
 from espalier_operator.policies import Policy
-from espalier_operator.recent_use import RecentUse
+from espalier_operator.policies.recent_use import RecentUse
+from espalier_operator.policies.remote import Asking
 from operator_world.kube_api import ConflictError, NotFoundError, owner_of
 from operator_world.kube_objects import Raw
 from operator_world.kubernetes import Kubernetes

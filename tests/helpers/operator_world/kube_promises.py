@@ -26,10 +26,10 @@ from typing import Any
 from espalier_api.reasons import Reason
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
-from espalier_operator.actions import Plan, ReleaseExtra, Requeue
 from espalier_operator.job.state import Timing
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.objects.names import worker_of
+from espalier_operator.model.actions import Plan, ReleaseExtra, Requeue
 from operator_world.kube_api import gpus_of, is_over, node_of, owner_of
 from operator_world.kube_objects import GPU, Raw
 from operator_world.kubernetes import TYPE_LABEL, Kubernetes

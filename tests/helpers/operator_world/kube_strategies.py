@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
-from espalier_operator.actions import (
+from espalier_operator.job.state import Grant, JobState
+from espalier_operator.model import Ended, Reclaim, Stopping
+from espalier_operator.model.actions import (
     Action,
     Admit,
     Fail,
@@ -21,8 +23,6 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Ended, Reclaim, Stopping
-from espalier_operator.job.state import Grant, JobState
 from operator_world.kube_objects import EPOCH
 
 TIMES = st.sampled_from([0.0, EPOCH, EPOCH + 0.000001, EPOCH + 0.333333, EPOCH + 7, EPOCH + 1e6])

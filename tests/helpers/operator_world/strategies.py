@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
-from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
-from espalier_operator.facts import Terms
-from espalier_operator.topology import ZONE_LABEL
+from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.model import Terms
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 
 GPU_TYPES = ("", "h100")
 """Nodes that name no type have the type ''."""

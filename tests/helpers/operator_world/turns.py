@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from espalier_api.throughput import StepTime
-from espalier_operator.facts import JobFacts, Node, Terms
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Terms
+from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Share, View, base_share

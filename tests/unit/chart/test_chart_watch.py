@@ -15,9 +15,9 @@ from charts import CHART, SYSTEM, Helm, bound_rights, of, one, parse, pod_templa
 
 from espalier_api.metrics import JOB
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_objects import kube_job
 
 RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))

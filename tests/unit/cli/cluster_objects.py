@@ -16,8 +16,6 @@ from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, 
 from espalier_api.signal import REPORT_KEY
 from espalier_kube.lists import Listing
 from espalier_kube.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
-from espalier_operator.actions import Action, Admit, GrantExtra
-from espalier_operator.facts import Role
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import state_of
 from espalier_operator.job.transitions import after
@@ -26,6 +24,8 @@ from espalier_operator.kube.objects.jobs import KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
+from espalier_operator.model import Role
+from espalier_operator.model.actions import Action, Admit, GrantExtra
 from operator_world.kube_looks import look, observed, status_at
 
 SETTINGS = KubeSettings()

@@ -35,10 +35,10 @@ from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
 from espalier_kube.lists import Listing
 from espalier_kube.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
-from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
-from espalier_operator.facts import Role
+from espalier_operator.model import Role
+from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.policies.las import LasPolicy
-from espalier_operator.policy_memory import PolicyMemory
+from espalier_operator.policies.memory import PolicyMemory
 
 
 def case(name: str = "a", **objects: Any) -> Case:

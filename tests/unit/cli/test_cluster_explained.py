@@ -30,7 +30,7 @@ from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.events import event_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
-from espalier_operator.actions import Finish
+from espalier_operator.model.actions import Finish
 
 
 def case(name: str = "a", **objects: Any) -> Case:

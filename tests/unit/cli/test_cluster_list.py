@@ -23,7 +23,7 @@ from espalier_cli.cluster.jobs_table import COLUMNS, WIDE_COLUMNS, entry_of, row
 from espalier_cli.cluster.output import print_table
 from espalier_cli.cluster.standing import job_of, standing
 from espalier_cli.cluster.wording import count, duration, short
-from espalier_operator.actions import (
+from espalier_operator.model.actions import (
     Fail,
 )
 

@@ -27,7 +27,9 @@ from espalier_api.reasons import SENTENCES, Reason
 from espalier_cli.cluster.decisions import rows_of, says
 from espalier_cli.cluster.shares import described_share, share_rows
 from espalier_cli.main import cli
-from espalier_operator.actions import (
+from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import (
     Admit,
     Fail,
     Finish,
@@ -39,9 +41,7 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Snapshot
-from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.plan import plan
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import LearnedPolicy
 from espalier_operator.policies.view import Share

@@ -28,11 +28,11 @@ from cluster_objects import (
 from espalier_api.reasons import Reason
 from espalier_cli.cluster.options import settings_options
 from espalier_cli.policy_option import policy_option
-from espalier_operator.actions import Finish, NoticeReclaim
-from espalier_operator.facts import DEFAULT_POLICY, Role, Snapshot, WorkerState
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.plan import plan
+from espalier_operator.model import DEFAULT_POLICY, Role, Snapshot, WorkerState
+from espalier_operator.model.actions import Finish, NoticeReclaim
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 

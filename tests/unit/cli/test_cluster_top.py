@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from espalier_cli.cluster.top_command import overview
 from espalier_cli.cluster.usage import use_by_job, use_by_type, why_not
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.kube.snapshot import seen_by_operator
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 
 
 def taint(key: str) -> Object:

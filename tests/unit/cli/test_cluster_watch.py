@@ -14,8 +14,8 @@ from espalier_cli.cluster.events import Event, event_of
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
 from espalier_cli.cluster.standing import job_of
 from espalier_cli.cluster.watch_display import JsonWatch, LiveWatch, PlainWatch
-from espalier_operator.actions import Finish, GrantExtra
 from espalier_operator.kube.objects.events import events
+from espalier_operator.model.actions import Finish, GrantExtra
 
 
 def trained(*adaptations: object, at: float = NOW, used: float = 50.0, lent: int = 1) -> Object:

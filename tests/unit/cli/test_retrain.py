@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
 from espalier_cli.main import cli
-from espalier_operator.actions import Admit, Finish
 from espalier_operator.audit_files import DECISIONS
-from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model.actions import Admit, Finish
 from espalier_scheduling.learned.files import read_policy
 
 SPEEDS = tuple(

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_api.status import JobStatus
 from espalier_monitoring.alerts import ALERTS, rules_text, says
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.model import Snapshot
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 OPERATOR = 'instance="op:8080", pod="op"'

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, Plan, Replace, Requeue
-from espalier_operator.facts import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.facts.blames import avoided_by_all, blaming, trained_on
-from espalier_operator.plan import plan
+from espalier_operator.model import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
+from espalier_operator.model.blames import avoided_by_all, blaming, trained_on
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 NOW = 100_000.0

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Plan
-from espalier_operator.constraints import ANYWHERE, Constraints
-from espalier_operator.facts import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.lifecycle import ends_by
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, Plan
+from espalier_operator.model.constraints import ANYWHERE, Constraints
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
+from espalier_operator.planner.lifecycle import ends_by
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.queues import Queue, Quota
 
 NOW = 1000.0
 RULES = Rules(startup_seconds=10.0, evaluation_seconds=5.0)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.facts import Ended, Rules, Terms
 from espalier_operator.job.budget import Leader, Meter
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import look
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import facts_of
-from espalier_operator.lifecycle import ending
 from espalier_operator.local.state import resumed
+from espalier_operator.model import Ended, Rules, Terms
+from espalier_operator.planner.lifecycle import ending
 
 ABSENT, STARTING, TRAINING = Leader.ABSENT, Leader.STARTING, Leader.TRAINING
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobPhase
-from espalier_operator.facts import Ended, JobFacts, Reclaim, Terms
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
+from espalier_operator.model import Ended, JobFacts, Reclaim, Terms
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 WAITING = JobFacts(key="ns/one", terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100), submitted_at=0)

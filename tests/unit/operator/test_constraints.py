@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
-from espalier_operator.facts import Node
-from espalier_operator.matching import Mentioned
-from espalier_operator.sites import Grouping
+from espalier_operator.cluster.label_index import Mentioned
+from espalier_operator.cluster.node_pools import Grouping
+from espalier_operator.model import Node
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 
 LABELS = {"zone": "a", "cores": "8", "size": "large"}
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_kube.resources import NODES
-from espalier_operator.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
-from espalier_operator.facts import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node
@@ -21,7 +19,9 @@ from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.kube.state.workers import workers_of as workers_of_pods
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import kube_job, raw_node, raw_worker
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_operator.facts import (
+from espalier_operator.model import (
     JobFacts,
     Node,
     Promise,
@@ -19,7 +19,7 @@ from espalier_operator.facts import (
     Terms,
     Worker,
 )
-from espalier_operator.plan import plan
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_api.reasons import Reason
-from espalier_operator.actions import GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, WorkerState
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, WorkerState
+from espalier_operator.model.actions import GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy, weight_of
 from operator_world.cluster import Cluster
 from operator_world.invariants import check

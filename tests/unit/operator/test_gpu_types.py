@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_api.reasons import Reason
 from espalier_api.throughput import StepTime
-from espalier_operator.actions import Admit, GrantExtra, Stop
-from espalier_operator.constraints import Constraints
-from espalier_operator.facts import JobFacts, Node, Snapshot
-from espalier_operator.outlooks import outlooks_of
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Snapshot
+from espalier_operator.model.actions import Admit, GrantExtra, Stop
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
+from espalier_operator.policies.snapshot_view import view_of
+from espalier_operator.policies.speed_models import outlooks_of
+from espalier_operator.policies.speeds_by_type import MeasuredSpeeds, effects
 from espalier_operator.policies.view import Candidate, Decision, Share, View
-from espalier_operator.policy_view import view_of
-from espalier_operator.queues import Queue, Quota
-from espalier_operator.speeds_by_type import MeasuredSpeeds, effects
 from operator_world.cluster import Cluster
 from operator_world.turns import Turns, job, measured, on, ring, settled, step
 

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.actions import Admit
-from espalier_operator.asking import Asking, AwayError, Outcome, asked_here
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Node, Snapshot, Terms
 from espalier_operator.loop import Loop
-from espalier_operator.plan import plan
+from espalier_operator.model import Node, Snapshot, Terms
+from espalier_operator.model.actions import Admit
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import (
     AGAIN_SECONDS,
@@ -27,10 +26,11 @@ from espalier_operator.policies.learned import (
     answered,
     unanswered,
 )
+from espalier_operator.policies.memory import PolicyMemory
 from espalier_operator.policies.questions import QuestionError, asked, question_of
+from espalier_operator.policies.remote import Asking, AwayError, Outcome, asked_here
 from espalier_operator.policies.settings import configured, configured_here
 from espalier_operator.policies.view import Candidate, View
-from espalier_operator.policy_memory import PolicyMemory
 from operator_world.cluster import Cluster
 from policy_files import write_giving
 

@@ -22,7 +22,6 @@ from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.result import read_history
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Ended, Role
 from espalier_operator.job.ends import Failure, Preemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
 from espalier_operator.local.files import EventTail
@@ -30,6 +29,7 @@ from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.history import History
 from espalier_operator.local.layout import program_variables
 from espalier_operator.local.process import Process
+from espalier_operator.model import Ended, Role
 from waiting import until
 
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 import virtual_time
-from espalier_operator.actions import Admit
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import BackendError, Loop
+from espalier_operator.model import Node, Terms
+from espalier_operator.model.actions import Admit
 from espalier_operator.policies.fair import FairPolicy
+from espalier_operator.policies.memory import PolicyMemory
 from espalier_operator.policies.view import Elasticity
-from espalier_operator.policy_memory import PolicyMemory
 from operator_world.cluster import Cluster
 
 

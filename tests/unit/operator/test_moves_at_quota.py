@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_operator.actions import Stop
-from espalier_operator.facts import Node
-from espalier_operator.plan import plan
-from espalier_operator.queues import Queue, Quota
+from espalier_operator.model import Node
+from espalier_operator.model.actions import Stop
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 from operator_world.turns import Turns, job, on, settled

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
-from espalier_operator.constraints import Constraints, Expression
-from espalier_operator.facts import (
+from espalier_operator.model import (
     JobFacts,
     NamespaceLimit,
     Node,
@@ -24,9 +22,11 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
-from espalier_operator.plan import plan
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
+from espalier_operator.model.constraints import Constraints, Expression
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.queues import Queue, Quota
 
 NOW = 1000.0
 GPU = "nvidia.com/gpu"

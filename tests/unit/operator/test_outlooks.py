@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from espalier_api.base import YEAR_SECONDS
 from espalier_api.goodput import BatchLimits
 from espalier_api.throughput import StepTime, Throughput, fitted, solved
-from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
-from espalier_operator.outlooks import MeasuredOutlook, outlooks_of
+from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.policies.optimus import OptimusPolicy
-from espalier_operator.policy_view import decided
+from espalier_operator.policies.snapshot_view import decided
+from espalier_operator.policies.speed_models import MeasuredOutlook, outlooks_of
 
 TRUE = Throughput(
     alpha_compute=0.05,

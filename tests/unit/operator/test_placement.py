@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
-from espalier_operator.facts import (
+from espalier_operator.model import (
     REFUSALS,
     JobFacts,
     Node,
@@ -21,7 +20,8 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
-from espalier_operator.plan import plan
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
 

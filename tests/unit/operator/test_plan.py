@@ -8,18 +8,7 @@ from dataclasses import replace
 import pytest
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import (
-    Admit,
-    Fail,
-    Finish,
-    GrantExtra,
-    NoticeReclaim,
-    ReleaseExtra,
-    Requeue,
-    Stop,
-)
-from espalier_operator.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
-from espalier_operator.facts import (
+from espalier_operator.model import (
     Ended,
     JobFacts,
     Node,
@@ -32,7 +21,18 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
-from espalier_operator.plan import plan
+from espalier_operator.model.actions import (
+    Admit,
+    Fail,
+    Finish,
+    GrantExtra,
+    NoticeReclaim,
+    ReleaseExtra,
+    Requeue,
+    Stop,
+)
+from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 NOW = 1000.0

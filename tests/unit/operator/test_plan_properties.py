@@ -16,17 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import sweeps
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
-from espalier_operator.constraints import ANYWHERE, Constraints, Taint
-from espalier_operator.facts import Ended, Node, Role, Rules, Snapshot
-from espalier_operator.order import Order
-from espalier_operator.plan import plan
+from espalier_operator.model import Ended, Node, Role, Rules, Snapshot
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.las import LasPolicy
-from espalier_operator.policy_view import decided
-from espalier_operator.queues import Queue, Quota
+from espalier_operator.policies.order import Order
+from espalier_operator.policies.snapshot_view import decided
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOURCES, TAINTS, ZONES, terms

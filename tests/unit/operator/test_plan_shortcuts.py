@@ -11,24 +11,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator import buckets, stock, topology
-from espalier_operator.buckets import Room, Shelves, choose
-from espalier_operator.capacity import Capacity
-from espalier_operator.constraints import Amounts, Constraints
-from espalier_operator.facts import Node
-from espalier_operator.fleet import Fleet
-from espalier_operator.goods import Goods
-from espalier_operator.loans import Line, Loan, Loans
-from espalier_operator.matching import Mentioned
-from espalier_operator.order import Order, Rank
-from espalier_operator.plan import plan
-from espalier_operator.plan.vain import Vain
+from espalier_operator.cluster import free_gpus as buckets
+from espalier_operator.cluster import stock, topology
+from espalier_operator.cluster.capacity import Capacity
+from espalier_operator.cluster.free_gpus import Room, Shelves, choose
+from espalier_operator.cluster.label_index import Mentioned
+from espalier_operator.cluster.node_index import Fleet
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.resources import Goods
+from espalier_operator.model import Node
+from espalier_operator.model.constraints import Amounts, Constraints
+from espalier_operator.planner import plan
+from espalier_operator.planner.failed_placements import Vain
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
 from espalier_operator.policies.las import LasPolicy
-from espalier_operator.reclaims import ReclaimQueue
-from espalier_operator.sites import Site
+from espalier_operator.policies.order import Order, Rank
+from espalier_operator.reclaim.extra_workers import Line, Loan, Loans
+from espalier_operator.reclaim.queue import ReclaimQueue
 from operator_world.crowds import NOW, crowd
 
 POLICIES: tuple[Policy, ...] = (FairPolicy(), LasPolicy(thresholds=(20.0, 100.0), promote=2), GandivaPolicy())

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Node, Terms
 from espalier_operator.loop import Loop
+from espalier_operator.model import Node, Terms
+from espalier_operator.policies.memory import MOST_CHARACTERS, PolicyMemory
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from espalier_operator.policy_memory import MOST_CHARACTERS, PolicyMemory
 from operator_world.cluster import Cluster
 
 MEMORABLE = ("las:thresholds=20/100,promote=2", "gittins:quantum=50", "gavel", "gandiva", "goodput", "fifo")

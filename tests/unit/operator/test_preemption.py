@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Plan, Requeue, Stop
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
+from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.planner import plan
 from espalier_operator.policies.las import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
-from espalier_operator.queues import Queue, Quota
 
 NOW = 1000.0
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Action, Admit, Fail, Finish, Requeue, Stop
-from espalier_operator.facts import JobFacts, Rules, Terms
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.progress import look
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import facts_of
-from espalier_operator.lifecycle import ending
+from espalier_operator.model import JobFacts, Rules, Terms
+from espalier_operator.model.actions import Action, Admit, Fail, Finish, Requeue, Stop
+from espalier_operator.planner.lifecycle import ending
 
 TERMS = Terms(
     min_replicas=1,

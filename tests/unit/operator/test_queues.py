@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, Plan, Requeue, Stop
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, Stop
+from espalier_operator.model.queues import Ledger, Queue, Quota
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.queues import Ledger, Queue, Quota
 
 NOW = 1000.0
 

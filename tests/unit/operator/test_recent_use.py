@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.actions import Admit
-from espalier_operator.facts import JobFacts, Node, Rules, Snapshot, Terms
-from espalier_operator.order import Order
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
+from espalier_operator.model.actions import Admit
+from espalier_operator.model.queues import Queue
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.policy_view import decided
-from espalier_operator.queues import Queue
-from espalier_operator.recent_use import SHARES_KEPT, RecentUse
+from espalier_operator.policies.order import Order
+from espalier_operator.policies.recent_use import SHARES_KEPT, RecentUse
+from espalier_operator.policies.snapshot_view import decided
 
 DAY = 86_400.0
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Plan
-from espalier_operator.constraints import Constraints
-from espalier_operator.facts import JobFacts, Node, Snapshot, Terms
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model.actions import Admit, Plan
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
 CARD = "rdma/hca"

@@ -9,12 +9,12 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator.capacity import Capacity
-from espalier_operator.constraints import ANYWHERE, Constraints
-from espalier_operator.facts import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.plan import plan
+from espalier_operator.cluster.capacity import Capacity
+from espalier_operator.cluster.topology import ZONE_LABEL
+from espalier_operator.model import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.constraints import ANYWHERE, Constraints
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.topology import ZONE_LABEL
 
 RACK_LABEL = "example.com/rack"
 

@@ -9,9 +9,7 @@ from random import Random
 import pytest
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, Finish, Plan, Requeue
-from espalier_operator.constraints import Constraints
-from espalier_operator.facts import (
+from espalier_operator.model import (
     Ended,
     JobFacts,
     Node,
@@ -24,7 +22,9 @@ from espalier_operator.facts import (
     Worker,
     WorkerState,
 )
-from espalier_operator.plan import plan
+from espalier_operator.model.actions import Admit, Finish, Plan, Requeue
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.cluster import Cluster
 

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.loop import Loop
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
+from espalier_operator.planner import plan
+from espalier_operator.policies.snapshot_view import view_of
 from espalier_operator.policies.view import Decision, Share, View
-from espalier_operator.policy_view import view_of
 
 
 @dataclass

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_operator.actions import Admit
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Admit
+from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import Allotment, LearnedPolicy
 from espalier_operator.policies.view import Candidate, View

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from espalier_operator.asking import AwayError
 from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
 from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
+from espalier_operator.policies.remote import AwayError
 from espalier_operator.policies.view import Candidate, View
 from espalier_scheduling.learned import files
 from espalier_scheduling.learned.files import Serves, make_policy, write_policy

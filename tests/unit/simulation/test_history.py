@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from espalier_api.throughput import StepTime
 from espalier_cli.simulate_command import simulate
-from espalier_operator.actions import Plan
 from espalier_operator.audit_files import DECISIONS, EARLIER
-from espalier_operator.facts import JobFacts, Snapshot, Terms
 from espalier_operator.kube.audit import AuditLog
+from espalier_operator.model import JobFacts, Snapshot, Terms
+from espalier_operator.model.actions import Plan
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.history import read_history

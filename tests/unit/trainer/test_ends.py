@@ -14,8 +14,8 @@ import pytest
 from espalier_api.documents import write_text_atomically
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import Ended
 from espalier_operator.job.ends import Failure, judge_exit
+from espalier_operator.model import Ended
 from trainer_processes import Workplace, ended
 from waiting import PATIENCE
 

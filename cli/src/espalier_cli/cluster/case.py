@@ -19,7 +19,10 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.planning import Action, JobFacts, Plan, Role, Snapshot, configured, plan_safely
+from espalier_operator.model import JobFacts, Role, Snapshot
+from espalier_operator.model.actions import Action, Plan
+from espalier_operator.planner.safe import plan_safely
+from espalier_operator.policies.settings import configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

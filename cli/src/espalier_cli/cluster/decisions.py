@@ -10,7 +10,7 @@ from espalier_api.reasons import SENTENCES
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.shares import shares_document
 from espalier_cli.cluster.wording import count, duration, of_type
-from espalier_operator.planning import (
+from espalier_operator.model.actions import (
     Action,
     Admit,
     Fail,

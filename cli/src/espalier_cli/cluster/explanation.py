@@ -16,7 +16,7 @@ from espalier_cli.cluster.shares import described_share
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.wording import count, duration, of_type
 from espalier_cli.display import progress_of
-from espalier_operator.planning import configured
+from espalier_operator.policies.settings import configured
 
 EVENTS_SHOWN = 10
 ADAPTATIONS_SHOWN = 10

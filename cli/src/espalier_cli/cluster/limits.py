@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from espalier_cli.cluster.wording import amount, count, of_type
-from espalier_operator.namespaces import demand_of
-from espalier_operator.planning import JobFacts, Snapshot
-from espalier_operator.queues import Ledger, Queue, Quota
+from espalier_operator.cluster.resource_quotas import demand_of
+from espalier_operator.model import JobFacts, Snapshot
+from espalier_operator.model.queues import Ledger, Queue, Quota
 
 
 def queue_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:

@@ -23,14 +23,10 @@ from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
-from espalier_operator.planning import (
-    FALLBACK,
-    PolicyFileError,
-    Snapshot,
-    SnapshotError,
-    configured,
-    plan_safely,
-)
+from espalier_operator.model import Snapshot, SnapshotError
+from espalier_operator.planner.safe import plan_safely
+from espalier_operator.policies.learned import FALLBACK, PolicyFileError
+from espalier_operator.policies.settings import configured
 
 _MOST_WORKERS = 10_000
 """As the specification of a job allows."""

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 from espalier_cli.cluster.usage import JobUse, TypeUse, others, use_by_job, use_by_type
 from espalier_cli.cluster.wording import amount, count, duration, listed, of_type
-from espalier_operator.planning import Decision, JobFacts, Node, Order, Plan, Snapshot, configured
+from espalier_operator.model import JobFacts, Node, Snapshot
+from espalier_operator.model.actions import Plan
+from espalier_operator.policies.order import Order
+from espalier_operator.policies.settings import configured
+from espalier_operator.policies.view import Decision
 
 HOLDERS_NAMED = 5
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.wording import count, listed, of_type
-from espalier_operator.planning import FALLBACK, NOT_ASKED, Plan, Policy, Share
+from espalier_operator.model.actions import Plan
+from espalier_operator.policies import Policy
+from espalier_operator.policies.learned import FALLBACK, NOT_ASKED
+from espalier_operator.policies.view import Share
 
 SHARE_COLUMNS = ("PLACE", "JOB", "WORKERS", "SPARE", "GPU TYPE", "NODES")
 

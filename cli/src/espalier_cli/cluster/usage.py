@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espalier_operator.constraints import REPELLING
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.planning import Blame, JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model import Blame, JobFacts, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model.constraints import REPELLING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
 from espalier_cli.intervals import Interval
 from espalier_cli.policies.options import require_folder, write
-from espalier_operator.planning import configured
+from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.errors import TraceError
 from espalier_scheduling.learned.files import MAX_NAME, Lineage, Serves
 from espalier_scheduling.learned.serving import LearnedAllocation

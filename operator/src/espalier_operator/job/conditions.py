@@ -33,10 +33,10 @@ from espalier_api.status import (
     JobStatus,
     TrainingStatus,
 )
-from espalier_operator.facts import REFUSALS, Ended, JobFacts
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
+from espalier_operator.model import REFUSALS, Ended, JobFacts
 from espalier_operator.programs import NOTHING, Reading
 
 MAX_TEXT: Final = 1024

@@ -17,11 +17,11 @@ from espalier_api.environment import ExitCode
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.facts import Blame, Ended, Terms
-from espalier_operator.facts.blames import blaming
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.transitions import MAX_MESSAGE
+from espalier_operator.model import Blame, Ended, Terms
+from espalier_operator.model.blames import blaming
 
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
 _NEEDS_REPORT: Final = (ExitCode.COMPLETE, ExitCode.INVALID, ExitCode.LOSS_NOT_FINITE, *_STOPPED_CODES)

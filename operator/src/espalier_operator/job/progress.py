@@ -14,12 +14,12 @@ from dataclasses import replace
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import Ended, Terms
-from espalier_operator.facts.blames import trained_on
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader, Meter
 from espalier_operator.job.observation import LAST_PHASES, Observation
 from espalier_operator.job.state import JobState, Timing
+from espalier_operator.model import Ended, Terms
+from espalier_operator.model.blames import trained_on
 
 
 def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from espalier_api.allocation import Direction
 from espalier_operator.clock import doubled
-from espalier_operator.facts import Blame, Ended, Reclaim, Stopping, Terms
+from espalier_operator.model import Blame, Ended, Reclaim, Stopping, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

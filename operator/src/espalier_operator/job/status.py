@@ -18,8 +18,8 @@ from espalier_api.status import (
     StandingStop,
     TimeBudgetStatus,
 )
-from espalier_operator.facts import Blame, Ended, Reclaim, Stopping, Terms
 from espalier_operator.job.state import Grant, JobState
+from espalier_operator.model import Blame, Ended, Reclaim, Stopping, Terms
 
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""

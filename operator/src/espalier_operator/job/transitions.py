@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
-from espalier_operator.actions import (
+from espalier_operator.job.state import JobState, Timing
+from espalier_operator.model import REFUSALS, Ended, Reclaim, Stopping, Terms
+from espalier_operator.model.actions import (
     Action,
     Admit,
     Fail,
@@ -21,8 +23,6 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import REFUSALS, Ended, Reclaim, Stopping, Terms
-from espalier_operator.job.state import JobState, Timing
 
 MAX_MESSAGE = 4096
 """Characters of a message that is kept."""

@@ -8,12 +8,12 @@ from espalier_api.measurements import Measurements
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
 from espalier_api.throughput import step_times
-from espalier_operator.facts import REFUSALS, JobFacts, Promise, Terms
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of
 from espalier_operator.job.state import JobState, Timing
+from espalier_operator.model import REFUSALS, JobFacts, Promise, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

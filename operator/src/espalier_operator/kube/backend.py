@@ -22,9 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from espalier_operator.actions import Action, Plan
 from espalier_operator.clock import Backoff, Clock
-from espalier_operator.facts import NOWHERE, Rules, Snapshot
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
@@ -40,8 +38,10 @@ from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.state.urgency import NEVER, SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.model import NOWHERE, Rules, Snapshot
+from espalier_operator.model.actions import Action, Plan
+from espalier_operator.policies.recent_use import RecentUse
 from espalier_operator.policies.view import Share
-from espalier_operator.recent_use import RecentUse
 
 logger = logging.getLogger(__name__)
 

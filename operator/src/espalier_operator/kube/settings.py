@@ -8,8 +8,8 @@ from typing import Final
 
 from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
-from espalier_operator.facts import DEFAULT_POLICY, Rules
 from espalier_operator.job.state import Timing
+from espalier_operator.model import DEFAULT_POLICY, Rules
 
 AS_RECORDED: Final = ""
 """Instead of a policy, for those who only look: the one that the status of the operator's jobs names."""

@@ -16,17 +16,17 @@ from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus, ConditionType, JobStatus
 from espalier_kube.lists import Listing
 from espalier_kube.resources import JOBS, LEASES, PODS, Resource
-from espalier_operator.facts import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
-from espalier_operator.facts.blames import avoided_by_all, trained_on
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.model import DEFAULT_POLICY, NOWHERE, Blame, Rules, Snapshot, Worker
+from espalier_operator.model.blames import avoided_by_all, trained_on
+from espalier_operator.policies.memory import remembered
+from espalier_operator.policies.recent_use import RecentUse
 from espalier_operator.policies.settings import configured
-from espalier_operator.policy_memory import remembered
-from espalier_operator.recent_use import RecentUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import Final
 
 from espalier_api import environment as names
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Action, GrantExtra, Plan
 from espalier_operator.clock import Clock
-from espalier_operator.facts import Node, Role, Rules, Snapshot, Worker, WorkerState
 from espalier_operator.job.budget import Leader
 from espalier_operator.local.gpus import CUDA_DEVICES, Gpus, Holder, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.settings import LocalSettings
 from espalier_operator.local.workers import WorkerSpec
 from espalier_operator.loop import BackendError
+from espalier_operator.model import Node, Role, Rules, Snapshot, Worker, WorkerState
+from espalier_operator.model.actions import Action, GrantExtra, Plan
 
 NODE: Final = "local"
 LOCAL_GPU_TYPE: Final = "local"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_operator.facts import Role
 from espalier_operator.local.settings import GpuChange, LocalRunError
+from espalier_operator.model import Role
 
 CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 """The environment variable that lists the CUDA devices that a process sees; empty: none."""

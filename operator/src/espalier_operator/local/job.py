@@ -16,8 +16,6 @@ from espalier_api.measurements import has_new_configuration
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.signal import allocation_document
 from espalier_api.status import JobPhase
-from espalier_operator.actions import Action, Admit, Fail, Finish, ReleaseExtra, Requeue
-from espalier_operator.facts import Ended, JobFacts, Stopping, Terms
 from espalier_operator.job import ends, progress, transitions
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.conditions import phase_of
@@ -42,6 +40,8 @@ from espalier_operator.local.process import Process
 from espalier_operator.local.progress import LocalProgress
 from espalier_operator.local.state import KeptJob, begins_again, begun_again, digest, resumed
 from espalier_operator.local.workers import Workers, WorkerSpec
+from espalier_operator.model import Ended, JobFacts, Stopping, Terms
+from espalier_operator.model.actions import Action, Admit, Fail, Finish, ReleaseExtra, Requeue
 
 
 class LocalJob:

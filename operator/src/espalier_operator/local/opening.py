@@ -9,7 +9,6 @@ from pathlib import Path
 
 from espalier_api.events import AnyEvent
 from espalier_api.job import AdaptiveTrainingJob
-from espalier_operator.facts import Terms, grace_of
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.layout import command_of
@@ -17,6 +16,7 @@ from espalier_operator.local.leader import Starter
 from espalier_operator.local.ownership import mark, require_own
 from espalier_operator.local.settings import LocalRunError, LocalSettings
 from espalier_operator.local.state import begins_again, load_state, run_lock
+from espalier_operator.model import Terms, grace_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,7 @@ from espalier_api.documents import write_document
 from espalier_api.events import AnyEvent, GPUsChanged
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Plan
-from espalier_operator.asking import asked_here
 from espalier_operator.clock import ScaledClock
-from espalier_operator.facts import Rules
 from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
@@ -28,8 +25,11 @@ from espalier_operator.local.state import RunState, run_lock
 from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
 from espalier_operator.local.workers import PID_FILES
 from espalier_operator.loop import Loop
+from espalier_operator.model import Rules
+from espalier_operator.model.actions import Plan
+from espalier_operator.policies.memory import PolicyMemory
+from espalier_operator.policies.remote import asked_here
 from espalier_operator.policies.settings import configured
-from espalier_operator.policy_memory import PolicyMemory
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Final
 from pydantic import ValidationError
 
 from espalier_api.job import AgentRef
-from espalier_operator.facts import DEFAULT_POLICY
 from espalier_operator.job.state import Timing
+from espalier_operator.model import DEFAULT_POLICY
 
 _LEAVE_WALL_SECONDS = 15.0
 """torch takes two seconds to unload, on a busy machine several times that."""

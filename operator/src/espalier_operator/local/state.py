@@ -18,12 +18,12 @@ from espalier_api.environment import LEADER_FILE
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
-from espalier_operator.actions import Requeue
-from espalier_operator.facts import Terms
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.local.layout import CHECKPOINT_FOLDER, STATE_FILE
 from espalier_operator.local.settings import FolderInUseError, LocalRunError
+from espalier_operator.model import Terms
+from espalier_operator.model.actions import Requeue
 
 LOCK_FILE = ".lock"
 
@@ -44,7 +44,7 @@ class RunState(Record):
     timeline_seconds: float = Field(ge=0)
     changes_done: int = Field(ge=0)
     policy_memory: str = ""
-    """What the policy remembers (`espalier_operator.policy_memory`)."""
+    """What the policy remembers (`espalier_operator.policies.memory`)."""
     jobs: tuple[KeptJob, ...]
 
 

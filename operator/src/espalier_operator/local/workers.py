@@ -13,10 +13,10 @@ from typing import Final
 
 from espalier_api import environment as names
 from espalier_operator.clock import Backoff
-from espalier_operator.facts import Role
 from espalier_operator.job.observation import End, Incarnation
 from espalier_operator.local.gpus import CUDA_DEVICES
 from espalier_operator.local.process import Process
+from espalier_operator.model import Role
 
 PID_FILES: Final = "worker-*.pid"
 _MAX_FAILURES: Final = 5

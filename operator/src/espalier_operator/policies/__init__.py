@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from espalier_api.registry import Registry
-from espalier_operator.facts import DEFAULT_POLICY
+from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.view import Policy
 
 __all__ = ["POLICIES", "Policy"]

@@ -8,7 +8,9 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any, Final, Protocol
 
-ONE: Final = Fraction(1)
+from espalier_operator.model.shares import ONE as ONE
+from espalier_operator.model.shares import Share as Share
+
 LEAST_DONE: Final = 1e-6
 """The part of its work from which on a job's pace counts: what is left of less is any number, even infinity."""
 
@@ -130,26 +132,6 @@ class View:
     """Jobs that have ended and are not forgotten yet, and the GPU-seconds that they took."""
     memory: Mapping[str, Any] = field(default_factory=dict)
     """What the policy's last decision asked to keep; empty at first, and with another policy or other settings."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What a job should have."""
-
-    job: str
-    workers: int
-    """The total number of its workers. With fewer than its base workers the job waits."""
-    spare: int = 0
-    """The number of workers beyond that, while no share needs their GPUs."""
-    weight: Fraction = ONE
-    """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
-    gpu_type: str | None = None
-    """The type of its GPUs, until the decision's `until`; None: any."""
-    nodes: tuple[str, ...] = ()
-    """Preferred node of each of its workers, base workers first; empty: any. The planner follows it for workers that
-    are still to be created, if all of it can be met; running workers do not move."""
-    beside: str | None = None
-    """An earlier share's job, whose GPUs it uses too; None: it has its own."""
 
 
 def base_share(job: Candidate, *, lend: bool = True, weight: Fraction = ONE) -> Share:

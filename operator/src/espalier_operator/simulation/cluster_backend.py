@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from espalier_operator.actions import Plan
-from espalier_operator.constraints import ANYWHERE, Constraints, Expression, Term
-from espalier_operator.facts import NOWHERE, Node, Rules, Snapshot, Terms
 from espalier_operator.job.view import promise_of
+from espalier_operator.model import NOWHERE, Node, Rules, Snapshot, Terms
+from espalier_operator.model.actions import Plan
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Term
 from espalier_operator.simulation.cluster_job import ClusterJob
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies

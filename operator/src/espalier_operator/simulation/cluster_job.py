@@ -15,12 +15,12 @@ from typing import Final
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
-from espalier_operator.actions import Action
-from espalier_operator.facts import JobFacts, Placement, Role, Terms, Worker, WorkerState
 from espalier_operator.job import progress, transitions
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import facts_of
+from espalier_operator.model import JobFacts, Placement, Role, Terms, Worker, WorkerState
+from espalier_operator.model.actions import Action
 from espalier_operator.simulation.jobs import SimulatedJob
 from espalier_operator.simulation.latencies import Latencies
 from espalier_operator.simulation.rounds import placement_of

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from espalier_api.documents import json_lines
 from espalier_operator.audit_files import DECISIONS, EARLIER
-from espalier_operator.facts import JobFacts, Snapshot, SnapshotError
+from espalier_operator.model import JobFacts, Snapshot, SnapshotError
 from espalier_operator.simulation.errors import TraceError
 from espalier_operator.simulation.holdings import hold
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob

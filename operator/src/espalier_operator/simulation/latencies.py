@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_api.job import Preemption
-from espalier_operator.facts import Rules
+from espalier_operator.model import Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from espalier_operator.facts import JobFacts
-from espalier_operator.outlooks import outlook_of
+from espalier_operator.model import JobFacts
+from espalier_operator.policies.speed_models import outlook_of
 from espalier_operator.policies.view import Outlook
 from espalier_operator.simulation.jobs import SimulatedJob
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from espalier_operator.actions import Action, Admit, GrantExtra
-from espalier_operator.plan import plan
+from espalier_operator.model.actions import Action, Admit, GrantExtra
+from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.view import Decision, Outlook, Prospect, Speeds, View
 from espalier_operator.simulation.cluster_backend import ClusterBackend

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from espalier_operator.plan import plan
+from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.simulation.history import recorded
 

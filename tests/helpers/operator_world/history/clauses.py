@@ -46,7 +46,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import (
+from espalier_operator.model import Rules, Snapshot, host_of
+from espalier_operator.model.actions import (
     Admit,
     Fail,
     Finish,
@@ -57,7 +58,6 @@ from espalier_operator.actions import (
     Requeue,
     Stop,
 )
-from espalier_operator.facts import Rules, Snapshot, host_of
 from operator_world.history.completed import Completed
 from operator_world.history.demands import demand
 from operator_world.history.ends import Ends

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Plan, Requeue
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects.names import worker_of
+from espalier_operator.model import Role
+from espalier_operator.model.actions import Plan, Requeue
 from operator_world.history.demands import demand
 from operator_world.history.seen import Seen, identity
 from operator_world.history.world import SharedCluster

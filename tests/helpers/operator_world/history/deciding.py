@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from espalier_operator.asking import Asking, AwayError
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import Allotment, Answer, LearnedPolicy, PolicyFileError
+from espalier_operator.policies.remote import Asking, AwayError
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
 from operator_world.whims import WhimsicalPolicy

@@ -9,9 +9,9 @@ from espalier_api.documents import loads
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.signal import REPORT_KEY
-from espalier_operator.actions import Fail, Finish, Plan, Requeue
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.objects import names
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Fail, Finish, Plan, Requeue
 from operator_world.history.demands import demand
 from operator_world.history.seen import claimant, identity
 from operator_world.history.world import SharedCluster

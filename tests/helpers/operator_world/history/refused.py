@@ -8,8 +8,8 @@ from typing import Final
 
 from espalier_api.environment import Role
 from espalier_api.reasons import Reason
-from espalier_operator.facts import Rules
 from espalier_operator.kube.objects import names
+from espalier_operator.model import Rules
 from operator_world.history.demands import demand
 from operator_world.history.seen import Seen
 from operator_world.history.stopwatch import Stopwatch

@@ -7,8 +7,8 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from espalier_operator.facts import Rules
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules
 from espalier_operator.policies import Policy
 from operator_world.history.deciding import Deciding, by_policy, by_policy_file, drawn
 from operator_world.history.demands import ClauseError

@@ -6,7 +6,7 @@ from typing import Final
 
 from espalier_api.job import API_VERSION, KIND
 from espalier_kube.errors import Status
-from espalier_operator.topology import ZONE_LABEL
+from espalier_operator.cluster.topology import ZONE_LABEL
 from operator_world.history.draws import (
     BUDGETS,
     QUEUE_NAMES,

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 
 from espalier_api.reasons import Reason
-from espalier_operator.actions import Plan
-from espalier_operator.facts import REFUSALS, Rules
+from espalier_operator.model import REFUSALS, Rules
+from espalier_operator.model.actions import Plan
 from operator_world.history.demands import demand
 from operator_world.history.quotas import Quotas
 from operator_world.history.returns import Returns

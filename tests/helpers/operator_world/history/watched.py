@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from espalier_kube.resources import Resource
-from espalier_operator.actions import Plan
-from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules, Snapshot
+from espalier_operator.model.actions import Plan
 from operator_world.history.clauses import Clauses
 from operator_world.history.deciding import Deciding
 from operator_world.history.draws import COOLDOWNS, NOTICES

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from espalier_api.report import Report, TrainerPhase
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Role
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of, turning_points
@@ -20,6 +19,7 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import (
     EPOCH,

@@ -12,8 +12,6 @@ import pytest
 from espalier_api.allocation import Direction
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
-from espalier_operator.actions import Admit, GrantExtra, Requeue
-from espalier_operator.facts import Ended, Placement, Reclaim, Role, Stopping
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import Grant, JobState
@@ -26,6 +24,8 @@ from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import extra_runs_by, sort_pods
+from espalier_operator.model import Ended, Placement, Reclaim, Role, Stopping
+from espalier_operator.model.actions import Admit, GrantExtra, Requeue
 from operator_world.kube_looks import lost_but_on, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from espalier_api.status import JobStatus
 from espalier_kube import resources
-from espalier_operator.facts import HANGING_SECONDS, Role, WorkerState
 from espalier_operator.kube.objects.device_claims import parse_template
 from espalier_operator.kube.objects.devices import Requirement, parse_class, requirements_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
@@ -22,6 +21,7 @@ from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.kinds import optional_kinds
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.model import HANGING_SECONDS, Role, WorkerState
 from operator_world.kube_devices import (
     CLASS,
     DRIVER,

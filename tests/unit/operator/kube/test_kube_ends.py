@@ -11,8 +11,6 @@ import pytest
 from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.actions import Fail, Requeue
-from espalier_operator.facts import Blame, Ended, Role, Stopping
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of
@@ -22,7 +20,9 @@ from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.last_report import counted
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods
-from espalier_operator.lifecycle import ending
+from espalier_operator.model import Blame, Ended, Role, Stopping
+from espalier_operator.model.actions import Fail, Requeue
+from espalier_operator.planner.lifecycle import ending
 from operator_world.kube_looks import facts_of, look, observed
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report, terminated, time_at
 

@@ -22,8 +22,6 @@ from espalier_api.report import Metric, TrainerPhase
 from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource, key_of
-from espalier_operator.actions import NoticeReclaim
-from espalier_operator.facts import JobFacts, Role
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
@@ -35,9 +33,11 @@ from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.plan import plan
+from espalier_operator.model import JobFacts, Role
+from espalier_operator.model.actions import NoticeReclaim
+from espalier_operator.planner import plan
+from espalier_operator.policies.recent_use import RecentUse
 from espalier_operator.policies.settings import configured
-from espalier_operator.recent_use import RecentUse
 from operator_world.kube_objects import (
     EPOCH,
     Raw,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus
-from espalier_operator.facts import JobFacts, Reclaim, Role, Rules, Terms, Worker, WorkerState
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.urgency import LATER, NEVER, SOON, Picture, urgency_of
+from espalier_operator.model import JobFacts, Reclaim, Role, Rules, Terms, Worker, WorkerState
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_operator import KINDS, LiveOperator

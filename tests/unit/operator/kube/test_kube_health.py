@@ -7,8 +7,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.process.health import ALIVE_SECONDS, Address, Pulse, serve_health
+from espalier_operator.model import Snapshot
 from ports import free_port
 
 

@@ -17,11 +17,8 @@ from espalier_api.job import DEFAULT_CONTROLLER
 from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase
 from espalier_kube.errors import QUOTA_EXCEEDED, Status
-from espalier_operator import lifecycle
-from espalier_operator.actions import Refusal
-from espalier_operator.capacity import Supply
-from espalier_operator.constraints import ANYWHERE
-from espalier_operator.facts import JobFacts, Node
+from espalier_operator.cluster.capacity import Supply
+from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.job import ends
 from espalier_operator.job.state import JobState
 from espalier_operator.kube import snapshot
@@ -33,17 +30,20 @@ from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
 from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
 from espalier_operator.kube.watch.job_inputs import JobInputs
-from espalier_operator.namespaces import NamespaceLedger
-from espalier_operator.plan.admission import Admission
-from espalier_operator.plan.claims import Claims
-from espalier_operator.plan.lending import Lending
-from espalier_operator.plan.record import Record
-from espalier_operator.plan.starting import Starting
+from espalier_operator.model import JobFacts, Node
+from espalier_operator.model.actions import Refusal
+from espalier_operator.model.constraints import ANYWHERE
+from espalier_operator.model.queues import Ledger
+from espalier_operator.planner import lifecycle
+from espalier_operator.planner.admission import Admission
+from espalier_operator.planner.builder import Record
+from espalier_operator.planner.claims import Claims
+from espalier_operator.planner.lending import Lending
+from espalier_operator.planner.starting import Starting
 from espalier_operator.policies import learned
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.view import Decision
-from espalier_operator.queues import Ledger
-from espalier_operator.reclaims import ReclaimQueue
+from espalier_operator.reclaim.queue import ReclaimQueue
 from operator_world.history.demands import ClauseError
 from operator_world.history.devices import CLAIM_SECONDS
 from operator_world.history.draws import asking_for, spec_of, temper_of

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
 from espalier_api.status import JobStatus, TrainingStatus
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.exporter import MOST_NAMES, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.model import Snapshot
 from operator_world.kube_objects import adaptation
 
 NOW = 1_000.0

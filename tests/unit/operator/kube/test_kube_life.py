@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import sweeps
 from espalier_api.status import JobStatus, SchedulingStatus
-from espalier_operator.actions import Plan
-from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules, Snapshot
+from espalier_operator.model.actions import Plan
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.invariants import check
 from operator_world.kube_api import is_over, node_of, owner_of

@@ -11,10 +11,10 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.status import JobPhase, JobStatus
 from espalier_kube.errors import Status
-from espalier_operator.facts import Rules
 from espalier_operator.kube.client import ApiRefusalError
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Rules
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import template
 from operator_world.kube_operator import KINDS, LiveOperator

@@ -12,12 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from espalier_api.metrics import FAMILIES, Exporter
 from espalier_api.reasons import Reason
 from espalier_api.status import JobStatus, SchedulingStatus, TimeBudgetStatus
-from espalier_operator.actions import Admit, GrantExtra, Plan
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.signals import Signals
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Admit, GrantExtra, Plan
 
 NOW = 1_000.0
 OWNER = Owner(namespace="team", queue="research", base_gpus=1, gpus_per_worker=1, created_at=NOW)

@@ -14,7 +14,6 @@ from espalier_api.allocation import Allocation, AllocationDocument
 from espalier_api.documents import loads
 from espalier_api.job import MAX_NAME_LENGTH
 from espalier_api.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
-from espalier_operator.facts import Role
 from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
@@ -23,6 +22,7 @@ from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.requirements import constraints_of
 from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, worker_pod
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
 
 SETTINGS = KubeSettings()

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from espalier_api.reasons import Reason
 from espalier_api.report import Report, TrainerPhase
-from espalier_operator.constraints import Taint
-from espalier_operator.facts import JobFacts, Node, Role
 from espalier_operator.job import progress, view
 from espalier_operator.job.observation import Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
@@ -22,6 +20,8 @@ from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, given_up_at, is_widespread, reach_of
 from espalier_operator.kube.state.workers import sort_pods, trouble_of
+from espalier_operator.model import JobFacts, Node, Role
+from espalier_operator.model.constraints import Taint
 from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at
 
 SETTINGS = KubeSettings()

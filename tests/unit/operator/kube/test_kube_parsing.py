@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from espalier_api.reasons import Reason
-from espalier_operator.constraints import Constraints, Expression, Taint, Term, Toleration
-from espalier_operator.facts import Node, Role
 from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
@@ -26,7 +24,9 @@ from espalier_operator.kube.objects.queues import parse_queue_object
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, requests_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
-from espalier_operator.queues import Queue, Quota
+from espalier_operator.model import Node, Role
+from espalier_operator.model.constraints import Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.model.queues import Queue, Quota
 from operator_world.kube_objects import (
     EPOCH,
     GPU,

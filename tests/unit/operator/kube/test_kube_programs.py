@@ -17,7 +17,6 @@ from kubernetes.aio.client.configuration import Configuration
 from espalier_api.reasons import Reason
 from espalier_api.report import Metric
 from espalier_api.status import JobStatus
-from espalier_operator.facts import NOWHERE, Role, Stopping
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, utc
@@ -31,6 +30,7 @@ from espalier_operator.kube.progress import LOG_BYTES, STARTED_A_TICK, ProgressR
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.workers import observation_of, sort_pods
+from espalier_operator.model import NOWHERE, Role, Stopping
 from espalier_operator.programs import MAX_PAGE_BYTES, Reading
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, terminated
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from espalier_operator.constraints import Expression
 from espalier_operator.kube.objects.quotas import parse_quota, scopes_of
+from espalier_operator.model.constraints import Expression
 
 
 @pytest.mark.parametrize(

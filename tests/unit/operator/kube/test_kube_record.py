@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from espalier_api.allocation import Direction
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import JobStatus
-from espalier_operator.actions import (
+from espalier_operator.job.conditions import Observed, status_of
+from espalier_operator.job.state import Grant, JobState, Timing
+from espalier_operator.job.status import state_of, utc
+from espalier_operator.job.transitions import after
+from espalier_operator.model import Ended, JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.model.actions import (
     Admit,
     Fail,
     Finish,
@@ -22,11 +27,6 @@ from espalier_operator.actions import (
     ReleaseExtra,
     Requeue,
 )
-from espalier_operator.facts import Ended, JobFacts, Reclaim, Stopping, Terms
-from espalier_operator.job.conditions import Observed, status_of
-from espalier_operator.job.state import Grant, JobState, Timing
-from espalier_operator.job.status import state_of, utc
-from espalier_operator.job.transitions import after
 from operator_world.kube_objects import EPOCH
 from operator_world.kube_strategies import actions, states
 

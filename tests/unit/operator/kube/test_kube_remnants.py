@@ -16,8 +16,6 @@ from espalier_api.status import ConditionType, JobPhase
 from espalier_kube import resources
 from espalier_kube.lists import Listing
 from espalier_kube.resources import Resource
-from espalier_operator.actions import Admit, Fail, NoticeReclaim, Requeue
-from espalier_operator.facts import Ended, Role, WorkerState
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import Grant, JobState
@@ -30,7 +28,9 @@ from espalier_operator.kube.snapshot import assemble, seen_by_operator
 from espalier_operator.kube.state.due import News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.plan import plan
+from espalier_operator.model import Ended, Role, WorkerState
+from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue
+from espalier_operator.planner import plan
 from espalier_operator.policies.settings import configured
 from operator_world.kube_objects import (
     EPOCH,

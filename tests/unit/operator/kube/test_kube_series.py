@@ -23,13 +23,13 @@ from espalier_api.status import (
     TimeBudgetStatus,
     TrainingStatus,
 )
-from espalier_operator.facts import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
+from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model.queues import Queue, Quota
 from espalier_operator.policies.view import Share
-from espalier_operator.queues import Queue, Quota
 
 NOW = 1_000.0
 FORECAST = GrowthForecast(gain=0.02, low=0.01, high=0.03, seconds=40.0)

@@ -19,7 +19,6 @@ from espalier_api.measurements import GradientNoise, LossPoint, Measurements, Sp
 from espalier_api.reasons import Reason
 from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 from espalier_api.status import ConditionType, JobStatus
-from espalier_operator.facts import Ended, JobFacts, Terms
 from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState
 from espalier_operator.job.transitions import MAX_MESSAGE
@@ -28,6 +27,7 @@ from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import solid
 from espalier_operator.kube.state.workers import sort_pods
+from espalier_operator.model import Ended, JobFacts, Terms
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
-from espalier_operator.facts import Role, Rules, Worker
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod
@@ -21,6 +20,7 @@ from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.model import Role, Rules, Worker
 from operator_world.kube_objects import (
     EPOCH,
     kube_job,

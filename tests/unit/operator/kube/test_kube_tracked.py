@@ -11,8 +11,6 @@ import pytest
 from espalier_api.reasons import Reason
 from espalier_api.report import TrainerPhase
 from espalier_kube import resources
-from espalier_operator.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
-from espalier_operator.facts import Placement, Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.metrics.live import owner
@@ -22,6 +20,8 @@ from espalier_operator.kube.state.due import Due, FigurePace, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.urgency import SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.model import Placement, Role
+from espalier_operator.model.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
 from operator_world.kube_objects import (
     EPOCH,
     raw_job,

@@ -9,7 +9,6 @@ import pytest
 
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.report import TrainerPhase
-from espalier_operator.facts import NOWHERE, Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
 from espalier_operator.job.state import Grant, JobState, Watch
 from espalier_operator.job.status import memory_of
 from espalier_operator.job.view import Trouble, promise_of
@@ -17,6 +16,7 @@ from espalier_operator.kube.apply.steps import CreatePod, DeletePod, steps
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, foreign_worker, sort_pods, trouble_of, workers_of
+from espalier_operator.model import NOWHERE, Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
 from operator_world.kube_looks import facts_of, lost_but_on
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
 

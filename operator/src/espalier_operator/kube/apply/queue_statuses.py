@@ -13,13 +13,13 @@ from typing import Final
 
 from espalier_api.queue import QueueStatus
 from espalier_kube import resources
-from espalier_operator.actions import Plan
 from espalier_operator.clock import Clock
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.objects.queues import statuses
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from espalier_api.documents import dumps
 from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Placement, Role
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
@@ -22,6 +21,7 @@ from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import JobPods, extra_runs_by
+from espalier_operator.model import Placement, Role
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""

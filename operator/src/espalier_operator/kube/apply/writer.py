@@ -19,7 +19,6 @@ from espalier_api.status import JobStatus
 from espalier_kube import resources
 from espalier_kube.resources import Raw
 from espalier_operator.clock import Backoff, Clock
-from espalier_operator.facts import Role
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
@@ -36,6 +35,7 @@ from espalier_operator.kube.state.due import Due, News
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
+from espalier_operator.model import Role
 
 logger = logging.getLogger(__name__)
 

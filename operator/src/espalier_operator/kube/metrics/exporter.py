@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 from espalier_api import exporting
 from espalier_api.metrics import Exporter, MetricType, family
 from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES
-from espalier_operator.actions import Plan
-from espalier_operator.asking import Outcome
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
 from espalier_operator.kube.signals import Signals
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Plan
+from espalier_operator.policies.remote import Outcome
 from espalier_operator.policies.view import Share
 
 MOST_NAMES: Final = {

@@ -16,10 +16,10 @@ from typing import Final
 from espalier_api.reasons import Reason
 from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
 from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
-from espalier_operator.facts import JobFacts, Role, Snapshot
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
+from espalier_operator.model import JobFacts, Role, Snapshot
+from espalier_operator.model.queues import Ledger
 from espalier_operator.policies.view import Share
-from espalier_operator.queues import Ledger
 
 SCRAPED: Final = (
     "espalier_jobs",

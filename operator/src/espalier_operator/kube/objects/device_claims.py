@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.constraints import Amounts
 from espalier_operator.kube.reading import entries, mapping, text, whole
+from espalier_operator.model.constraints import Amounts
 
 _EXACT: Final = "ExactCount"
 

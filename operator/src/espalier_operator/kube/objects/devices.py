@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from espalier_operator.constraints import REPELLING
 from espalier_operator.kube.reading import entries, mapping, text, whole
+from espalier_operator.model.constraints import REPELLING
 
 Value = str | int | bool
 _PART: Final = re.compile(

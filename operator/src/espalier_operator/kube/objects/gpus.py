@@ -12,9 +12,9 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Final
 
-from espalier_operator.constraints import RESOURCE_LABEL, Constraints
-from espalier_operator.facts import Node
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Node
+from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints
 
 _PARTS_OF_A_RESOURCE: Final = 2
 """DOMAIN/NAME."""

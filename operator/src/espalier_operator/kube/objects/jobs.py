@@ -12,8 +12,6 @@ from pydantic import ValidationError
 from espalier_api.job import AdaptiveTrainingJob
 from espalier_api.status import JobStatus
 from espalier_api.validation import JobFileError, parse_jobs
-from espalier_operator.constraints import Amounts
-from espalier_operator.facts import Terms, grace_of
 from espalier_operator.job.status import outcome_of
 from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
@@ -25,6 +23,8 @@ from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
 from espalier_operator.kube.objects.volumes import claims_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
+from espalier_operator.model import Terms, grace_of
+from espalier_operator.model.constraints import Amounts
 
 MAX_DEPTH: Final = 100
 """Levels of lists and mappings in a specification. The API server takes ten thousand in what is left open (options of

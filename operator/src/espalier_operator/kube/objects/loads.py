@@ -7,12 +7,12 @@ from functools import lru_cache
 from sys import intern
 
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import Amounts
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import worker_of
 from espalier_operator.kube.objects.requirements import requests_of, resource_of
 from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model.constraints import Amounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from espalier_api.job import DEFAULT_CONTROLLER, GROUP
-from espalier_operator.facts import Role
+from espalier_operator.model import Role
 
 JOB_LABEL: Final = f"{GROUP}/job"
 ROLE_LABEL: Final = f"{GROUP}/role"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from espalier_operator.constraints import REPELLING, Taint
-from espalier_operator.facts import Node
 from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import count, entries, mapping, text, time
 from espalier_operator.kube.settings import CORDONED, KubeSettings
+from espalier_operator.model import Node
+from espalier_operator.model.constraints import REPELLING, Taint
 
 
 def parse_node(raw: Mapping[str, Any], settings: KubeSettings) -> Node:

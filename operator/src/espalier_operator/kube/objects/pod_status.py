@@ -28,7 +28,7 @@ _JUDGED: Final = (
     "node(s) didn't satisfy plugin(s) [NodeAffinity]",
     _NO_DEVICES,
 )
-"""How those of kube-scheduler's reasons begin that the planner judges by itself (`espalier_operator.constraints`)."""
+"""How kube-scheduler's reasons begin that the planner judges by itself (`espalier_operator.model.constraints`)."""
 _NO_VOLUME: Final = (
     "persistentvolumeclaim ",
     "unbound immediate PersistentVolumeClaims",

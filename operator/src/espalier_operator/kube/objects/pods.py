@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from espalier_api.signal import ALLOCATION_ANNOTATION
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import ANYWHERE, Amounts, Constraints
-from espalier_operator.facts import Role
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of
@@ -24,6 +22,8 @@ from espalier_operator.kube.objects.requirements import (
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Role
+from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

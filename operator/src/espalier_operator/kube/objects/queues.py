@@ -15,10 +15,10 @@ from espalier_api.queue import QueueCondition, QueueConditionType, QueueReason, 
 from espalier_api.reasons import Reason
 from espalier_api.status import ConditionStatus
 from espalier_kube.resources import Raw, key_of
-from espalier_operator.actions import Plan
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.reading import text, whole
-from espalier_operator.queues import Ledger, Queue, Quota
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Plan
+from espalier_operator.model.queues import Ledger, Queue, Quota
 
 INVALID = "its specification cannot be read, so it takes no jobs with GPUs"
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import NATIVE, Expression
-from espalier_operator.facts import NamespaceLimit
 from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS
+from espalier_operator.model import NamespaceLimit
+from espalier_operator.model.constraints import NATIVE, Expression
 
 _REQUESTS: Final = "requests."
 _PODS: Final = "count/pods"

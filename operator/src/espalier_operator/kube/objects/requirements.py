@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from espalier_kube.resources import Raw
-from espalier_operator.constraints import Amounts, Constraints, Expression, Taint, Term, Toleration
 from espalier_operator.kube.reading import count, entries, mapping, text, whole
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model.constraints import Amounts, Constraints, Expression, Taint, Term, Toleration
 
 UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 """The taint of a node that does not report."""

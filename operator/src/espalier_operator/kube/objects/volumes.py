@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from espalier_operator.constraints import Term
 from espalier_operator.kube.objects.requirements import terms_of
 from espalier_operator.kube.reading import entries, mapping, text
+from espalier_operator.model.constraints import Term
 
 Terms = tuple[Term, ...]
 

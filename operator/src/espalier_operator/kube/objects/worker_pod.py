@@ -11,7 +11,6 @@ from espalier_api.pod_template import PodMetadata
 from espalier_api.proof import TOKEN_SECONDS, JobIdentity
 from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_api.status import JobStatus
-from espalier_operator.facts import Role, host_of
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
 from espalier_operator.kube.objects.manifests import (
@@ -33,6 +32,7 @@ from espalier_operator.kube.objects.template import (
     set_variables,
 )
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
+from espalier_operator.model import Role, host_of
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""

@@ -9,7 +9,6 @@ from contextlib import suppress
 from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.clock import WallClock
-from espalier_operator.facts import Rules, Snapshot
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
@@ -23,10 +22,11 @@ from espalier_operator.kube.state.urgency import LATER
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop
+from espalier_operator.model import Rules, Snapshot
 from espalier_operator.policies import Policy
+from espalier_operator.policies.memory import PolicyMemory
+from espalier_operator.policies.recent_use import RecentUse
 from espalier_operator.policies.settings import configured
-from espalier_operator.policy_memory import PolicyMemory
-from espalier_operator.recent_use import RecentUse
 
 FLUSH_SECONDS = 5.0
 """How long an operator may still write after it was stopped."""

@@ -20,7 +20,6 @@ from kubernetes.aio.client.api_client import ApiClient
 from espalier_api.exporting import CONTENT_TYPE
 from espalier_kube.connection import NoAccessError
 from espalier_kube.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
-from espalier_operator.facts import Snapshot
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics
@@ -32,6 +31,7 @@ from espalier_operator.kube.process.health import Address, Pulse, serve_health
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Snapshot
 
 logger = logging.getLogger(__name__)
 

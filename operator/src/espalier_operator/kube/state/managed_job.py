@@ -12,8 +12,6 @@ from dataclasses import replace
 from espalier_api.reasons import SENTENCES, Reason
 from espalier_api.status import JobStatus
 from espalier_api.tracing import SignalTrace
-from espalier_operator.actions import Action, Admit, GrantExtra, Requeue
-from espalier_operator.facts import NOWHERE, JobFacts, Placement, Promise, Worker
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.observation import Observation
@@ -40,6 +38,8 @@ from espalier_operator.kube.state.workers import (
 )
 from espalier_operator.kube.watch.job_objects import JobObject
 from espalier_operator.kube.watch.store import Store
+from espalier_operator.model import NOWHERE, JobFacts, Placement, Promise, Worker
+from espalier_operator.model.actions import Action, Admit, GrantExtra, Requeue
 
 
 class ManagedJob(WorkItem):

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_operator.facts import Node, Role
 from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.model import Node, Role
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Key of the taint by which an administrator says that nothing runs on a node any more."""

@@ -19,12 +19,12 @@ from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_api.pod_template import DEFAULT_GRACE_SECONDS
 from espalier_api.status import JobStatus
 from espalier_kube.resources import Raw
-from espalier_operator.facts import Terms, grace_of
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import resource_of_type
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Terms, grace_of
 
 _KEPT: Final = (
     "suspend",

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_operator.facts import JobFacts, Worker, WorkerState
 from espalier_operator.job.state import Grant, JobState
+from espalier_operator.model import JobFacts, Worker, WorkerState
 
 SOON: Final = 0.0
 """Wall seconds."""

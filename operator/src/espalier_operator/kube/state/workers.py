@@ -8,13 +8,13 @@ from typing import Final
 
 from espalier_api.reasons import Reason
 from espalier_api.report import Report
-from espalier_operator.facts import Role, Worker, WorkerState
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.state.outages import Reach
+from espalier_operator.model import Role, Worker, WorkerState
 
 WITHIN_REACH: Final = Reach()
 """All nodes report."""

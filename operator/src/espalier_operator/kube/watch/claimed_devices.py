@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from espalier_operator.facts import Role, Worker, WorkerState
 from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.loads import Load
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.devices import Devices
 from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.model import Role, Worker, WorkerState
 
 
 class ClaimedDevices:

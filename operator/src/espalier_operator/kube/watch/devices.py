@@ -8,7 +8,6 @@ from typing import Any
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource
-from espalier_operator.constraints import Amounts
 from espalier_operator.kube.objects.device_claims import (
     Asked,
     DeviceClaim,
@@ -22,6 +21,7 @@ from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.sets import discard
+from espalier_operator.model.constraints import Amounts
 
 Pool = tuple[str, str]
 """Driver and name."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier_operator.facts import Worker
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.state.workers import foreign_worker
+from espalier_operator.model import Worker
 
 
 class FiledPods:

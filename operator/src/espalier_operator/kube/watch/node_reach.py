@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from espalier_operator.facts import Node
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, is_widespread, reach_of
 from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.model import Node
 
 
 class NodeReach:

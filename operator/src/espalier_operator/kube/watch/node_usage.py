@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from espalier_operator.facts import Node
 from espalier_operator.kube.objects import gpus
 from espalier_operator.kube.objects.loads import Load
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.model import Node
 
 
 class NodeUsage:

@@ -12,7 +12,6 @@ from typing import Any
 
 from espalier_kube import resources
 from espalier_kube.resources import Raw, Resource, key_of, version_of
-from espalier_operator.facts import NamespaceLimit, Node
 from espalier_operator.kube.objects.loads import Load, parse_load
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef
@@ -32,6 +31,7 @@ from espalier_operator.kube.watch.kinds import CONSTRAINING
 from espalier_operator.kube.watch.last_reports import LastReports
 from espalier_operator.kube.watch.node_reach import NodeReach
 from espalier_operator.kube.watch.node_usage import NodeUsage
+from espalier_operator.model import NamespaceLimit, Node
 
 Limits = tuple[NamespaceLimit, ...]
 

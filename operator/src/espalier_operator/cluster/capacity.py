@@ -1,0 +1,243 @@
+"""Who gets free GPUs, and on which nodes: single workers and gangs, now, or once what is leaving has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import IntEnum
+from typing import Final
+
+from espalier_operator.cluster.free_gpus import Shelf, Shelves, choose, largest
+from espalier_operator.cluster.headroom import UNKNOWN
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.stock import Stock
+from espalier_operator.cluster.topology import Split
+from espalier_operator.model.constraints import Amounts
+
+_ALL: Final = 2**40
+"""More GPUs than a node has, and is given back."""
+
+
+class Supply(IntEnum):
+    """When the requested GPUs are available."""
+
+    NEVER = 0
+    """Never, as things are. Nothing is reserved."""
+    LATER = 1
+    """After a pending release; the GPUs are reserved."""
+    NOW = 2
+    """Now; the GPUs are handed out."""
+
+
+Swap = Callable[[str, Amounts], bool | None]
+"""Takes a node and what else is given back there with the GPUs. Returns whether nothing is left of that; None: there is
+no room, and nothing was done."""
+
+
+class Capacity(Stock):
+    """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
+
+    def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> str | None:
+        """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
+
+        A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
+        """
+        if near and self._offers.has(site, gpus):
+            own = self._fullest(near, site, gpus)
+            if own is not None:
+                self._change(own, gpus, site.requests, now=-1, later=-1, placed=1)
+                return own
+            close = None if self._racks is None else self._racks.nearest(site, gpus, near, self._room_now)
+            if close is not None:
+                self._change(close, gpus, site.requests, now=-1, later=-1, placed=1)
+                return close
+        return self._place(self._offers, site, gpus, now=-1, later=-1)
+
+    def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
+        """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
+
+        The gang gets few racks (`topology.Split`), of these the fewest nodes, and of these the fullest.
+        """
+        if self._offers.count(site, gpus, workers) < workers:
+            return False
+        if self._racks is None:
+            return self._fill(self._offers, site, gpus, workers)
+        most = largest(self._offers.on(site), gpus, site.requests, self._room_now)
+        if most == 0:
+            return False
+        split = Split(self._racks, site, gpus, self._room_now, most)
+        rack = split.one_for_all(workers)
+        if rack is not None:
+            return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
+        parts = split.several(workers)
+        for rack, part in parts:
+            self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
+        return bool(parts)
+
+    def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""
+        return self._offers.count(site, gpus, workers) >= workers
+
+    def set_aside(self, site: Site, gpus: int) -> str | None:
+        """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
+        return self._place(self._hopes, site, gpus, now=0, later=-1)
+
+    def keep_some(self, site: Site, gpus: int, workers: int) -> tuple[Supply, int] | None:
+        """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
+
+        Return when they have them, and how many; None where no node will have room for one.
+        """
+        for supply, shelves, now in ((Supply.NOW, self._offers, -1), (Supply.LATER, self._hopes, 0)):
+            if self._place(shelves, site, gpus, now=now, later=-1, workers=workers) is not None:
+                return supply, self._journal[-1][-1]
+        return None
+
+    def hold(self, site: Site, gpus: int) -> str | None:
+        """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
+        return self.take(site, gpus) or self.set_aside(site, gpus)
+
+    def hold_at(self, site: Site, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
+        """Reserve `gpus` (> 0) of `node` for a worker that is bound to be there; NEVER where it will not have them.
+
+        One that does not stay counts as there until it gives its GPUs back.
+        """
+        if node is None or not self.is_in(site, node):
+            return Supply.NEVER
+        now, later = self._now[node], self._later[node]
+        if min(now, later) >= gpus and self._room_now(node, site.requests):
+            self._change(node, gpus, site.requests, now=-1, later=-1 if stays else 0, placed=1)
+            return Supply.NOW
+        if stays and later >= gpus and self._room_later(node, site.requests):
+            self._change(node, gpus, site.requests, now=0, later=-1, placed=1)
+            return Supply.LATER
+        return Supply.NEVER
+
+    def swapping(self, site: Site, gpus: int) -> Swap:
+        """Return what puts a worker of `site` with `gpus` (> 0) in place of one that gives back as many, and no others.
+
+        That is so where the node is of `site`, has no other GPUs to give, and has room for what the worker requests.
+        """
+        now, later, group, members, requests = self._now, self._later, self._group, site.members, site.requests
+        rooms, add = self._rooms, self._journal.append
+        known = {} if rooms is None else rooms.known
+
+        def swap(node: str, given: Amounts) -> bool | None:
+            if later.get(node) != 0 or now[node] >= gpus or group[node] not in members:  # not on a shelf, and stays so
+                return None
+            if rooms is not None and known.get(node, UNKNOWN) is not None and rooms.can_run_short(node):
+                if not rooms.fits(node, requests, now=False, more=given):
+                    return None
+                if given != requests:
+                    for each, more, placed in ((given, 1, 0), (requests, -1, 1)):
+                        rooms.change(node, each, 0, more)
+                        add((node, gpus, each, 0, more, placed))
+                    return False
+            add((node, gpus, requests, 0, 0, 1))
+            return True
+
+        return swap
+
+    def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
+        """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
+
+        Nothing is left of what is given back. It must be known that the worker fits later.
+        """
+        if self._later[node] == 0 and self._now[node] < gpus:  # on no shelf before or after
+            self._journal.append((node, gpus, site.requests, 0, 0, 1))
+            return Supply.LATER
+        self.expect(node, gpus, requests)
+        return self.hold_at(site, node, gpus)
+
+    def reserve(self, node: str | None, gpus: int, requests: Amounts = (), *, ending: int = 0) -> Supply:
+        """Count `gpus` (> 0) of `node` as held by a pod of others that may be bound there; not if it has too little.
+
+        `ending`: those that become free as soon as pods that terminate there are gone.
+        """
+        if node is None or node not in self._group:
+            return Supply.NEVER
+        now, later = self._now[node], self._later[node]
+        if min(now, later) >= gpus and self._room_now(node, requests):
+            self._change(node, gpus, requests, now=-1, later=-1)
+            return Supply.NOW
+        if min(now + ending, later) >= gpus and self._room_later(node, requests):
+            self._change(node, gpus, requests, now=0, later=-1)
+            return Supply.LATER
+        return Supply.NEVER
+
+    def close_off(self, sites: Iterable[Site], gpus: int, most: int) -> list[tuple[Site, str]]:
+        """Let at most `most` nodes of `sites` that have `gpus` (> 0) now offer and hope for nothing; return them."""
+        closed: list[tuple[Site, str]] = []
+        for site in sites:
+            while len(closed) < most:
+                chosen = self._offers.choose(site, gpus, site.requests, self._room_now)
+                if chosen is None:
+                    break
+                self._change(chosen[0], _ALL, (), now=-1, later=-1)
+                closed.append((site, chosen[0]))
+        return closed
+
+    def reopen(self, closed: Iterable[tuple[Site, str]]) -> None:
+        """Let nodes that were closed off have again what they had."""
+        for _, node in closed:
+            self._change(node, _ALL, (), now=1, later=1)
+
+    def take_at(self, site: Site, node: str, gpus: int) -> bool:
+        """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""
+        mark = self.mark()
+        has = self.hold_at(site, node, gpus) is Supply.NOW
+        if not has:
+            self.undo(mark)
+        return has
+
+    def occupy(self, site: Site, gpus: int) -> str | None:
+        """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
+        return self._place(self._offers, site, gpus, now=-1, later=0)
+
+    def expect(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
+        """Expect that `gpus` and what belongs to `requests` will be given back on `node`."""
+        if node is not None and node in self._group:
+            self._change(node, gpus, requests, now=0, later=1)
+
+    def withdraw(self, node: str | None, gpus: int, requests: Amounts = ()) -> None:
+        """Expect that no more."""
+        if node is not None and node in self._group:
+            self._change(node, gpus, requests, now=0, later=-1)
+
+    def _fill(self, shelves: Shelves | Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
+        """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
+        mark = self.mark()
+        while workers > 0:
+            if self._place(shelves, site, gpus, now=-1, later=-1, workers=workers) is None:
+                self.undo(mark)
+                return False
+            workers -= self._journal[-1][-1]
+        return True
+
+    def _place(
+        self,
+        shelves: Shelves | Sequence[Shelf],
+        site: Site,
+        gpus: int,
+        *,
+        now: int,
+        later: int,
+        workers: int = 1,
+    ) -> str | None:
+        """Place the first of `workers`, and all that go to the same node; return the node."""
+        room = self._room_now if now else self._room_later
+        if isinstance(shelves, Shelves):
+            chosen = shelves.choose(site, gpus, site.requests, room, workers)
+        else:
+            chosen = choose(shelves, gpus, site.requests, room, workers)
+        if chosen is None:
+            return None
+        node, placed = chosen
+        self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
+        return node
+
+    def _fullest(self, nodes: Iterable[str], site: Site, gpus: int) -> str | None:
+        """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
+        now, later, group, members = self._now, self._later, self._group, site.members
+        # Most of them are full, or not of the site.
+        known = [node for node in nodes if group.get(node) in members and now[node] >= gpus and later[node] >= gpus]
+        fitting = sorted((min(now[node], later[node]), node) for node in known)
+        return next((node for _, node in fitting if self._room_now(node, site.requests)), None)

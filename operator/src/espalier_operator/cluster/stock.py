@@ -1,0 +1,219 @@
+"""Where GPUs are free, now and once everything that is leaving has left.
+
+Each node has two figures. `now` is what can be handed out this moment. `later` adds what terminating workers and
+standing reclaims will free, and subtracts what is set aside for those who wait for exactly that. Handing out
+takes from both, setting aside from `later` only, so nobody is lent what somebody waits for.
+
+Nodes of one type that no constraint tells apart form a group. In a group, nodes are kept in buckets by free GPUs:
+finding the best fit costs the number of groups and of GPUs of a node, not the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from espalier_operator.cluster.free_gpus import Key, Shelves
+from espalier_operator.cluster.headroom import UNLIMITED, Rooms
+from espalier_operator.cluster.node_index import fleet_of
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.resources import Goods
+from espalier_operator.cluster.topology import Racks
+from espalier_operator.model import JobFacts, Node, Role, Worker
+from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints
+
+_FOREIGN = Role.FOREIGN
+_Change = tuple[str, int, Amounts, int, int, int]
+"""One entry of the journal, of which a plan may write tens of thousands: a node, the GPUs of a worker, what else a
+worker requests, by how many workers' GPUs the node has more now and later, and how many workers were placed by it."""
+
+
+class Stock:
+    """The GPUs of one snapshot, with a journal to undo what was only tried.
+
+    Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        workers: Collection[Worker],
+        leaving: set[str],
+        constraints: Collection[Constraints] = (ANYWHERE,),
+        jobs: Collection[JobFacts] = (),
+        rack_label: str | None = None,
+        others: Collection[Worker] = (),
+    ) -> None:
+        """Count `workers` against `nodes`; those named in `leaving` do not hold anything `later`.
+
+        `constraints` are all that `site` will be asked for; `jobs` are those of `workers`; `rack_label` is the label of
+        nodes that names their rack; `others` are pods of others that wait.
+        """
+        fleet = fleet_of(nodes, constraints, rack_label)
+        self._grouping, self._slots = fleet.grouping, fleet.slots
+        self.gpu_types = fleet.gpu_types
+        """The types that ready, schedulable nodes have, in order of name."""
+        self._group, offers = fleet.groups, fleet.offers
+        requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
+        self._rooms = Rooms(nodes, fleet, workers, leaving, jobs, others) if requests else None
+        self._now = free = dict(offers)
+        self._others: dict[str, int] = defaultdict(int)
+        """GPUs that pods of others hold, by node."""
+        given: dict[str, int] = defaultdict(int)
+        """GPUs that are given back, by node."""
+        ended: list[Worker] = []
+        for worker in workers:  # tens of thousands
+            node = worker.node
+            if node in free:
+                if not worker.gpus:
+                    ended.append(worker)
+                free[node] -= worker.gpus
+                if leaving and worker.name in leaving:
+                    given[node] += worker.gpus
+                elif worker.role is _FOREIGN:
+                    self._others[node] += worker.gpus
+        # The GPUs of a worker that has ended stay its job's until its end is judged, if nobody has taken them.
+        owed = {job.key: job.terms.gpus_per_worker for job in jobs} if ended else {}
+        for worker in ended:
+            if worker.node is not None and worker.job is not None:
+                free[worker.node] -= min(max(0, free[worker.node]), owed.get(worker.job, 0))
+        self._later = {**free, **{node: free[node] + gpus for node, gpus in given.items()}}
+        self._without_jobs = {group: dict(sizes) for group, sizes in self._slots.items()}
+        for name, held in self._others.items():
+            sizes, offered = self._without_jobs[self._group[name]], offers[name]
+            sizes[offered] -= 1
+            sizes[offered - held] = sizes.get(offered - held, 0) + 1
+        self._offers, self._hopes = Shelves(), Shelves()
+        self._racks = Racks(fleet.racks) if fleet.racks else None
+        self._journal: list[_Change] = []
+        for name, later in self._later.items():
+            if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
+                self._enter(name)
+
+    def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
+        """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
+        return self._grouping.site(gpu_type, constraints)
+
+    def without_requests(self, site: Site) -> Site:
+        """Return `site` for a worker that needs nothing but GPUs."""
+        return self._grouping.without_requests(site)
+
+    def is_in(self, site: Site, node: str | None) -> bool:
+        """Return whether `node` is one of the site's."""
+        return node is not None and self._group.get(node) in site.members
+
+    def can_run_short(self, node: str | None) -> bool:
+        """Return whether workers on the GPUs of `node` could use up another resource of it."""
+        return self._rooms is not None and node is not None and self._rooms.can_run_short(node)
+
+    def overdrawn(self) -> list[tuple[str, int]]:
+        """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
+        return sorted((name, -free) for name, free in self._later.items() if free < 0)
+
+    def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether `workers` of `gpus` each would fit on empty nodes."""
+        if site.requests and self._rooms is not None:
+            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, others=None)
+        return _holds(self._slots, site, gpus, workers)
+
+    def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
+        """Return whether they would fit if all our jobs had ended, and what others hold were held."""
+        if site.requests and self._rooms is not None:
+            return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
+        return _holds(self._without_jobs, site, gpus, workers)
+
+    def nodes_with_hopes(self, site: Site) -> Iterator[str]:
+        """Yield the nodes of `site` that will have free GPUs."""
+        for shelf in self._hopes.on(site):
+            for bucket in shelf.values():
+                yield from bucket
+
+    def fits_with(self, node: str, site: Site, gpus: int, more: Goods) -> int:
+        """Return for how many workers `node` would have room later if it had `more`."""
+        workers = max(0, (self._later[node] + more.gpus) // gpus)
+        if not workers or self._rooms is None or not site.requests:
+            return workers
+        return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
+
+    def opening(self, site: Site) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
+        """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
+
+        And None of a node that is not one of the site's. Thousands are asked about.
+        """
+        later, group, members = self._later, self._group, site.members
+        left_on = self._rooms.left_on if self._rooms is not None and site.requests else None
+
+        def opened(node: str) -> tuple[int, dict[str, int] | None] | None:
+            if group.get(node) not in members:
+                return None
+            left = None if left_on is None else left_on(node)
+            return later[node], None if left is None else dict(left[1])
+
+        return opened
+
+    def placed_since(self, mark: int) -> list[str]:
+        """Return the nodes of the workers that were placed since `mark`, in their order."""
+        return [node for node, *_, placed in self._journal[mark:] for _ in range(placed)]
+
+    def mark(self) -> int:
+        """Return a point to which `undo` can return."""
+        return len(self._journal)
+
+    def undo(self, mark: int) -> None:
+        """Undo everything since `mark`."""
+        while len(self._journal) > mark:
+            node, gpus, requests, now, later, _ = self._journal.pop()
+            if now or later:
+                self._add(node, gpus, requests, -now, -later)
+
+    def _room_now(self, node: str, requests: Amounts) -> int:
+        """Return for how many workers `node` has what they request in addition to GPUs, without delaying others."""
+        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=True)
+
+    def _room_later(self, node: str, requests: Amounts) -> int:
+        """Return for how many workers `node` will have what they request in addition to GPUs."""
+        return UNLIMITED if self._rooms is None or not requests else self._rooms.fits(node, requests, now=False)
+
+    def _change(self, node: str, gpus: int, requests: Amounts, *, now: int, later: int, placed: int = 0) -> None:
+        self._add(node, gpus, requests, now, later)
+        self._journal.append((node, gpus, requests, now, later, placed))
+
+    def _add(self, node: str, gpus: int, requests: Amounts, now: int, later: int) -> None:
+        """Add what this number of workers holds to what `node` has now and later."""
+        self._leave(node)
+        self._now[node] += now * gpus
+        self._later[node] += later * gpus
+        self._enter(node)
+        if self._rooms is not None and requests:
+            self._rooms.change(node, requests, now, later)
+
+    def _keys(self, node: str) -> tuple[Key, Key]:
+        """Return where `node` is among the offers and among the hopes."""
+        later = self._later[node]
+        return (min(self._now[node], later), later), (later, later)
+
+    def _enter(self, node: str) -> None:
+        group, (offer, hope) = self._group[node], self._keys(node)
+        if offer[0] > 0:
+            self._offers.put(node, group, offer)
+            if self._racks is not None:
+                self._racks.put(node, group, offer)
+        if hope[0] > 0:
+            self._hopes.put(node, group, hope)
+
+    def _leave(self, node: str) -> None:
+        group, (offer, hope) = self._group[node], self._keys(node)
+        if offer[0] > 0:
+            self._offers.drop(node, group, offer)
+            if self._racks is not None:
+                self._racks.drop(node, group, offer)
+        if hope[0] > 0:
+            self._hopes.drop(node, group, hope)
+
+
+def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
+    if gpus == 0:
+        return True
+    sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())
+    return any(room >= workers for room in accumulate(count * (max(0, size) // gpus) for size, count in sizes))

@@ -1,0 +1,253 @@
+"""Racks and zones: into which of them a gang goes, and which are close to workers that are there.
+
+A rack is known by its zone and its own label. Nodes without a label share one zone and one rack.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate, chain
+from typing import Final, NamedTuple
+
+from espalier_operator.cluster.free_gpus import Key, Room, Shelf, choose
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.model import Node
+
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+
+Rack = tuple[str, str]
+"""The values of the zone label and of the rack label, each "" on nodes without the label."""
+
+
+_MOST_VIEWS: Final = 32
+"""Of how many combinations of groups the free GPUs are kept by rack; those of others are counted when they are asked
+for."""
+
+
+_SMALL_RACK: Final = 64
+"""Nodes with free GPUs."""
+
+
+class _RackRoom(NamedTuple):
+    """Room for workers in a rack."""
+
+    fitting: list[tuple[int, int]]
+    """For how many workers nodes have room, and how many nodes have; those with the most free GPUs first."""
+    workers: int
+    """For how many there is room."""
+
+
+def racks_of(nodes: Collection[Node], rack_label: str | None) -> dict[str, Rack]:
+    """Return the rack of each node by name; nothing if all are in the same rack."""
+    labels = (ZONE_LABEL,) if rack_label is None else (ZONE_LABEL, rack_label)
+    if all(len({node.labels.get(label) for node in nodes}) <= 1 for label in labels):
+        return {}
+    return {node.name: (node.labels.get(ZONE_LABEL, ""), node.labels.get(rack_label or "", "")) for node in nodes}
+
+
+class Racks:
+    """The nodes with free GPUs, by rack and group."""
+
+    def __init__(self, racks: Mapping[str, Rack]) -> None:
+        """Take the rack of each node; no node is on a shelf yet."""
+        self._rack = racks
+        self._shelves: dict[Rack, dict[int, Shelf]] = defaultdict(lambda: defaultdict(Shelf))
+        self._having: dict[str, dict[Key, list[tuple[Rack, int]]]] = defaultdict(lambda: defaultdict(list))
+        """By zone and key: the racks and groups that have nodes of the key, in order."""
+        self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
+        """By group: free GPUs of each rack that has any."""
+        self._views: dict[tuple[int, ...], Counter[Rack]] = {}
+        """By several groups: the same for all of them."""
+        self._views_of: dict[int, list[Counter[Rack]]] = defaultdict(list)
+        """By group: the views that count it."""
+        self.rooms: dict[Rack, dict[tuple[Site, int], _RackRoom]] = defaultdict(dict)
+        """By rack, site and GPUs of a worker: for how many there is room, where that is known."""
+
+    def put(self, node: str, group: int, key: Key) -> None:
+        """Add a node."""
+        rack = self._rack[node]
+        shelf = self._shelves[rack][group]
+        if key not in shelf:
+            insort(self._having[rack[0]][key], (rack, group))
+        shelf.put(node, key)
+        self.rooms.pop(rack, None)
+        for free in (self._free[group], *self._views_of.get(group, ())):
+            free[rack] += key[0]
+
+    def drop(self, node: str, group: int, key: Key) -> None:
+        """Take a node out."""
+        rack = self._rack[node]
+        shelf = self._shelves[rack][group]
+        shelf.drop(node, key)
+        if key not in shelf:
+            having = self._having[rack[0]]
+            del having[key][bisect_left(having[key], (rack, group))]
+            if not having[key]:
+                del having[key]
+        self.rooms.pop(rack, None)
+        for free in (self._free[group], *self._views_of.get(group, ())):
+            if free[rack] == key[0]:
+                del free[rack]
+            else:
+                free[rack] -= key[0]
+
+    def free(self, site: Site) -> Mapping[Rack, int]:
+        """Return by rack how many GPUs of `site` are free; a rack without any is left out."""
+        if len(site.groups) == 1:
+            return self._free[site.groups[0]]
+        view = self._views.get(site.groups)
+        if view is None:
+            view = Counter[Rack]()
+            for group in site.groups:  # there may be a thousand, of a few racks each: `update` of a Counter is slow
+                for rack, gpus in self._free[group].items():
+                    view[rack] += gpus
+            if len(self._views) < _MOST_VIEWS:
+                self._views[site.groups] = view
+                for group in site.groups:
+                    self._views_of[group].append(view)
+        return view
+
+    def shelves(self, site: Site, racks: Iterable[Rack]) -> list[Shelf]:
+        """Return the shelves with nodes of `site` in `racks`."""
+        found = ((self._shelves[rack], group) for rack in racks for group in site.groups)
+        return [shelves[group] for shelves, group in found if group in shelves]
+
+    def nearest(self, site: Site, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+        """Return the node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
+
+        Of several the fullest; None if there is none.
+        """
+        near = {self._rack[node] for node in nodes if node in self._rack}
+        chosen = choose(self.shelves(site, sorted(near)), gpus, site.requests, room)
+        if chosen is not None:
+            return chosen[0]
+        zones = sorted({zone for zone, _ in near})
+        for key in sorted({key for zone in zones for key in self._having[zone] if key[0] >= gpus}):
+            for rack, group in chain.from_iterable(self._having[zone].get(key, ()) for zone in zones):
+                if group in site.members and rack not in near:
+                    found = self._shelves[rack][group][key].first(site.requests, room)
+                    if found is not None:
+                        return found[0]
+        return None
+
+
+class Split:
+    """How a gang is split among racks, for one gang at one moment.
+
+    It goes into one rack if one has room for all: the one where it needs the fewest nodes, of these the fullest. Else
+    it goes into the racks of the zone where it needs the fewest, if one zone has room for all; else into few racks of
+    few zones.
+    """
+
+    def __init__(self, racks: Racks, site: Site, gpus: int, room: Room, largest: int) -> None:
+        """Search `site` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
+        self._racks, self._site, self._gpus, self._room, self._largest = racks, site, gpus, room, largest
+        self._free = racks.free(site)
+        self._key = site, gpus
+
+    def one_for_all(self, workers: int) -> Rack | None:
+        """Return the rack that has room for all `workers` on the fewest nodes, of these the fullest."""
+        return self._one_of(self._free, workers)
+
+    def several(self, workers: int) -> list[tuple[Rack, int]]:
+        """Return the racks for `workers`, and how many go into each; none where `site` has no room for all."""
+        totals = {rack: self._room_of(rack).workers for rack, free in self._free.items() if free >= self._gpus}
+        if sum(totals.values()) < workers:
+            return []
+        chosen: list[tuple[Rack, int]] = []
+        while workers > 0 and totals:
+            rack = self._one_of([rack for rack, total in totals.items() if total >= workers], workers)
+            if rack is None:
+                totals = _zone_for_all(totals, self._free, workers) or totals
+                rack = _largest_of(totals, {zone for (zone, _), _ in chosen})
+            chosen.append((rack, min(workers, totals.pop(rack))))
+            workers -= chosen[-1][1]
+        return chosen
+
+    def _one_of(self, candidates: Iterable[Rack], workers: int) -> Rack | None:
+        enough = [(free, rack) for rack in candidates if (free := self._free[rack]) >= workers * self._gpus]
+        fewest_possible = -(-workers // self._largest)
+        best, fewest = None, 0
+        for _, rack in sorted(enough):
+            nodes = self._nodes(rack, workers)
+            if nodes and (best is None or nodes < fewest):
+                best, fewest = rack, nodes
+                if nodes <= fewest_possible:
+                    break
+        return best
+
+    def _nodes(self, rack: Rack, workers: int) -> int:
+        """Return on how many nodes of `rack` `workers` fit, those with the most free GPUs first; 0 if not all do."""
+        room = self._racks.rooms[rack].get(self._key)
+        if room is None and self._is_small(rack):
+            room = self._room_of(rack)
+        if room is not None and room.workers < workers:
+            return 0
+        used = total = 0
+        for most, nodes in self._fitting(rack) if room is None else room.fitting:
+            if workers <= total + most * nodes:
+                return used + -(-(workers - total) // most)
+            total, used = total + most * nodes, used + nodes
+        return 0
+
+    def _is_small(self, rack: Rack) -> bool:
+        """Return whether all its nodes are worth a look: zones may have thousands, of which the first few suffice."""
+        shelves = self._racks.shelves(self._site, [rack])
+        return sum(len(bucket) for shelf in shelves for bucket in shelf.values()) <= _SMALL_RACK
+
+    def _room_of(self, rack: Rack) -> _RackRoom:
+        known = self._racks.rooms[rack]
+        room = known.get(self._key)
+        if room is None:
+            fitting: list[tuple[int, int]] = []
+            for most, nodes in self._fitting(rack):
+                if fitting and fitting[-1][0] == most:
+                    fitting[-1] = most, fitting[-1][1] + nodes
+                else:
+                    fitting.append((most, nodes))
+            room = known[self._key] = _RackRoom(fitting, sum(most * nodes for most, nodes in fitting))
+        return room
+
+    def _fitting(self, rack: Rack) -> Iterator[tuple[int, int]]:
+        """Yield for how many workers nodes of `rack` have room, and how many nodes have; by free GPUs, most first."""
+        requests = self._site.requests
+        shelves = self._racks.shelves(self._site, [rack])
+        buckets = [(key[0] // self._gpus, bucket) for shelf in shelves for key, bucket in shelf.items()]
+        buckets.sort(key=lambda each: -each[0])
+        for most, bucket in buckets:
+            if most and not requests:
+                yield most, len(bucket)
+            elif most:
+                rooms = (min(most, self._room(node, requests)) for node in bucket)
+                yield from ((fits, 1) for fits in rooms if fits)
+
+
+def _zone_for_all(totals: Mapping[Rack, int], free: Mapping[Rack, int], workers: int) -> dict[Rack, int]:
+    """Return those of `totals` (by rack, for how many workers there is room) of the zone that has room for all
+    `workers` in the fewest racks, of these the fullest; nothing if no zone has.
+    """
+    zones: dict[str, list[Rack]] = defaultdict(list)
+    for rack in totals:
+        zones[rack[0]].append(rack)
+    found = []
+    for zone, racks in zones.items():
+        used = next((used for used, room in _sums(totals[rack] for rack in racks) if room >= workers), None)
+        if used is not None:
+            found.append((used, sum(free[rack] for rack in racks), zone))
+    return {rack: totals[rack] for rack in zones[min(found)[2]]} if found else {}
+
+
+def _sums(totals: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield how many racks are used, and for how many workers these have room; those with the most room first."""
+    return enumerate(accumulate(sorted(totals, reverse=True)), 1)
+
+
+def _largest_of(totals: Mapping[Rack, int], used: Collection[str]) -> Rack:
+    """Return the rack with room for the most workers: in a zone that is used already, else in the largest."""
+    zones: dict[str, int] = defaultdict(int)
+    for (zone, _), total in totals.items():
+        zones[zone] += total
+    best = max(zones, key=lambda zone: (zone in used and zones[zone] > 0, zones[zone], zone))
+    return max((total, rack) for rack, total in totals.items() if rack[0] == best)[1]

@@ -1,0 +1,50 @@
+"""What the scheduler sees: plain facts, frozen, and their loss-free JSON.
+
+A `Snapshot` is all that `plan` reads. Every backend (Kubernetes, local processes, virtual time) makes one; a dump
+of it is a bug report that can be replayed. All times are seconds of one clock, the one that `plan`'s `now` is
+read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
+"""
+
+from espalier_operator.model.blames import Avoided, Blame
+from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
+from espalier_operator.model.nodes import NamespaceLimit, Node, host_of
+from espalier_operator.model.rules import DEFAULT_POLICY, Rules
+from espalier_operator.model.snapshot import SNAPSHOT_VERSION, Snapshot, SnapshotError
+from espalier_operator.model.workers import (
+    HANGING_SECONDS,
+    LEAVING_SECONDS,
+    NOWHERE,
+    Placement,
+    Promise,
+    Role,
+    Worker,
+    WorkerState,
+)
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "HANGING_SECONDS",
+    "LEAVING_SECONDS",
+    "NOWHERE",
+    "REFUSALS",
+    "SNAPSHOT_VERSION",
+    "Avoided",
+    "Blame",
+    "Ended",
+    "JobFacts",
+    "NamespaceLimit",
+    "Node",
+    "Placement",
+    "Promise",
+    "Reclaim",
+    "Role",
+    "Rules",
+    "Snapshot",
+    "SnapshotError",
+    "Stopping",
+    "Terms",
+    "Worker",
+    "WorkerState",
+    "grace_of",
+    "host_of",
+]

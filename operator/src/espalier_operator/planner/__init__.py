@@ -1,0 +1,62 @@
+"""The planner: a snapshot in, actions and reasons out. Pure: no clock, no I/O, no state between calls.
+
+Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` checks each by its number.
+
+1.  Never more GPUs than exist: what is granted fits into what ready, schedulable nodes have free, node by node, on
+    nodes that the job's constraints admit, whatever nodes the policy wishes.
+2.  A GPU is held while its worker is pending, running or terminating; only a worker's absence frees it.
+3.  A promise (extra workers granted, not yet seen) is counted until they are seen or it expires. The base workers
+    of an admitted job are always counted.
+4.  Base GPUs are granted all at once or not at all, on one type of GPU, and are never taken from a running job.
+    Where they are physically gone and no lent GPU can replace them, or kube-scheduler finds no node for a worker
+    though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
+    allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
+    job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
+    share is of another type of GPU and there is room for it there, or it has no share and makes that room (`moves`), or
+    its node is about to go.
+5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
+    its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
+    Only GPUs that no longer exist are released without a notice.
+6.  Lent GPUs never delay base GPUs or other people's pods by more than one notice, or the stop of their holder.
+    Other people's pods count only on nodes that their constraints admit: one that fits on no node delays nobody.
+7.  The extra workers of an allocation do not increase within `cooldownSeconds` of their last change. To give extra
+    GPUs to another job, or for a smaller share, they are not reduced within `minRuntimeSeconds` of their last change;
+    where they must be reduced anyway, not within `minRuntimeSeconds` of their last increase.
+8.  Every unfinished job is named by an action or a refusal with its reason.
+9.  Planning is idempotent: once grants and notices are applied, the next plan is empty. Ends and releases free GPUs,
+    so the next plan may use these GPUs, and nothing else. Workers of several GPUs may need one more reclaim if they
+    are bound to other nodes.
+
+Queue: in the policy's order, with EASY backfilling (`reservations`). A job that must wait keeps the GPUs on which it
+starts at the latest, when those that run have used up their budgets; jobs after it start before it where they do not
+delay it. GPUs that are idle meanwhile are lent as extra GPUs, which can be reclaimed within one notice. A job that
+would not fit even if all our jobs had ended keeps none: it is too large, or waits for pods of others, which may never
+leave.
+"""
+
+from __future__ import annotations
+
+from espalier_operator.model import Snapshot
+from espalier_operator.model.actions import Plan
+from espalier_operator.planner.admission import Admission
+from espalier_operator.planner.claims import Claims
+from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.lending import Lending
+from espalier_operator.policies import Policy
+
+
+def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
+    """Return what to do at `now`, with the reason for everything done and everything refused.
+
+    Each step works with the GPUs that the earlier ones left. The first, which makes the tick, looks at each job alone:
+    what ends it, and what it must give back.
+    """
+    tick = Tick(snapshot, policy, now)
+    claims = Claims(tick)
+    claims.leave_departing_gpus()
+    claims.place()
+    Admission(tick).admit()
+    Lending(tick).lend()
+    planned = tick.result()
+    tick.forget()
+    return planned

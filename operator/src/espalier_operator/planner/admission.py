@@ -1,0 +1,209 @@
+"""Who starts, in turn: what a waiting job lacks, and whose quota it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from espalier_api.reasons import Reason
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.model import JobFacts
+from espalier_operator.model.actions import Admit
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.lifecycle import is_held_back, obstacle
+from espalier_operator.planner.starting import Starting
+from espalier_operator.reclaim.extra_workers import Loan
+
+
+class Admission:
+    """The admissions of one tick."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick, self._record = tick, tick.record
+        self._starting = Starting(tick)
+        self._elsewhere: dict[str, list[Site]] = {}
+        """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
+        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[Site]] = {}
+
+    def admit(self) -> None:
+        """Start waiting jobs in order; one that must wait is not delayed by those after it.
+
+        Those whose queue must borrow for them come after all others; so do those that wait for GPUs of their quota and
+        might borrow others.
+        """
+        borrowers: list[JobFacts] = []
+        self._tick.preemption.exchanging = self._tick.moves.exchanging()
+        for job in self._tick.order.sorted([*self._tick.waiting, *self._between_types()]):
+            if job.admitted_at is not None:
+                self._tick.moves.keep(job)
+            elif not self._admit_in_turn(job, borrowing=False):
+                borrowers.append(job)
+        for job in borrowers:
+            if job.key in self._elsewhere:
+                self._starting.start_elsewhere(job, self._elsewhere[job.key])
+            else:
+                self._admit_in_turn(job, borrowing=True)
+        self._tick.stop(self._tick.moves.stopping(), Reason.PREEMPTED_BY_POLICY)
+        self._starting.end_reservations()
+
+    def _between_types(self) -> list[JobFacts]:
+        """Return the jobs that save their checkpoints, or just have, to start again on another type of GPU."""
+        return [
+            job
+            for job in [*self._tick.running, *self._tick.requeued]
+            if job.stopping is not None
+            and job.stopping.reason is Reason.PREEMPTED_BY_POLICY
+            and self._tick.order.is_elsewhere(job)
+            and not self._tick.order.waits(job)
+        ]
+
+    def _admit_in_turn(self, job: JobFacts, *, borrowing: bool) -> bool:
+        """Start a waiting job, or refuse it; return False where its queue must borrow for it to start at once.
+
+        That is done later.
+        """
+        terms, gpus, workers = job.terms, job.terms.gpus_per_worker, job.terms.min_replicas
+        wished, claim, are_barred = self._tick.order.gpu_type(job), job.claim, False
+        sites = self._wished_sites(terms.gpu_type, terms.constraints, gpus, workers, wished)
+        if sites and self._tick.avoidance.barred_until(job) is not None:
+            *_, constraints = self._tick.avoidance.levels(job)
+            sites = self._wished_sites(terms.gpu_type, constraints, gpus, workers, wished)
+            are_barred = not sites
+        not_taken = self._tick.ledger.refusal(claim)
+        if job.terms.suspend:
+            self._record.refuse(job, Reason.SUSPENDED)
+        elif not_taken is not None:
+            self._record.refuse(job, not_taken)
+        elif gpus == 0 and not self._tick.order.waits(job):
+            self._tick.places.base_nodes[job.key].update(dict.fromkeys(job.base_indexes))
+            self._record.act(Admit(job=job.key, gpu_type=None))
+        elif is_held_back(job, self._tick.now):
+            self._record.refuse(job, obstacle(job))
+            self._record.wake(job.hold_until or 0.0)
+        elif gpus and are_barred:
+            self._record.refuse(job, Reason.NODES_AVOIDED)
+        elif gpus and not sites:
+            fits_elsewhere = self._tick.places.large_enough(terms.gpu_type, terms.constraints.gpus_alone, gpus, workers)
+            self._record.refuse(job, Reason.UNSCHEDULABLE if fits_elsewhere else Reason.TOO_LARGE)
+        elif self._tick.order.waits(job):
+            self._record.refuse(job, Reason.HELD_BY_POLICY)
+        elif not (allowed := self._tick.allowed(job, sites, borrowing=borrowing)):
+            types = [site.gpu_type for site in sites]
+            if not borrowing and self._tick.allowed(job, sites, borrowing=True):
+                self._tick.ledger.defer(claim, types)
+                return False
+            if self._would_have_room_in_namespace(job):
+                self._record.refuse(job, self._reclaim_quota(job, types))
+                self._tick.ledger.wait(claim, types)
+            else:  # it could not start with the quota either, and others would only borrow that again
+                self._record.refuse(job, Reason.QUOTA_EXCEEDED)
+        elif not self._gets_room_in_namespace(job, allowed):
+            self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
+        elif not self._starting.start_or_wait(job, allowed) and not borrowing and len(allowed) < len(sites):
+            borrowed = [site for site in self._tick.allowed(job, sites, borrowing=True) if site not in allowed]
+            if borrowed:
+                self._elsewhere[job.key] = borrowed
+                return False
+        return True
+
+    def _gets_room_in_namespace(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+        """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `sites`.
+
+        They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
+        These are reclaimed, and the job waits for that, once the GPUs are there: until then it waits for GPUs.
+        """
+        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        if not namespaces.is_closed(job) and namespaces.fits(job, workers):
+            return True
+        lent = self._lent_that_keeps_out(job)
+        if lent is not None and not self._starting.gets_gpus(job, sites):
+            return True
+        if lent is not None:
+            self._tick.reclaims.ask_back(self._tick.capacity, lent)
+            self._tick.hold_quota(job, sites[0])
+        if namespaces.could_ever_fit(job, workers):
+            namespaces.wait(job)
+        return False
+
+    def _would_have_room_in_namespace(self, job: JobFacts) -> bool:
+        """Return whether ResourceQuotas have room for a job, or would have it without what is lent in its namespace."""
+        namespaces = self._tick.namespaces
+        fits = not namespaces.is_closed(job) and namespaces.fits(job, job.terms.min_replicas)
+        return fits or self._lent_that_keeps_out(job) is not None
+
+    def _lent_that_keeps_out(self, job: JobFacts) -> list[Loan] | None:
+        """Return the loans in the namespace of a job without which its ResourceQuotas would have room; None: others
+        keep it out, too.
+        """
+        namespaces, workers = self._tick.namespaces, job.terms.min_replicas
+        if namespaces.is_closed(job) or not namespaces.could_ever_fit(job, workers):
+            return None
+        lacks = namespaces.lacks(job, workers)
+        return None if lacks is None else self._tick.reclaims.lent_in_namespace(job.key, lacks)
+
+    def _reclaim_quota(self, job: JobFacts, gpu_types: Iterable[str]) -> Reason:
+        """Stop jobs that hold the quota that `job` needs, as few as free enough of one type; return why it waits.
+
+        Where it is that of other queues they have borrowed it; where it is its own the policy must preempt.
+        """
+        reason = Reason.QUOTA_EXCEEDED
+        for gpu_type in gpu_types:
+            exceeds = self._tick.ledger.exceeds(job.claim, gpu_type) if self._tick.order.preempts else None
+            if exceeds is not None:
+                yielding = self._tick.preemption.of_queue(job, gpu_type, exceeds, self._tick.is_busy)
+                if yielding is None:
+                    continue
+                self._tick.stop(yielding, Reason.PREEMPTED_BY_POLICY)
+                self._tick.ledger.promise(job.claim, gpu_type)
+                return Reason.QUOTA_EXCEEDED
+            lacks = self._tick.ledger.lacks(job.claim, gpu_type)
+            if lacks is None:
+                continue
+            stopped, later = self._borrowers(job, gpu_type, lacks)
+            given = sum(holder.claim.gpus for holder in stopped)
+            if lacks > given:
+                reason = Reason.MIN_RUNTIME if lacks <= given + later else reason
+                continue
+            self._tick.stop(stopped, Reason.QUOTA_RECLAIMED)
+            self._tick.ledger.promise(job.claim, gpu_type)
+            return Reason.QUOTA_EXCEEDED
+        return reason
+
+    def _borrowers(self, job: JobFacts, gpu_type: str, lacks: int) -> tuple[list[JobFacts], int]:
+        """Return running jobs that would give back `lacks` borrowed GPUs, the least important and youngest first.
+
+        And how many GPUs others would, which have not run for as long as their terms ask.
+        """
+        found: list[JobFacts] = []
+        given: Counter[str] = Counter()
+        later = 0
+        for holder in self._tick.preemptible:
+            if lacks <= sum(given.values()):
+                break
+            candidate = holder.gpu_type == gpu_type and holder.stopping is None
+            borrowed = self._tick.ledger.borrowed(holder.claim, gpu_type, lender=job.claim) - given[holder.terms.queue]
+            if not candidate or holder.key in self._record.touched or borrowed <= 0:
+                continue
+            spared_until = (holder.admitted_at or 0.0) + holder.terms.min_runtime_seconds
+            if self._tick.now < spared_until:
+                self._record.wake(spared_until)
+                later += min(borrowed, holder.claim.gpus)
+                continue
+            found.append(holder)
+            given[holder.terms.queue] += holder.claim.gpus
+        return found, later
+
+    def _wished_sites(
+        self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
+    ) -> list[Site]:
+        """Return the same, and of them only those of the type that the policy wishes, if there are any.
+
+        Many jobs wait that are alike, so they are looked up once.
+        """
+        kind = gpu_type, constraints, gpus, workers, wished
+        sites = self._known_sites.get(kind)
+        if sites is None:
+            sites = self._tick.places.large_enough(gpu_type, constraints, gpus, workers)
+            sites = self._known_sites[kind] = [site for site in sites if site.gpu_type == wished] or sites
+        return sites

@@ -1,0 +1,184 @@
+"""GPUs for workers that are already owed them, and from nodes that lose theirs."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from espalier_api.reasons import Reason
+from espalier_operator.cluster.capacity import Supply
+from espalier_operator.cluster.resources import Goods
+from espalier_operator.model import JobFacts, Role
+from espalier_operator.model.actions import Replace, Requeue
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.lifecycle import obstacle
+
+_MOST_LOOKS: Final = 2000
+"""The most nodes that are looked at in a plan, for pods of others that kube-scheduler keeps from nodes with GPUs for
+them. Other such pods are left to it."""
+
+_BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
+"""Why kube-scheduler finds no node for a worker."""
+
+
+class Claims:
+    """The claims of one tick."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick, self._record = tick, tick.record
+        self._barred: set[str] = set()
+        """Jobs of which a worker waits until a node is tried again."""
+
+    def leave_departing_gpus(self) -> None:
+        """Reclaim lent workers on nodes that have, or will have, fewer GPUs than are held there.
+
+        Where that is not enough on a node whose GPUs are announced to go, jobs that allow it are moved. They give back
+        what they are lent as they stop: a notice first would cost time that such a node does not have. GPUs that have
+        just vanished without a sign may return, so they are not lost yet.
+        """
+        tick, departures = self._tick, self._tick.departures
+        for node, gpus in tick.capacity.overdrawn():
+            lost = gpus - tick.dips.get(node, 0)
+            tick.reclaims.leave_node(tick.capacity, node, lost, by=departures.get(node))
+        left = {node for node, _ in tick.capacity.overdrawn() if node in departures}
+        if left:
+            there = (job for job in tick.preemptible if left.intersection(tick.census.bound[job.key].values()))
+            moves = [job for job in there if job.stopping is None and job.key not in self._record.touched]
+            tick.stop(moves, Reason.NODE_DEPARTING)
+
+    def place(self) -> None:
+        """Reclaim GPUs for workers that are already owed them: base workers of running jobs, pods of others.
+
+        A job whose leader is in its last evaluation, or past it, does not wait again for those that it has lost: it
+        ends soon, and needs only its leader.
+        """
+        places, bound = self._tick.places, self._tick.census.bound
+        for job in places.choosiest_first(self._tick.running):
+            if job.stopping is not None:
+                continue
+            wants = job.terms.min_replicas - len(self._tick.census.gated[job.key])
+            if len(bound[job.key]) >= wants and job.key not in places.moved:
+                self._doubt(job)
+                continue
+            supply = self._claim(job)
+            waits = supply is Supply.NEVER or job.key in self._barred
+            # A loan of which a part is on its way is asked for more after that: the node may still be the right one.
+            moved = tuple(
+                worker.index
+                for worker in places.moved[job.key]
+                if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
+            )
+            if waits and (given_up := self._given_up(job, supply)) is not None:
+                self._record.act(given_up)
+            elif moved and self._tick.reclaims.is_asked(job.key):
+                continue  # it gets what it is lent itself; its workers are made again once that is given back
+            elif moved:  # also where there is no other node for them yet: they would take GPUs that nobody counts
+                self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
+            elif not waits and (supply is Supply.NOW or obstacle(job) not in _BY_SCHEDULER):
+                self._doubt(job)
+        self._serve_others()
+
+    def _given_up(self, job: JobFacts, supply: Supply) -> Requeue | None:
+        """Return what lets a job wait again that has no GPUs for a base worker, or must not use them yet; None where it
+        keeps its others: it ends soon, or will have them soon.
+        """
+        if supply is Supply.NEVER:
+            return None if job.evaluating or self._may_return(job) else self._give_up(job)
+        long = (self._tick.avoidance.barred_until(job) or 0.0) - self._tick.now > self._tick.rules.placement_seconds
+        if long and not (job.leader_running or job.evaluating):
+            return Requeue(job=job.key, reason=Reason.NODES_AVOIDED, message=job.last_failure)
+        return None
+
+    def _may_return(self, job: JobFacts) -> bool:
+        """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
+        site, gpus, capacity = self._tick.places.site(job), job.terms.gpus_per_worker, self._tick.capacity
+        dips = ((node, Goods(lost, ())) for node, lost in self._tick.dips.items() if capacity.is_in(site, node))
+        return any(capacity.fits_with(node, site, gpus, lost) for node, lost in dips)
+
+    def _serve_others(self) -> None:
+        """Reclaim GPUs for pods of others, where kube-scheduler could bind them."""
+        hopeless: set[tuple[str | None, int, Constraints, int]] = set()
+        looks = _MOST_LOOKS
+        for foreign in self._tick.census.foreign:
+            kind = (foreign.gpu_type, foreign.gpus, foreign.constraints, foreign.barred_nodes)
+            if kind in hopeless or foreign.barred_nodes > looks:
+                continue
+            looks -= foreign.barred_nodes
+            sites = self._tick.places.sites(foreign.gpu_type, foreign.constraints)
+            if foreign.barred_nodes:
+                supply = self._tick.pool.obtain_beside(sites, foreign.gpus, foreign.barred_nodes)
+            else:
+                supply = self._tick.pool.obtain(sites, foreign.gpus)
+            if supply is Supply.NEVER:
+                hopeless.add(kind)
+
+    def _claim(self, job: JobFacts) -> Supply:
+        """Keep GPUs for base workers of a running job that are not bound; return when the last of them has its own."""
+        places, gpus = self._tick.places, job.terms.gpus_per_worker
+        site, pinned, gated = places.site(job), places.pinned[job.key], self._tick.census.gated[job.key]
+        supply = min((supply for supply, _ in pinned.values()), default=Supply.NOW)
+        for index in job.base_indexes:
+            if index in self._tick.census.bound[job.key] or index in pinned or index in gated:
+                continue
+            mark, supplied = self._tick.capacity.mark(), Supply.NEVER
+            for (preferred,) in places.levels(job, [site.gpu_type]):
+                kept = self._tick.capacity.hold_at(preferred, places.chosen_before(job, index), gpus)
+                supplied = kept or self._tick.pool.obtain([preferred], gpus, places.near(job))
+                if supplied is not Supply.NEVER:
+                    places.base_nodes[job.key][index] = next(reversed(places.placed(job, mark)), None)
+                    break
+            else:
+                if self._tick.avoidance.barred_until(job) is not None:  # it is not made before one is tried again
+                    supplied = self._tick.pool.obtain([site], gpus, places.near(job))
+                    self._barred.add(job.key)
+            supply = min(supply, supplied)
+            if supply is Supply.NEVER:
+                break
+        return supply
+
+    def _give_up(self, job: JobFacts) -> Requeue:
+        """Let a job wait again whose workers have lost their GPUs."""
+        site = self._tick.places.site(job)
+        if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
+            had_any = job.trained or self._tick.census.bound[job.key]  # not so where its workers had scheduling gates
+            return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
+        message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
+        return self._outrun(job, Reason.GPU_LOST, message)
+
+    def _outrun(self, job: JobFacts, reason: Reason, message: str) -> Requeue:
+        """Let a job wait again that has not trained, as others took a part of what it was granted at the same moment.
+
+        For a random time: two gangs that have outrun each other would else do so again.
+        """
+        wait = self._tick.rules.rivalry_seconds * Random(f"{job.key} {job.generation}").random()
+        return Requeue(job=job.key, reason=reason, message=message, hold_until=self._tick.now + wait)
+
+    def _doubt(self, job: JobFacts) -> None:
+        """Act on base workers that have been refused for long, though GPUs are free.
+
+        kube-scheduler may know of more than this planner: volumes, other pods. So it chooses their nodes itself. Where
+        that does not help either, or somebody else refuses them, the job waits again: it holds GPUs that it cannot use.
+        At once where others have visibly taken the room that a ResourceQuota had for it.
+        """
+        if job.refused_since is None or job.evaluating:
+            return
+        reason, rules = obstacle(job), self._tick.rules
+        if reason is Reason.POD_REJECTED and not job.trained and self._tick.namespaces.is_overdrawn(job):
+            self._tick.namespaces.expect(job, job.terms.min_replicas)
+            self._record.act(self._outrun(job, Reason.RESOURCE_QUOTA_EXCEEDED, job.last_failure))
+            return
+        # Who else refuses some of the workers says nothing of nodes that were chosen for others.
+        by_scheduler = reason in _BY_SCHEDULER
+        pinned = tuple(sorted(self._tick.places.pinned[job.key])) if by_scheduler else ()
+        seconds = rules.pin_seconds if pinned else rules.placement_seconds
+        if not by_scheduler and not (job.trained and job.leader_running):
+            seconds = min(seconds, rules.refusal_seconds)
+        patience = job.refused_since + seconds
+        self._record.wake(patience)
+        if self._tick.now < patience:
+            return
+        if pinned:
+            self._record.act(Replace(job=job.key, workers=pinned, pinned=False, reason=Reason.UNSCHEDULABLE))
+        else:
+            self._record.act(Requeue(job=job.key, reason=reason, message=job.last_failure))

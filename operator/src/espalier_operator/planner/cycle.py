@@ -1,0 +1,208 @@
+"""What the steps of one plan share: what is there, what is kept, and for whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from espalier_api.reasons import Reason
+from espalier_operator.cluster.capacity import Capacity
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.resource_quotas import NamespaceLedger
+from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerState
+from espalier_operator.model.actions import Plan, Requeue, Stop
+from espalier_operator.model.queues import Ledger
+from espalier_operator.planner.avoidance import Avoidance
+from espalier_operator.planner.builder import Record
+from espalier_operator.planner.gpu_type_migration import Moves
+from espalier_operator.planner.job_limits import Settling
+from espalier_operator.planner.lifecycle import ends_by, stop_seconds
+from espalier_operator.planner.places import Places
+from espalier_operator.planner.pool import Pool
+from espalier_operator.planner.preemption import Preemption
+from espalier_operator.planner.reservations import Holding, Reservations
+from espalier_operator.planner.worker_index import Census
+from espalier_operator.policies import Policy
+from espalier_operator.policies.order import Order
+from espalier_operator.policies.snapshot_view import decided
+from espalier_operator.reclaim.queue import ReclaimQueue
+
+
+class Tick:
+    """One call of `plan`: its steps work with what the earlier ones left of it."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
+        self.now, self.rules = now, snapshot.rules
+        self.record = record = Record(now)
+        self.census = census = Census(snapshot.workers)
+        promises = {promise.job: promise for promise in snapshot.promises}
+        self.ledger = Ledger(snapshot.queues, snapshot.held_claims())
+        self.settling = settling = Settling(record, self.ledger, self.rules, now)
+        unfinished = [settling.within_limits(job) for job in snapshot.jobs if not job.finished]
+        open_jobs = [job for job in unfinished if not settling.ends(job)]
+        # One that goes back to the queue in this tick keeps what the policy remembers of it.
+        over = {action.job for action in record.actions if not isinstance(action, Requeue | Stop)}
+        self.decision = decided(policy, snapshot, [job for job in unfinished if job.key not in over], now)
+        if self.decision.until is not None:
+            record.wake(self.decision.until)
+        back = {action.job for action in record.actions if isinstance(action, Requeue)}
+        self.requeued = [job for job in unfinished if job.key in back]
+        self.order = Order(self.decision, [*open_jobs, *self.requeued])
+        open_jobs = self.order.sorted(open_jobs)
+        self.waiting = [job for job in open_jobs if job.admitted_at is None]
+        self.running = [job for job in open_jobs if job.admitted_at is not None]
+        self.preemptible = sorted(
+            (job for job in self.running if job.terms.base_preemptible),
+            key=lambda job: (job.terms.priority, -(job.admitted_at or 0.0), job.key),
+        )
+        kept = {
+            job.key: settling.extra_kept(job, self.order, promises.get(job.key), len(census.extras[job.key]))
+            for job in self.running
+        }
+        leaving = self._leaving(snapshot, census.extras, kept)
+        self.avoidance = Avoidance(snapshot, record, now)
+        asked = {job.terms.constraints for job in snapshot.jobs} | {worker.constraints for worker in census.foreign}
+        asked |= self.avoidance.asked
+        others = [*census.foreign, *(worker for worker in census.unbound if worker.is_rival)]
+        self.capacity = Capacity(
+            snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
+        )
+        self.places = Places(self.capacity, census, snapshot.placements, self.avoidance)
+        for job in snapshot.jobs:
+            if job.stopping is not None and job.admitted_at is not None and not job.finished:
+                self.ledger.give_back(job.claim, job.gpu_type or "")
+        self.places.hold_pinned(snapshot.nodes, snapshot.jobs, leaving)
+        # Includes jobs that end in this tick: their workers may be binding at this moment.
+        for job in self.places.choosiest_first(job for job in snapshot.jobs if job.extra):
+            self.places.hold_promised(job, promises.get(job.key), kept.get(job.key, 0), now)
+        self.reclaims = ReclaimQueue(self.running, census.extras, leaving, self.order, now)
+        self.namespaces = NamespaceLedger(snapshot.namespace_limits, snapshot.jobs, snapshot.workers, leaving, kept)
+        self.pool = Pool(self.capacity, self.reclaims)
+        self.reservations = Reservations(
+            self.capacity, snapshot.rules.reservations, self._running_until, self.reclaims.loans
+        )
+        for job in self.running:
+            if self.order.is_elsewhere(job) and self.places.site_on(job, self.order.gpu_type(job) or "") is None:
+                self.order.let_stay(job)
+        self.preemption = Preemption(
+            running=self._yielding() if self.order.preempts else (),
+            order=self.order,
+            capacity=self.capacity,
+            pool=self.pool,
+            holding=self.places.base_holding,
+            now=now,
+            wake=record.wake,
+        )
+        self.moves = Moves(
+            preemption=self.preemption,
+            order=self.order,
+            capacity=self.capacity,
+            pool=self.pool,
+            ledger=self.ledger,
+            is_busy=self.is_busy,
+            site_on=self.places.site_on,
+            kept=self._relied_on,
+        )
+        self.departures = {node.name: node.departs_at for node in snapshot.nodes if node.departing}
+        self.dips = self._dips(node for node in snapshot.nodes if node.fell)
+        """By node: GPUs that it has just lost, and that may return."""
+
+    def result(self) -> Plan:
+        """Return the plan, with a notice for each job that is asked to give something back."""
+        for notice in self.reclaims.notices():
+            if notice.job not in self.record.touched:
+                self.record.actions.append(notice)
+                self.record.refusals.pop(notice.job, None)
+                self.record.wake(notice.deadline)
+        return Plan(
+            actions=tuple(self.record.actions),
+            refusals=self.record.refusals,
+            placements=self.places.chosen(),
+            shares=self.decision.shares,
+            ignored=self.decision.ignored,
+            fallback=self.decision.fallback,
+            wake_at=self.record.wake_at,
+            policy_memory=self.decision.memory,
+        )
+
+    def forget(self) -> None:
+        """Forget everything. What the steps share calls methods of this object: a cycle, left to the garbage collector.
+
+        With 1,000 jobs that is a few megabytes a plan, and the operator collects rarely.
+        """
+        self.__dict__.clear()
+
+    def _leaving(
+        self, snapshot: Snapshot, extras: Mapping[str | None, Sequence[Worker]], kept: Mapping[str, int]
+    ) -> set[str]:
+        """Return the workers whose GPUs become free without another action; `kept` are the extra workers that stay."""
+        leaving = set()
+        for worker in self.census.terminating:
+            begin, end = worker.leaves_between()
+            if begin <= self.now < end:
+                leaving.add(worker.name)
+            for time in (begin, end):
+                if self.now < time < math.inf:
+                    self.record.wake(time)
+        stays = {job.key for job in self.running if job.stopping is None}
+        over = ({job.key for job in snapshot.jobs} - stays) & self.census.holders
+        if over:
+            ending = (worker for worker in snapshot.workers if worker.job in over)
+            leaving |= {worker.name for worker in ending if worker.state is not WorkerState.TERMINATING}
+        for key, extra in kept.items():
+            leaving |= {worker.name for worker in extras[key] if worker.index >= extra}
+        return leaving
+
+    def _dips(self, nodes: Iterable[Node]) -> dict[str, int]:
+        patience, dips = self.rules.dip_seconds, dict[str, int]()
+        for node in nodes:
+            missing = node.missing(self.now - patience)
+            if missing:
+                dips[node.name] = missing
+                for at, _ in node.fell:
+                    self.record.wake(at + patience)
+        return dips
+
+    def _running_until(self) -> Iterator[tuple[float, Holding]]:
+        """Yield until when at the latest the jobs that run hold what."""
+        for job in self.running:
+            if job.stopping is None:
+                yield ends_by(job, self.now, self.rules), self.places.base_holding(job)
+
+    def _yielding(self) -> list[JobFacts]:
+        """Return the running jobs that allow to be preempted, in order; those on another type than theirs last."""
+        yielding = [job for job in self.running if job.terms.base_preemptible]
+        return sorted(yielding, key=self.order.is_elsewhere)
+
+    def _relied_on(self, jobs: Iterable[JobFacts]) -> set[str]:
+        """Return the nodes on which earlier jobs count that `jobs`, wherever they run, could delay."""
+        return self.reservations.relied_on(max(ends_by(job, self.now, self.rules) for job in jobs))
+
+    def is_busy(self, job: JobFacts) -> bool:
+        """Return whether a running job does not yield in this tick: others wait for what it gives back."""
+        return job.key in self.record.touched or self.reclaims.is_asked(job.key)
+
+    def stop(self, jobs: Iterable[JobFacts], reason: Reason) -> None:
+        """Stop running jobs, with time for a checkpoint."""
+        for job in jobs:
+            self.ledger.give_back(job.claim, job.gpu_type or "")
+            grace = max(stop_seconds(job.terms, self.rules), 0.0 if job.terms.program else job.terms.notice_seconds)
+            self.record.act(Stop(job=job.key, reason=reason, deadline=self.now + grace))
+            self.record.wake(self.now + grace)
+
+    def allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool, is_first: bool = False) -> list[Site]:
+        """Return those of `sites` on whose GPUs the job's queue may run it."""
+        if not self.ledger.limits:
+            return [*sites]
+        claim = job.claim
+        return [
+            site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing, is_first=is_first)
+        ]
+
+    def hold_quota(self, job: JobFacts, site: Site, *, sign: int = 1) -> None:
+        """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace.
+
+        With a `sign` of -1 it is counted no more.
+        """
+        self.ledger.hold(job.claim, site.gpu_type, sign=sign)
+        self.namespaces.hold(job, sign * job.terms.min_replicas)

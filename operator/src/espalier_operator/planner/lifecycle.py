@@ -1,0 +1,204 @@
+"""When a job ends, is stopped, or goes back to the queue: the part of planning that looks at one job alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from espalier_api.counts import number_of
+from espalier_api.reasons import SENTENCES, Reason
+from espalier_operator.model import REFUSALS, JobFacts, Rules, Stopping, Terms
+from espalier_operator.model.actions import Action, Fail, Finish, Requeue, Stop
+
+RESUMED_LATER: Final = frozenset(
+    (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
+)
+"""A job that is stopped for one of these waits again, with its budget kept."""
+
+
+def ending(job: JobFacts, now: float, rules: Rules) -> Action | None:
+    """Return what ends or stops `job` in this tick, None where it continues."""
+    if job.ended is not None:
+        kind = Fail if job.ended.failed else Finish
+        return kind(job=job.key, reason=job.ended.reason, message=job.ended.message)
+    if job.failures > job.terms.backoff_limit:
+        failures = number_of(job.failures, "failure")
+        message = f"{failures}, backoffLimit {job.terms.backoff_limit}; the last: {job.last_failure}"
+        return Fail(job=job.key, reason=Reason.CRASH_LOOP, message=message)
+    if job.terms.max_preemptions is not None and job.preemptions > job.terms.max_preemptions:
+        message = f"{number_of(job.preemptions, 'preemption')}, maxPreemptions {job.terms.max_preemptions}"
+        return Fail(job=job.key, reason=Reason.TOO_MANY_PREEMPTIONS, message=message)
+    if job.terms.program:
+        if job.used_at(now) >= job.terms.time_budget_seconds and job.stopping is None:
+            return _end_of_budget(job, Reason.BUDGET_EXHAUSTED, now, rules)
+    elif job.used_at(now) >= _enforced_at(job, rules):
+        if job.failures and job.stopping is None and not job.leader_running:
+            message = f"its time budget is used up, and its trainer has failed: {job.last_failure}"
+            return Fail(job=job.key, reason=Reason.TRAINER_FAILED, message=message)
+        return _forced(job, Reason.BUDGET_ENFORCED)
+    if job.stopping is not None:
+        if job.leader_running and now < _stopped_by(job, job.stopping, rules):
+            return None
+        if job.stopping.reason in RESUMED_LATER:
+            return Requeue(job=job.key, reason=job.stopping.reason)
+        return _forced(job, job.stopping.reason)
+    if _gpu_budget_used_up(job, now):
+        return _end_of_budget(job, Reason.GPU_BUDGET_EXHAUSTED, now, rules)
+    if job.admitted_at is None:
+        return None
+    if job.terms.suspend:
+        return Stop(job=job.key, reason=Reason.SUSPENDED, deadline=now + stop_seconds(job.terms, rules))
+    return _end_of_start(job, now)
+
+
+def turning_points(job: JobFacts, now: float, rules: Rules) -> Iterator[float]:
+    """Yield the times at which `ending` may change its answer by the passing of time alone."""
+    if job.stopping is not None:
+        yield _stopped_by(job, job.stopping, rules)
+    if job.admitted_at is None:
+        return
+    if job.leader_running:
+        end = job.terms.time_budget_seconds if job.terms.program else _enforced_at(job, rules)
+        yield now + end - job.used_at(now)
+        if job.terms.gpu_seconds_budget is not None and job.gpus_held:
+            yield now + (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / job.gpus_held
+    if (deadline := _starts_by(job)) is not None:
+        yield deadline
+
+
+def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
+    """Return when `job` has ended at the latest if it runs, or starts now; its restarts and lost nodes apart."""
+    if job.stopping is not None:
+        return max(now, _stopped_by(job, job.stopping, rules))
+    startup = 0.0 if job.leader_running and job.training else rules.startup_seconds
+    evaluation = 0.0 if job.terms.program else rules.evaluation_seconds
+    rest = _budget_end(job) + job.terms.grace_seconds + evaluation - job.used_at(now)
+    gpus = job.terms.min_replicas * job.terms.gpus_per_worker
+    if job.terms.gpu_seconds_budget is not None and gpus:
+        rest = min(rest, (job.terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / gpus + rules.stop_grace_seconds)
+    return now + startup + max(0.0, rest)
+
+
+def stop_seconds(terms: Terms, rules: Rules) -> float:
+    """Return how long a job may take to end in order when it is stopped: a program has the grace period of its pod."""
+    return terms.grace_seconds if terms.program else rules.stop_grace_seconds
+
+
+def is_held_back(job: JobFacts, now: float) -> bool:
+    """Return whether nothing more is granted because what was granted could not be bound."""
+    return job.hold_until is not None and now < job.hold_until
+
+
+def obstacle(job: JobFacts) -> Reason:
+    """Return why a job's workers cannot start though GPUs are free for them."""
+    return job.trouble if job.trouble in REFUSALS else Reason.UNSCHEDULABLE
+
+
+def most_extra(terms: Terms) -> tuple[int, Reason]:
+    """Return how many extra workers a job may hold, and what limits that."""
+    if terms.gpus_per_worker and not (terms.program or terms.adapts or terms.trains_together):
+        return 0, Reason.ADAPTATION_OFF
+    return (terms.max_replicas - terms.min_replicas if terms.gpus_per_worker else 0), Reason.AT_MAX_REPLICAS
+
+
+def lendable(job: JobFacts, now: float, rules: Rules) -> int | Reason:
+    """Return how many more extra workers an admitted job could use (at least 1), or why it is lent none."""
+    terms = job.terms
+    if job.stopping is not None:
+        return job.stopping.reason
+    if job.reclaim is not None:
+        return Reason.RECLAIM_PENDING
+    allowed, limit = most_extra(terms)
+    most = allowed - job.extra
+    if most <= 0:
+        return limit
+    if not job.has_reported:
+        return Reason.NO_REPORT
+    if not (job.leader_running and job.training):
+        return Reason.STARTING
+    least = rules.lend_min_fraction * terms.time_budget_seconds
+    if job.remaining_at(now) < least:
+        return Reason.TOO_LITTLE_BUDGET_LEFT
+    if terms.gpu_seconds_budget is not None:
+        affordable = (terms.gpu_seconds_budget - job.gpu_seconds_at(now)) / least - job.gpus_held
+        most = min(most, math.floor(affordable / terms.gpus_per_worker))
+        if most <= 0:
+            return Reason.TOO_LITTLE_BUDGET_LEFT
+    if is_held_back(job, now):
+        return job.extra_trouble or Reason.UNSCHEDULABLE
+    if job.lend_after is not None and now < job.lend_after:
+        return Reason.EXTRA_WORKERS_LOST
+    if job.changed_at is not None and now < job.changed_at + terms.cooldown_seconds:
+        return Reason.COOLDOWN
+    return most
+
+
+def lendable_at(job: JobFacts, reason: Reason) -> float | None:
+    """Return when `lendable` may no longer refuse for `reason` by the passing of time alone; None where it will not."""
+    match reason:
+        case Reason.COOLDOWN if job.changed_at is not None:
+            return job.changed_at + job.terms.cooldown_seconds
+        case _ if reason in REFUSALS:
+            return job.hold_until
+        case Reason.EXTRA_WORKERS_LOST:
+            return job.lend_after
+        case _:
+            return None
+
+
+def _enforced_at(job: JobFacts, rules: Rules) -> float:
+    """Return the used seconds at which the job is ended by force: its budget and a grace, a longer one to evaluate."""
+    evaluation = rules.evaluation_seconds if job.evaluating else 0.0
+    return _budget_end(job) + job.terms.grace_seconds + evaluation
+
+
+def _budget_end(job: JobFacts) -> float:
+    return max(job.terms.time_budget_seconds, job.budget_end_seconds or 0.0)
+
+
+def _starts_by(job: JobFacts) -> float | None:
+    """Return by when an admitted job has to train, first or again; None for no such time."""
+    since = job.down_since if job.trained else job.admitted_at
+    limit = job.terms.pre_running_deadline_seconds
+    return None if since is None or limit is None or job.gated else since + limit
+
+
+def _end_of_start(job: JobFacts, now: float) -> Action | None:
+    """Return what ends a start that takes too long: a job that has trained waits again, another one fails."""
+    deadline, limit = _starts_by(job), job.terms.pre_running_deadline_seconds
+    if deadline is None or limit is None or now < deadline:
+        return None
+    after = f"{now - deadline + limit:.0f} s after"
+    cause = f": {job.last_failure or SENTENCES[job.trouble]}" if job.trouble is not None else ""
+    reason = job.trouble or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
+    if job.trained:
+        return Requeue(job=job.key, reason=reason, message=f"no leader trains {after} the last one ended{cause}")
+    if job.refused_since is not None and reason is Reason.POD_REJECTED:  # what admission denies may pass
+        return Requeue(job=job.key, reason=reason, message=job.last_failure)
+    return Fail(job=job.key, reason=reason, message=f"{after} admission{cause}")
+
+
+def _forced(job: JobFacts, reason: Reason) -> Action:
+    """Return the end of a job that is not waited for any longer; `reason` where its leader reports nothing."""
+    if job.if_forced is None:
+        return Finish(job=job.key, reason=reason)
+    kind = Fail if job.if_forced.failed else Finish
+    return kind(job=job.key, reason=job.if_forced.reason, message=job.if_forced.message)
+
+
+def _stopped_by(job: JobFacts, stopping: Stopping, rules: Rules) -> float:
+    """Return when a stopped job is ended by force; its last evaluation may take as long as after a time budget."""
+    evaluates = job.evaluating and stopping.reason is Reason.GPU_BUDGET_EXHAUSTED
+    return stopping.deadline + (rules.evaluation_seconds if evaluates else 0.0)
+
+
+def _end_of_budget(job: JobFacts, reason: Reason, now: float, rules: Rules) -> Action:
+    if job.admitted_at is None:
+        return _forced(job, reason)
+    return Stop(job=job.key, reason=reason, deadline=now + stop_seconds(job.terms, rules))
+
+
+def _gpu_budget_used_up(job: JobFacts, now: float) -> bool:
+    budget = job.terms.gpu_seconds_budget
+    return budget is not None and job.gpu_seconds_at(now) >= budget

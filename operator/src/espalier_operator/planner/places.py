@@ -1,0 +1,161 @@
+"""Where the workers of jobs are, may be, and will be."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from espalier_operator.cluster.capacity import Capacity, Supply
+from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.resources import Goods
+from espalier_operator.model import NOWHERE, JobFacts, Node, Placement, Promise, Role, Worker
+from espalier_operator.model.constraints import Constraints
+from espalier_operator.planner.avoidance import Avoidance
+from espalier_operator.planner.pool import hold_promised
+from espalier_operator.planner.reservations import Holding
+from espalier_operator.planner.worker_index import Census
+
+N = TypeVar("N")
+
+
+class Places:
+    """The nodes of one tick's workers."""
+
+    def __init__(
+        self, capacity: Capacity, census: Census, prior: Mapping[str, Placement], avoidance: Avoidance
+    ) -> None:
+        """`prior` is what the last plan chose for workers that may not be there yet."""
+        self._capacity, self._census, self._prior, self._avoidance = capacity, census, prior, avoidance
+        self._sites: dict[str, Site] = {}
+        """By admitted job: where its workers may run."""
+        self._nodes: dict[str, set[str]] = {}
+        """By job: where its workers are, or will be."""
+        self.pinned: dict[str | None, dict[int, tuple[Supply, str]]] = defaultdict(dict)
+        """By job: its base workers that wait for the node that was chosen for them; when they get its GPUs, and it."""
+        self.moved: dict[str, list[Worker]] = defaultdict(list)
+        """By job: its workers that are not bound, and whose node has no room for them."""
+        self.base_nodes: dict[str, dict[int, str | None]] = defaultdict(dict)
+        self.extra_nodes: dict[str, list[str | None]] = defaultdict(list)
+        """By job: where its workers that are still to be made will run."""
+        self.lent_nodes: dict[str, list[str]] = defaultdict(list)
+        """By job: the nodes of the workers that this plan lends it."""
+
+    def hold_pinned(self, nodes: Collection[Node], jobs: Iterable[JobFacts], leaving: set[str]) -> None:
+        """Keep GPUs for workers that are not bound, on the nodes that were chosen for them.
+
+        Our own first: where another Espalier has chosen the same node, kube-scheduler decides who is bound. A worker of
+        another one is bound as soon as pods that terminate there leave room for it; what our jobs are only asked to
+        give back, it does not count on.
+        """
+        machines = {node.name: node for node in nodes} if self._census.rivals else {}
+        ending = self._census.ending(leaving) if self._census.rivals else Counter[str | None]()
+        known = {job.key: job for job in jobs}
+        for worker in sorted(self._census.unbound, key=lambda worker: worker.is_rival):
+            job = known.get(worker.job or "")
+            if job is None:
+                chosen = machines.get(worker.pinned_to or "")
+                if chosen is not None and chosen.admits(worker.constraints):
+                    requests, given = worker.constraints.requests, ending[chosen.name]
+                    if self._capacity.reserve(chosen.name, worker.gpus, requests, ending=given) is Supply.LATER:
+                        ending[chosen.name] -= worker.gpus
+                continue
+            stays = worker.name not in leaving
+            supply = self._capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
+            if supply is Supply.NEVER or worker.pinned_to is None:
+                self.moved[job.key].append(worker)
+            elif worker.role is Role.BASE:
+                self.pinned[job.key][worker.index] = supply, worker.pinned_to
+            else:
+                own = self._census.extras[job.key]
+                own[own.index(worker)] = replace(worker, node=worker.pinned_to)
+
+    def hold_promised(self, job: JobFacts, promise: Promise | None, kept: int, now: float) -> None:
+        """Keep GPUs for extra workers that a job was granted and that are not seen; count them among its own."""
+        own = self._census.extras[job.key]
+        chosen = _less(self._prior.get(job.key, NOWHERE).extra, (worker.node for worker in own))
+        promised = hold_promised(self._capacity, job, promise, own, kept, now, chosen)
+        self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
+        own += promised
+
+    def site(self, job: JobFacts) -> Site:
+        """Return where the workers of an admitted job may run."""
+        known = self._sites.get(job.key)
+        if known is None:
+            known = self._sites[job.key] = self._capacity.site(job.gpu_type or "", job.terms.constraints)
+        return known
+
+    def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[Site]]:
+        """Yield where new workers of a job may run, by type of GPU: the sites that it prefers, and then others."""
+        for constraints in self._avoidance.levels(job):
+            yield [self._capacity.site(gpu_type, constraints) for gpu_type in gpu_types]
+
+    def site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
+        """Return where a running job may run on another type of GPU, whatever its quota."""
+        terms = job.terms
+        if terms.gpu_type not in (None, gpu_type):
+            return None
+        sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
+        return next(iter(sites), None)
+
+    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
+        """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
+        types = self._capacity.gpu_types if gpu_type is None else [gpu_type]
+        return [site for name in types if (site := self._capacity.site(name, constraints)).groups]
+
+    def large_enough(
+        self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
+    ) -> list[Site]:
+        """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
+        sites = self.sites(gpu_type, constraints)
+        return [site for site in sites if self._capacity.could_ever_hold(site, gpus, workers)]
+
+    def choosiest_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` ordered by how few nodes admit them: GPUs are not kept for others where they need them."""
+        return sorted(jobs, key=lambda job: len(self.site(job).groups))
+
+    def chosen_before(self, job: JobFacts, index: int) -> str | None:
+        """Return the node that the last plan chose for a base worker."""
+        return self._prior.get(job.key, NOWHERE).base.get(index)
+
+    def placed(self, job: JobFacts, mark: int) -> list[str | None]:
+        """Return the nodes that were chosen for workers of `job` since `mark`."""
+        return [node if job.pinned else None for node in self._capacity.placed_since(mark)]
+
+    def near(self, job: JobFacts) -> set[str]:
+        """Return the nodes to which further workers of an admitted job should be close."""
+        known = self._nodes.get(job.key)
+        if known is None:
+            extra = [worker.node for worker in self._census.extras[job.key]]
+            nodes = {*self._census.bound[job.key].values(), *self.base_nodes[job.key].values(), *extra}
+            known = self._nodes[job.key] = {node for node in nodes if node is not None}
+        return known
+
+    def wished(self, job: JobFacts, nodes: Sequence[str]) -> list[str]:
+        """Return those of the `nodes` wished for a running job where it has no worker, one for each."""
+        extra = (worker.node for worker in self._census.extras[job.key])
+        held = [*self.base_holding(job).nodes, *filter(None, extra), *self.lent_nodes[job.key]]
+        return _less(nodes, held)
+
+    def base_holding(self, job: JobFacts) -> Holding:
+        """Return what the base workers of a running job hold."""
+        waiting = (node for _, node in self.pinned[job.key].values())
+        nodes = [*self._census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
+        goods = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
+        return Holding(job.gpu_type or "", nodes, goods)
+
+    def chosen(self) -> dict[str, Placement]:
+        """Return by job the nodes of its workers that are to be made, or made again."""
+        found = {}
+        for key in self.base_nodes.keys() | self.extra_nodes.keys() | self.moved.keys():
+            moved = frozenset(worker.name for worker in self.moved[key] if worker.role is Role.EXTRA)
+            placement = Placement(base=self.base_nodes[key], extra=tuple(self.extra_nodes[key]), moved=moved)
+            if placement != NOWHERE:
+                found[key] = placement
+        return found
+
+
+def _less(nodes: Iterable[N], without: Iterable[N]) -> list[N]:
+    """Return `nodes` less those of `without`, one for each."""
+    return list((Counter(nodes) - Counter(without)).elements())

@@ -1,0 +1,167 @@
+"""What a policy's decision means for the planner: who is next, and whose lent GPUs another may take. Pure.
+
+Lent GPUs go first to jobs that have fewer workers than their share, in the order of shares. What is left is shared by
+progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2), by whole workers: each worker more
+goes to the job with the fewest spare GPUs over its weight; of equals to the larger weight, then to the earlier share.
+So nobody has two while somebody who wants one has none. What is lent moves to another job where its holder has more
+than its share and the other less; or where both have theirs and the holder is left with more over its weight than the
+taker had, or with as much and a smaller weight. By that strict order no move is ever answered by its reverse, and
+among equals a holder keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from espalier_operator.model import JobFacts
+from espalier_operator.policies.view import ONE, Decision, Share
+
+Rank = tuple[float, ...]
+"""Smaller goes first."""
+_BELOW, _SPARE = 0, 1
+_NO_SHARE: Final = Share(job="", workers=0)
+
+
+class Weighing(NamedTuple):
+    """Compares jobs by their spare GPUs over their weight."""
+
+    gpus: int
+    """Of a worker, over the weight, less the division: equal shares are equal floats."""
+    divisor: int
+    weight: float
+
+    @classmethod
+    def of(cls, share: Share, gpus_per_worker: int) -> Weighing:
+        """Return the weighing of a job by its share."""
+        if share.weight is ONE:  # nearly all are; fractions are slow
+            return cls(gpus_per_worker, 1, 1.0)
+        return cls(gpus_per_worker * share.weight.denominator, share.weight.numerator, float(share.weight))
+
+    def level(self, spare: int) -> tuple[float, float]:
+        """Return the place among others with `spare` spare workers, the smallest first."""
+        return spare * self.gpus / self.divisor, -self.weight
+
+
+class _Standing(NamedTuple):
+    """A share in the form in which it is compared."""
+
+    place: int
+    workers: int
+    target: int
+    """The extra workers that the share includes."""
+    most: int
+    """The extra workers that it allows."""
+    is_shared: bool
+    """There is a share; without one, the job keeps what it holds."""
+    weighing: Weighing
+    nodes: tuple[str, ...]
+    """Wished for its workers, base workers first."""
+    gpu_type: str | None
+
+
+class Order:
+    """The order of `jobs`, and of what is lent to them, by one decision."""
+
+    def __init__(self, decision: Decision, jobs: Iterable[JobFacts]) -> None:
+        shares = {share.job: (place, share) for place, share in enumerate(decision.shares)}
+        none = (len(shares), _NO_SHARE)
+        self.preempts = decision.preempts
+        """Running jobs yield their base GPUs to jobs before them, if their terms allow it."""
+        self._standings = {job.key: _standing(job, *shares.get(job.key, none)) for job in jobs}
+        self._staying = set[str]()
+
+    def sorted(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` in the order in which they are served; those without a share last, the oldest first."""
+        return sorted(jobs, key=lambda job: (self._standings[job.key].place, job.submitted_at, job.key))
+
+    def is_before(self, job: JobFacts, holder: JobFacts) -> bool:
+        """Return whether `job`, which waits, is served before `holder`, which runs.
+
+        One whose share is none, or of another type of GPU than it has, comes last.
+        """
+        return self.waits(holder) or self.is_elsewhere(holder) or self.is_earlier(job, holder)
+
+    def is_earlier(self, job: JobFacts, other: JobFacts) -> bool:
+        """Return whether the share of `job` comes before that of `other`."""
+        return self._standings[job.key].place < self._standings[other.key].place
+
+    def waits(self, job: JobFacts) -> bool:
+        """Return whether the job is to have no workers."""
+        return self._standings[job.key].workers < job.terms.min_replicas
+
+    def most_extra(self, job: JobFacts) -> int:
+        """Return how many extra workers the job may be lent."""
+        return self._standings[job.key].most
+
+    def kept_extra(self, job: JobFacts) -> int:
+        """Return how many of its extra workers the job keeps: no more than its share allows."""
+        standing = self._standings[job.key]
+        return min(job.extra, standing.most) if standing.is_shared else job.extra
+
+    def gpu_type(self, job: JobFacts) -> str | None:
+        """Return the type of GPU that the job is to have; None: any."""
+        return self._standings[job.key].gpu_type
+
+    def is_elsewhere(self, holder: JobFacts) -> bool:
+        """Return whether a running job is to have GPUs of another type than it has, where it could run."""
+        return holder.key not in self._staying and self.gpu_type(holder) not in (None, holder.gpu_type)
+
+    def let_stay(self, holder: JobFacts) -> None:
+        """Let a running job keep its type: it could never run on the one that it is to have."""
+        self._staying.add(holder.key)
+
+    def wished_nodes(self, job: JobFacts) -> tuple[str, ...]:
+        """Return the nodes that the policy wishes for the workers of the job, base workers first; none: any."""
+        return self._standings[job.key].nodes
+
+    def lending_rank(self, job: JobFacts, extra: int) -> Rank:
+        """Return the place of `job`, were it to have `extra` extra workers, in the queue for one more.
+
+        It does not fall as `extra` rises: what is needed elsewhere is asked back in the reverse of this order.
+        """
+        return *self.levels(job, (extra,))[0], self._standings[job.key].place
+
+    def levels(self, job: JobFacts, extras: Iterable[int]) -> list[Rank]:
+        """Return `lending_rank` for each of `extras` without its end, in which all jobs differ (`last_first`)."""
+        standing = self._standings[job.key]
+        weighing, target = standing.weighing, standing.target
+        gpus, divisor, lighter = weighing.gpus, weighing.divisor, -weighing.weight
+        spares = (extra - target for extra in extras)
+        return [(_SPARE, spare * gpus / divisor, lighter) if spare >= 0 else (_BELOW,) for spare in spares]
+
+    def last_first(self, jobs: Iterable[JobFacts]) -> list[JobFacts]:
+        """Return `jobs` in the reverse of their order at one level; those without a share come as they are given."""
+        return sorted(jobs, key=lambda job: self._standings[job.key].place, reverse=True)
+
+    def may_take(self, taker: JobFacts, has: int) -> Callable[[JobFacts, int], bool]:
+        """Return whether `taker`, with `has` extra workers, may be given one of a holder: a function of the holder and
+        the number of extra workers that it is left with.
+
+        It is monotone: whoever may not take what is asked back first takes nothing, and what `taker` may not take, no
+        wish may that comes later by `lending_rank`. It is not true both ways.
+        """
+        standings, wants = self._standings, self._standings[taker.key]
+        spare = has - wants.target
+        level = wants.weighing.level(spare) if spare >= 0 else None
+
+        def may(holder: JobFacts, keeps: int) -> bool:
+            gives = standings[holder.key]
+            left = keeps - gives.target
+            return left >= 0 and (level is None or level < gives.weighing.level(left))
+
+        return may
+
+
+def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
+    base = job.terms.min_replicas
+    return _Standing(
+        place=place,
+        workers=share.workers,
+        target=max(0, share.workers - base),
+        most=max(0, share.workers + share.spare - base),
+        is_shared=share is not _NO_SHARE,
+        weighing=Weighing.of(share, job.terms.gpus_per_worker),
+        nodes=share.nodes,
+        gpu_type=share.gpu_type,
+    )

@@ -29,8 +29,7 @@ FROM tools AS locked
 ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml uv.lock ./
-COPY api/pyproject.toml api/
-COPY kube/pyproject.toml kube/
+COPY core/pyproject.toml core/
 COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY agent-image/pyproject.toml agent-image/
@@ -48,19 +47,15 @@ RUN mkdir /locked && \
     $export --package espalier-trainer --no-hashes --output-file /locked/torch.txt
 
 # Our own packages, one stage each: a change in one does not rebuild the images without it.
-FROM tools AS api
-COPY api /src
+FROM tools AS core
+COPY core /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM api AS kube
-COPY kube /src
-RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
-
-FROM kube AS operator-wheels
+FROM core AS operator-wheels
 COPY operator /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM kube AS trainer-wheels
+FROM core AS trainer-wheels
 COPY trainer-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

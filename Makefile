@@ -16,7 +16,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? c
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-MEMBERS := api kube operator trainer-image agent-image scheduling rewriting cli
+MEMBERS := core operator trainer-image agent-image scheduling rewriting cli
 
 .PHONY: help
 help:  ## list the targets
@@ -70,7 +70,7 @@ test-cuda: .venv/.ready  ## test jobs and worker processes on a GPU, which the w
 
 .PHONY: crd
 crd: .venv/.ready  ## generate the CRD from the models
-	.venv/bin/python -m espalier_api.crd crds
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.crd crds
 	.venv/bin/python hack/chart
 
 .PHONY: dashboards
@@ -79,9 +79,9 @@ dashboards: .venv/.ready  ## generate the dashboards, the alert rules and docs/m
 
 .PHONY: docs
 docs: .venv/.ready  ## generate pages and build the documentation into site/; dead links are errors
-	.venv/bin/python -m espalier_api.job_reference docs/job.md
-	.venv/bin/python -m espalier_cli.cluster.reasons_page docs/reasons.md
-	.venv/bin/python -m espalier_cli.reference docs/cli.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.job_reference docs/job.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.reasons_page docs/reasons.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.command_reference docs/cli.md
 	.venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 

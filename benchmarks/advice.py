@@ -29,8 +29,8 @@ from harness.statistics import percentile
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise
 from espalier_agent.policies.files import default_policy
-from espalier_api.advice import AdviceRequest
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.types.advice import AdviceRequest
 
 CHAINS = (30, 100, 500)
 """Growths of the models that no policy has met."""

@@ -15,8 +15,6 @@ import click
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_features import STATIC, Facts, static_features
-from espalier_api.advice import Action
-from espalier_api.growth_corpus import CaseRecord, MomentRecord
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.corpus.families import Families
 from espalier_cli.judge.case import Case, CaseFile
@@ -25,6 +23,8 @@ from espalier_cli.judge.judging import Judgement
 from espalier_cli.judge.running import cores
 from espalier_cli.judge.trialling import RACE_GPUS, proposal, race_winner
 from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
+from espalier_core.types.advice import Action
+from espalier_core.types.growth_corpus import CaseRecord, MomentRecord
 
 MODELS = Path(__file__).with_name("unseen_models.py")
 QUICK = 5

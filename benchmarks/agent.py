@@ -38,7 +38,7 @@ from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets
 from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
 from espalier_agent.learners.expected import FIT
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 PAPER_REGRET = 0.0184
 """Mean regret on CNN#1 of the paper's best curriculum agent, which has learnt all three scenarios."""

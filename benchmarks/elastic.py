@@ -46,7 +46,7 @@ from joining.parts import Pauses, Rates, Restarts, pauses, rates, restarts
 from joining.place import StuckError
 from load.processes import ProcessError
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 
 PARTS = ("pauses", "throughput", "torchrun")
 MILLIONS = (1.0, 5.0, 20.0, 100.0)

@@ -25,8 +25,8 @@ from growing.measured import Row, measured
 from growing.page import page
 from harness.printed import progress
 
-from espalier_api.architecture import GrowthError
-from espalier_api.documents import json_lines
+from espalier_core.files.documents import json_lines
+from espalier_core.growth.architecture import GrowthError
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 import click
 
 from espalier_agent.data import carried_corpus
-from espalier_api.advice import Action
-from espalier_api.gains import HARM
-from espalier_api.growth_corpus import ArmRecord, CaseRecord, read_corpus
-from espalier_api.job import Insertion
 from espalier_cli.intervals import Interval
+from espalier_core.estimates.gains import HARM
+from espalier_core.types.advice import Action
+from espalier_core.types.growth_corpus import ArmRecord, CaseRecord, read_corpus
+from espalier_core.types.job import Insertion
 
 CARRIED = ("inserted-free", "inserted-growth")
 PAIRS = (

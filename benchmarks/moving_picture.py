@@ -16,8 +16,8 @@ from pathlib import Path
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.figure import Figure
 
-from espalier_api.events import AdaptationFinished, AllocationChanged, EpochFinished
-from espalier_api.result import read_history, read_result
+from espalier_core.types.events import AdaptationFinished, AllocationChanged, EpochFinished
+from espalier_core.types.result import read_history, read_result
 from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
 
 FRAMES_A_SECOND = 12

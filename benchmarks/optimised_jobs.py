@@ -26,11 +26,11 @@ from harness.printed import command, environment, progress, rendered, share
 from harness.statistics import paired
 from torch import Tensor, nn
 
-from espalier_api.advice import Action
-from espalier_api.allocation import Allocation, Direction
-from espalier_api.events import AdaptationFinished
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import AdaptationSource
+from espalier_core.types.advice import Action
+from espalier_core.types.allocation import Allocation, Direction
+from espalier_core.types.events import AdaptationFinished
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import AdaptationSource
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data

@@ -30,7 +30,7 @@ from harness.printed import environment, progress, rendered
 from harness.statistics import half_width
 from rewritten.cases import Case, Sizes, case_of
 
-from espalier_api.documents import json_lines
+from espalier_core.files.documents import json_lines
 from espalier_rewriting.environment import RewritesEnvironment
 from espalier_rewriting.families import FAMILIES, member
 from espalier_rewriting.learning import Settings, learn, walks

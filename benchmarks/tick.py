@@ -26,8 +26,8 @@ from harness.printed import environment, rendered
 from load import objects
 from load.case import Case, layout_of
 
-from espalier_kube import resources
-from espalier_kube.resources import Raw, Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics

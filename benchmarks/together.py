@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
-from espalier_api.documents import json_lines
+from espalier_core.files.documents import json_lines
 from espalier_scheduling.placement.beliefs import Belief, Prior
 from espalier_scheduling.placement.elastic import ElasticCluster
 from espalier_scheduling.placement.placers import RULES, Model, Oracle

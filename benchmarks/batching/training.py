@@ -14,11 +14,11 @@ import torch
 from paying.extra import Extra
 from paying.training import PATIENCE_SECONDS, prepare_process
 
-from espalier_api.base import Record
-from espalier_api.events import BatchSizeChanged, EpochFinished
-from espalier_api.job import AdaptiveTrainingJob, BatchSizing
-from espalier_api.throughput import Throughput
-from espalier_api.validation import with_spec
+from espalier_core.base import Record
+from espalier_core.estimates.throughput import Throughput
+from espalier_core.types.events import BatchSizeChanged, EpochFinished
+from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.core.services import Services
 from espalier_trainer.core.steps import Due
 from espalier_trainer.data import load_data

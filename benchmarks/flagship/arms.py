@@ -8,8 +8,8 @@ from typing import Final
 
 from pydantic import AliasChoices, Field
 
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
+from espalier_core.base import Record
+from espalier_core.growth.architecture import Architecture
 
 SMALL, LARGE = 1, 4
 """Blocks before and after growth."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import default_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, AdviceRequest, ExpectedGain
-from espalier_api.report import AdaptationSource
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
+from espalier_core.types.report import AdaptationSource
 from espalier_trainer.advisor import Advisor, Decision
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier_api.job import DatasetSpec
-from espalier_api.task import Task
-from espalier_api.validation import load_job, with_spec
+from espalier_core.types.job import DatasetSpec
+from espalier_core.types.task import Task
+from espalier_core.validation.reading import load_job, with_spec
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data, TensorSource
 from flagship.arms import Arm, StepCost

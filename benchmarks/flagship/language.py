@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from espalier_api.validation import load_job, with_spec
+from espalier_core.validation.reading import load_job, with_spec
 from flagship.arms import Arm, StepCost
 from flagship.subject import Subject
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from harness.statistics import Paired, paired
 
-from espalier_api.base import Record
-from espalier_api.documents import json_lines
+from espalier_core.base import Record
+from espalier_core.files.documents import json_lines
 from flagship.arms import CONTROLS, DECIDED, FIXED, GROWN, Arm, Cell, Run
 from flagship.subject import Subject
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec
-from espalier_api.task import Task
-from espalier_api.validation import with_spec
+from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec
+from espalier_core.types.task import Task
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from flagship.arms import Arm, StepCost

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from espalier_api.architecture import GrowthError
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net import add_block, deepen, grow_in_place, widen
 from espalier_trainer.net2net.block.insertion import add_blocks
 from espalier_trainer.net2net.block.points import tried_places

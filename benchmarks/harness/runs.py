@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from espalier_agent.policies.advice import advise
 from espalier_agent.policies.files import default_policy
-from espalier_api.advice import AdviceRequest, OutcomeReport
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import AdaptationSource
-from espalier_api.validation import load_job, with_spec
+from espalier_core.types.advice import AdviceRequest, OutcomeReport
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import AdaptationSource
+from espalier_core.validation.reading import load_job, with_spec
 from espalier_trainer.advisor import Decision
 
 T = TypeVar("T")

@@ -28,8 +28,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from espalier_api.job import ElasticBatch
-from espalier_api.validation import load_job
+from espalier_core.types.job import ElasticBatch
+from espalier_core.validation.reading import load_job
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.elastic.batches import fixed_portion, shares
 from espalier_trainer.optimizers import build_optimizer

@@ -54,7 +54,7 @@ def rows() -> tuple[Any, Any, Any]:
     """Return the digits, of the training split the first 1,024."""
     from torch import arange
 
-    from espalier_api.job import DatasetSpec
+    from espalier_core.types.job import DatasetSpec
     from espalier_trainer.data import load_data
 
     data = load_data(DatasetSpec(name="digits"))

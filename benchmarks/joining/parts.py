@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 from joining.models import Model
 from joining.place import BATCH, Place, placed
 from joining.steps import FOLLOWING, Steps, first_of, gap, pause, redone, samples_a_second, usual

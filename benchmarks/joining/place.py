@@ -15,11 +15,11 @@ from typing import Any, Final, TypeVar
 
 from load.processes import Process
 
-from espalier_api import environment
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import json_lines, write_document
-from espalier_api.events import EVENT, AnyEvent
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_core.files.documents import json_lines, write_document
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_core.types.events import EVENT, AnyEvent
+from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from joining.models import Model
 from joining.steps import Steps
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier_api.report import AdaptationResult
+from espalier_core.types.report import AdaptationResult
 from espalier_trainer.core import run, services
 from espalier_trainer.elastic import Team
 from espalier_trainer.main import main

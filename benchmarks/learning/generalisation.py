@@ -21,7 +21,7 @@ from espalier_agent.learners import distilled, expected
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 Tables = Sequence[OutcomeTable]
 

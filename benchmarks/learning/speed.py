@@ -16,7 +16,7 @@ from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.outcomes import OutcomeTable, reward
+from espalier_core.types.outcomes import OutcomeTable, reward
 
 Tables = Sequence[OutcomeTable]
 

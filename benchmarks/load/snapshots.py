@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Final
 
-from espalier_kube import resources
+from espalier_core.k8s import resources
 from espalier_operator.cluster.topology import ZONE_LABEL
 from espalier_operator.kube.objects.jobs import InvalidJob, parse_job
 from espalier_operator.kube.settings import KubeSettings

@@ -8,9 +8,9 @@ from typing import Final
 
 from harness.runs import DefaultPolicy
 
-from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
-from espalier_api.validation import with_spec
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.scheduler import Arrival
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
+from espalier_core.base import Record
+from espalier_core.growth.architecture import Architecture
 from espalier_trainer.elastic import Team
 from espalier_trainer.scheduler import VirtualScheduler
 

@@ -9,7 +9,7 @@ from typing import Final, Self
 
 import torch
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.data import load_data
 from espalier_trainer.models import build_model
 from espalier_trainer.network import new_network

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.validation import with_spec
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.data import load_data
 from espalier_trainer.scheduler import Arrival
 from paying.arms import Arm

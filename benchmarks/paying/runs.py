@@ -12,8 +12,8 @@ from typing import Final
 from harness.statistics import Paired, error_bars, mean_and_deviation, paired
 from matplotlib.figure import Figure
 
-from espalier_api.base import Record
-from espalier_api.documents import json_lines
+from espalier_core.base import Record
+from espalier_core.files.documents import json_lines
 from paying.arms import Arm
 from paying.costs import Costs
 

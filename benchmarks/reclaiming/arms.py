@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import TrainerPhase
-from espalier_api.validation import with_spec
 from espalier_cli.collect.training import Fork, data_of
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import TrainerPhase
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.growth import Study

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from espalier_api.documents import write_bytes_atomically, write_text_atomically
+from espalier_core.files.documents import write_bytes_atomically, write_text_atomically
 from espalier_monitoring.drawing.prometheus import Prometheus, PrometheusError, Window
 from espalier_monitoring.drawing.reading import Reader, ReadingError
 from espalier_monitoring.drawing.sheet import drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_api.report import WORKERS_METRIC
+from espalier_core.types.report import WORKERS_METRIC
 from espalier_monitoring.boards import Board, Mark, Panel, Row
 from espalier_monitoring.promql import Query, apart, quantiles
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier_api.base import Record
 from espalier_cli.judge.case import Case
+from espalier_core.base import Record
 
 LASTS = 600.0
 """Seconds."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import waiting
-from espalier_api.report import Adaptation
+from espalier_core.types.report import Adaptation
 
 Workplace = Any
 """That of `tests/unit/trainer/conftest.py`."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from espalier_api.crd import custom_resource_definition
+from espalier_generate.crd import custom_resource_definition
 
 Place = tuple[str | int, ...]
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from espalier_api.documents import write_text_atomically
+from espalier_core.files.documents import write_text_atomically
 from ports import free_port
 
 _PROJECT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from fake_kubelet import PATIENCE
 from operator_process import OperatorProcess
 from operators import World
 
-from espalier_api.crd import definitions
+from espalier_generate.crd import definitions
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEFINITION = f"{DEFINITIONS}/adaptivetrainingjobs.espalier.dev"

@@ -9,10 +9,10 @@ import pytest
 from apiserver import JOBS, ApiServer, ServerError
 from operators import EXTRA_CLASS, make_extra_class
 
-from espalier_api.allocation import Allocation
-from espalier_api.job import MAX_NAME_LENGTH
-from espalier_api.status import JobStatus
-from espalier_kube.resources import resource_of
+from espalier_core.k8s.resources import resource_of
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import MAX_NAME_LENGTH
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.worker_pod import worker_pod

@@ -9,7 +9,7 @@ from apiserver import JOBS
 from charts import CASES, CHART, ROOT, HelmError, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
-from espalier_api.crd import definitions
+from espalier_generate.crd import definitions
 
 pytestmark = pytest.mark.slow
 

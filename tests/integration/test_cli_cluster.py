@@ -328,7 +328,7 @@ def test_a_certificate_of_somebody_else(cluster: ApiServer, tmp_path: Path) -> N
 
 
 def test_lists_of_several_pages_are_whole(cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["espalier_kube.client"], "PAGE", 2)
+    monkeypatch.setattr(sys.modules["espalier_core.k8s.client"], "PAGE", 2)
     jobs = Jobs(cluster, cluster.namespace())
     for index in range(5):
         jobs.make(f"job-{index}", suspend=True)

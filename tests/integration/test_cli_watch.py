@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
 
 from cluster_objects import Object, acted, adaptation, admitted, looked_at, report, worker
 
-from espalier_api.reasons import Reason
-from espalier_kube.client import Client
-from espalier_kube.connection import api_of_context
-from espalier_kube.errors import ExpiredError, Retries
-from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
-from espalier_kube.resources import JOBS
+from espalier_core.k8s.client import Client
+from espalier_core.k8s.connection import api_of_context
+from espalier_core.k8s.errors import ExpiredError, Retries
+from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_core.k8s.resources import JOBS
+from espalier_core.types.reasons import Reason
 from espalier_operator.model.actions import Fail, Finish
 from forked import Forked
 from waiting import PATIENCE, until

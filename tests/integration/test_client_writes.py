@@ -12,9 +12,9 @@ from connections import connections_closed
 from crd_cases import jobs_of
 from mutations import MINIMAL
 
-from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.process.access import api_access
 

@@ -18,7 +18,7 @@ from mutations import NASTY, Mutated, mutated_jobs
 from pydantic import ValidationError
 
 import sweeps
-from espalier_api.job import KIND, AdaptiveTrainingJob
+from espalier_core.types.job import KIND, AdaptiveTrainingJob
 
 MUTATED = sweeps.size("mutated jobs sent to the server", 10_000)
 

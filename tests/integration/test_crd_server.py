@@ -11,8 +11,8 @@ from apiserver import ApiServer
 from crd_cases import causes, changed, jobs_of
 from mutations import FULL, GPU, MINIMAL
 
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.validation import load_jobs
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.validation.reading import load_jobs
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = sorted((PROJECT / "examples").glob("*.yaml"))

@@ -11,8 +11,8 @@ from crd_cases import changed, jobs_of
 from mutations import FULL
 from pydantic import BaseModel
 
-from espalier_api.allocation import Allocation, Direction
-from espalier_api.measurements import (
+from espalier_core.types.allocation import Allocation, Direction
+from espalier_core.types.measurements import (
     MAX_CONFIGURATIONS,
     MAX_LOSS_POINTS,
     GradientNoise,
@@ -21,9 +21,9 @@ from espalier_api.measurements import (
     Measurements,
     Speed,
 )
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric, Slice
-from espalier_api.status import (
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric, Slice
+from espalier_core.types.status import (
     MAX_ADAPTATIONS_KEPT,
     MAX_AVOIDED_NODES,
     AvoidedNode,
@@ -38,7 +38,7 @@ from espalier_api.status import (
     TimeBudgetStatus,
     TrainingStatus,
 )
-from espalier_api.task import Score
+from espalier_core.types.task import Score
 
 
 def test_a_full_status_comes_back_as_it_was(api_server: ApiServer, namespace: str) -> None:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from apiserver import ApiServer, ServerError
 
-from espalier_api.status import JobStatus
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings

@@ -31,12 +31,14 @@ from trainers import Raw, Trainers
 import sweeps
 from agent_service import serving
 from espalier_agent.policies.files import default_policy, save_policy
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
-from espalier_api.documents import dumps
-from espalier_api.measurements import GradientNoise, GrowthForecast, Measurements
-from espalier_api.metrics import FAMILIES, Exporter, MetricFamily
-from espalier_api.reasons import Reason
-from espalier_api.report import (
+from espalier_core.files.documents import dumps
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Resource
+from espalier_core.metrics.catalogue import FAMILIES, Exporter, MetricFamily
+from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import (
     WORKERS_METRIC,
     Adaptation,
     AdaptationResult,
@@ -46,9 +48,7 @@ from espalier_api.report import (
     Report,
     TrainerPhase,
 )
-from espalier_api.validation import load_job
-from espalier_kube import resources
-from espalier_kube.resources import Resource
+from espalier_core.validation.reading import load_job
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
 from espalier_monitoring.boards import Board, Panel, Row

@@ -6,8 +6,8 @@ from typing import Any
 
 from operators import World
 
-from espalier_kube import resources
-from espalier_kube.resources import Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Resource
 from operator_world.kube_devices import (
     CLASS,
     RESOURCE,

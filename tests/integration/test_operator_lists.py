@@ -10,8 +10,8 @@ import pytest
 from apiserver import ApiServer
 from connections import connections_closed
 
-from espalier_kube import resources
-from espalier_kube.resources import Raw, Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.objects import names

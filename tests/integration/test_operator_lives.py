@@ -9,8 +9,8 @@ import pytest
 from operators import World
 from trainers import Raw
 
-from espalier_api.documents import dumps
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_core.files.documents import dumps
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
 
 pytestmark = pytest.mark.slow
 

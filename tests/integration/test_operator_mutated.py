@@ -13,7 +13,7 @@ from mutations import NASTY, Mutated, mutated_jobs
 from operators import World
 
 import sweeps
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 
 ACCEPTED = sweeps.size("mutated jobs that an operator runs", 300)
 """Jobs that are brought to a condition in one go."""

@@ -10,7 +10,7 @@ import pytest
 from apiserver import ServerError
 from operators import World
 
-from espalier_api.report import MAX_REPORT_BYTES
+from espalier_core.types.report import MAX_REPORT_BYTES
 
 MOST_ANNOTATED = 256 * 1024
 """Bytes that the API server takes as annotations of one object."""

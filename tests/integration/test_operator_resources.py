@@ -8,7 +8,7 @@ import pytest
 from apiserver import ServerError
 from operators import World
 
-from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.kube.settings import CORDONED
 
 AMD, MIG = "amd.com/gpu", "nvidia.com/mig-1g.5gb"

@@ -12,7 +12,7 @@ from apiserver import ApiServer
 from operators import World
 from ruamel.yaml import YAML
 
-from espalier_kube.resources import DEVICE_KINDS
+from espalier_core.k8s.resources import DEVICE_KINDS
 from operator_world.kube_devices import RESOURCE, claiming
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -6,8 +6,8 @@ import json
 
 from operators import World
 
-from espalier_api.signal import ALLOCATION_ANNOTATION
-from espalier_api.tracing import SignalTrace
+from espalier_core.metrics.tracing import SignalTrace
+from espalier_core.types.signal import ALLOCATION_ANNOTATION
 
 
 def test_the_allocation_names_its_trace_where_traces_are_exported(world: World) -> None:

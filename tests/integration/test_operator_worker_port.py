@@ -7,7 +7,7 @@ from typing import Any
 
 from operators import World
 
-from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 
 
 def test_workers_that_train_together_get_a_key_and_a_policy_of_their_own(world: World) -> None:

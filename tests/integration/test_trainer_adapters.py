@@ -17,18 +17,18 @@ import pytest
 from apiserver import JOBS, ApiServer
 from relay import Relay
 
-from espalier_api import environment
-from espalier_api.allocation import Allocation, AllocationDocument, Direction
-from espalier_api.documents import loads, write_document
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY
-from espalier_api.status import JobStatus
-from espalier_api.validation import load_job
-from espalier_kube.client import Client, Watch
-from espalier_kube.errors import ExpiredError
-from espalier_kube.resources import JOBS as JOB_RESOURCE
+from espalier_core.files.documents import loads, write_document
+from espalier_core.k8s.client import Client, Watch
+from espalier_core.k8s.errors import ExpiredError
+from espalier_core.k8s.resources import JOBS as JOB_RESOURCE
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY
+from espalier_core.types.status import JobStatus
+from espalier_core.validation.reading import load_job
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job

@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from apiserver import ApiServer
 
-from espalier_api import environment
-from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
+from espalier_core.types import environment
+from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
 from espalier_operator.kube.objects import names, worker_pod
 from forked import Forked
 from ports import free_port

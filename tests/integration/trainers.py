@@ -18,11 +18,11 @@ import httpx
 from apiserver import JOBS, ApiServer
 from connections import connections_aborted, json_lines
 
-from espalier_api.documents import dumps
-from espalier_api.environment import GPU_TYPE
-from espalier_api.measurements import GrowthForecast, Measurements, Speed
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.files.documents import dumps
+from espalier_core.types.environment import GPU_TYPE
+from espalier_core.types.measurements import GrowthForecast, Measurements, Speed
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 
 _AGAIN = 0.1
 Raw = dict[str, Any]

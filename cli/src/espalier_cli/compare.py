@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.table import Table
 
-from espalier_api.documents import DocumentError
-from espalier_api.result import RunResult, read_history, read_result
-from espalier_api.task import Score
 from espalier_cli.picture import Curve
 from espalier_cli.tables import table_for, turned
+from espalier_core.files.documents import DocumentError
+from espalier_core.types.result import RunResult, read_history, read_result
+from espalier_core.types.task import Score
 from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
 
 

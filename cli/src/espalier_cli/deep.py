@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 
 NOT_CHECKED: Final = (
     "not checked: later steps and batches, memory on other GPUs, growth itself, the agent, and a cluster's image and "

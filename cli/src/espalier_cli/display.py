@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from espalier_api.counts import number_of
-from espalier_api.events import (
+from espalier_core.counts import number_of
+from espalier_core.types.events import (
     AdaptationFinished,
     AllocationAcknowledged,
     AllocationChanged,
@@ -31,10 +31,10 @@ from espalier_api.events import (
     Warned,
     WorkersChanged,
 )
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationSource, Metric
-from espalier_api.status import JobPhase
-from espalier_api.task import Score
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import Adaptation, AdaptationSource, Metric
+from espalier_core.types.status import JobPhase
+from espalier_core.types.task import Score
 
 _WITH_BARS = 110
 """Columns of a terminal; with fewer, figures are worth more than bars."""

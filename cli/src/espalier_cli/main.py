@@ -9,11 +9,11 @@ import click
 
 from espalier_agent.commands.lazy import LazyGroup
 from espalier_agent.commands.ranges import RealRange
-from espalier_api.documents import DocumentError
-from espalier_api.validation import JobFileError, check_file, jobs_in
 from espalier_cli.errors import InputError
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.tables import plain_console
+from espalier_core.files.documents import DocumentError
+from espalier_core.validation.reading import JobFileError, check_file, jobs_in
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be used,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Trials
-from espalier_api.report import AdaptationResult, AdaptationSource
-from espalier_api.result import RunResult
+from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob, Trials
+from espalier_core.types.report import AdaptationResult, AdaptationSource
+from espalier_core.types.result import RunResult
 
 
 def why_not_grown(result: RunResult, job: AdaptiveTrainingJob) -> str:

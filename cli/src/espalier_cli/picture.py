@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from espalier_api.advice import Action
-from espalier_api.documents import write_bytes_atomically
-from espalier_api.events import (
+from espalier_core.files.documents import write_bytes_atomically
+from espalier_core.types.advice import Action
+from espalier_core.types.events import (
     AdaptationFinished,
     AllocationChanged,
     AnyEvent,
@@ -30,9 +30,9 @@ from espalier_api.events import (
     EpochFinished,
     TrainerStarted,
 )
-from espalier_api.report import AdaptationResult
-from espalier_api.result import RunResult
-from espalier_api.task import ACCURACY
+from espalier_core.types.report import AdaptationResult
+from espalier_core.types.result import RunResult
+from espalier_core.types.task import ACCURACY
 
 mpl.use("Agg")
 

@@ -42,7 +42,7 @@ def points(model_path: str, options: str, example_path: str | None, pairs: int, 
     """
     from torch import Tensor, nn
 
-    from espalier_api.architecture import GrowthError
+    from espalier_core.growth.architecture import GrowthError
     from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
     from espalier_trainer.errors import ModelError
     from espalier_trainer.survey import example_of, survey

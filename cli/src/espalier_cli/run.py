@@ -16,16 +16,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from espalier_api.documents import write_text_atomically
-from espalier_api.events import AnyEvent, EpochFinished, Warned
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.result import RunResult, read_history, summarize
-from espalier_api.status import JobPhase
-from espalier_api.validation import with_spec
 from espalier_cli.display import JobRow, display_for, line_for
 from espalier_cli.prints import Prints
 from espalier_cli.silence import Silences
 from espalier_cli.terminal import Terminal, stopping_signals
+from espalier_core.files.documents import write_text_atomically
+from espalier_core.types.events import AnyEvent, EpochFinished, Warned
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.result import RunResult, read_history, summarize
+from espalier_core.types.status import JobPhase
+from espalier_core.validation.reading import with_spec
 from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
 from espalier_operator.local.ownership import require_own

@@ -14,9 +14,6 @@ from rich.console import Console
 
 from espalier_agent.commands.lazy import INTERRUPTED
 from espalier_agent.commands.ranges import RealRange
-from espalier_api.documents import DocumentError
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
-from espalier_api.validation import JobFileError, load_jobs
 from espalier_cli.display import progress_of
 from espalier_cli.errors import InputError
 from espalier_cli.not_grown import why_not_grown
@@ -33,6 +30,9 @@ from espalier_cli.run import (
 from espalier_cli.tables import plain_console, table_for
 from espalier_cli.terminal import Terminal
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
+from espalier_core.files.documents import DocumentError
+from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_core.validation.reading import JobFileError, load_jobs
 from espalier_operator.local import LocalRunError, LocalSettings
 from espalier_operator.local.gpus import cuda_devices
 from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG

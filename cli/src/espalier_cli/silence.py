@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from espalier_api.report import TrainerPhase
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.local.views import JobView
 
 FIRST_SECONDS: Final = 30.0

@@ -12,12 +12,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.simulation_report import Run, document, print_report, title_of
 from espalier_cli.simulation_shadow import documents_of, policies_with, print_shadows, shadows_of
 from espalier_cli.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
+from espalier_core.types.job import BasePreemption
 from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.settings import configured_here, takes_seed
 from espalier_operator.simulation.generate import PREFIX

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from espalier_api.job import BasePreemption
 from espalier_cli.errors import InputError
+from espalier_core.types.job import BasePreemption
 from espalier_operator.policies import Policy
 from espalier_operator.simulation.cluster import nodes_of
 from espalier_operator.simulation.errors import TraceError

@@ -14,7 +14,7 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
-from espalier_api.illegal_actions import IllegalActionError
+from espalier_core.illegal_actions import IllegalActionError
 from espalier_rewriting.environment import ENVIRONMENT_ID, RewritesEnvironment
 from espalier_rewriting.nets import NETS
 

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_api.illegal_actions import RAISE, IllegalActionError, checked, integer
+from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, integer
 from espalier_rewriting.features import FEATURES, Row, edges, is_shown, row
 from espalier_rewriting.nets import NETS, Net
 from espalier_trainer.rewriting import Costs, Plan, capture

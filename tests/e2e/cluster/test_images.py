@@ -95,7 +95,7 @@ def test_an_image_is_restricted_and_holds_no_more_than_it_runs(space: Space, par
         {"espalier-operator"} if part == "agent" else set()
     )
     assert not others & set(found["packages"])
-    assert {"espalier-api", f"espalier-{part}"} <= set(found["packages"])
+    assert {"espalier-core", f"espalier-{part}"} <= set(found["packages"])
     assert ("torch" in found["packages"]) == (part != "operator")
 
 

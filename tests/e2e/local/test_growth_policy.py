@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from espalier_api.documents import read_document
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document
+from espalier_core.types.report import Report
 
 JOB = """\
 apiVersion: espalier.dev/v1alpha1

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from espalier_api.documents import read_document
-from espalier_api.measurements import Measurements
-from espalier_api.report import Report
-from espalier_api.throughput import step_times
+from espalier_core.estimates.throughput import step_times
+from espalier_core.files.documents import read_document
+from espalier_core.types.measurements import Measurements
+from espalier_core.types.report import Report
 from espalier_operator.model import JobFacts, Terms
 from espalier_operator.policies.speed_models import MeasuredOutlook
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
-from espalier_api.reasons import Reason
+from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     NOWHERE,
     Ended,

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import REFUSALS, JobFacts, Node, Role, Snapshot, Worker, WorkerState
 from espalier_operator.model.actions import (
     Admit,

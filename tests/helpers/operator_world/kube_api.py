@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from espalier_api.job import API_VERSION, KIND
+from espalier_core.types.job import API_VERSION, KIND
 from espalier_operator.job.status import utc
 from operator_world.kube_objects import EPOCH, GPU, Raw
 

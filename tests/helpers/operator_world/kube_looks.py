@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from espalier_api.measurements import Measurements, merged
-from espalier_api.reasons import Reason
-from espalier_api.report import Report
-from espalier_api.status import JobStatus
+from espalier_core.types.measurements import Measurements, merged
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report
+from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress, view
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.observation import Observation

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from espalier_api.documents import dumps
-from espalier_api.job import API_VERSION, KIND
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
+from espalier_core.files.documents import dumps
+from espalier_core.types.job import API_VERSION, KIND
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Report, TrainerPhase
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings

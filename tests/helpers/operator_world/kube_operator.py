@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from espalier_kube import resources
-from espalier_kube.resources import Resource, key_of
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Resource, key_of
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import NotOwnedError

@@ -8,8 +8,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import Reason
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import Reason
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.model import Ended, Reclaim, Stopping
 from espalier_operator.model.actions import (

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espalier_api.documents import dumps, loads
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.signal import ALLOCATION_ANNOTATION, REPORT_KEY
+from espalier_core.files.documents import dumps, loads
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.signal import ALLOCATION_ANNOTATION, REPORT_KEY
 from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import names
 from operator_world.kube_objects import time_at

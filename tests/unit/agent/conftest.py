@@ -18,8 +18,8 @@ from espalier_agent.data import lamelas_tables
 from espalier_agent.policies.files import default_policy, make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.types.outcomes import OutcomeTable
 
 # Modules that tests share stand beside them.
 sys.path.insert(0, str(Path(__file__).parent))

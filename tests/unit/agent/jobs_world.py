@@ -17,8 +17,8 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
+from espalier_core.types.outcomes import OutcomeTable
 
 PATIENCE = 60.0
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from espalier_agent.history.store import OutcomeStore
-from espalier_api.advice import OutcomeReport
+from espalier_core.types.advice import OutcomeReport
 
 
 def main(path: Path, name: str, count: int) -> None:

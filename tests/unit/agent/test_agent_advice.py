@@ -16,10 +16,10 @@ from espalier_agent.policies.advice import advise, decide
 from espalier_agent.policies.files import make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, AdviceRequest
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
-from espalier_api.base import YEAR_SECONDS
-from espalier_api.growth.deepen import deepened
+from espalier_core.base import YEAR_SECONDS
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import Action, AdviceRequest
 
 HEAD = 3
 """Growth points that the head of `fixed_policy` has outputs for."""

@@ -10,9 +10,9 @@ from espalier_agent.evaluation.baselines import best_on_average, heuristic_seque
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.advice import AdviceRequest
-from espalier_api.job import Fallback
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.advice import AdviceRequest
+from espalier_core.types.job import Fallback
+from espalier_core.types.outcomes import OutcomeTable
 from espalier_trainer.advisor import FallbackPolicy
 
 MakeTable = Callable[..., OutcomeTable]

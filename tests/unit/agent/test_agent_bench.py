@@ -11,7 +11,7 @@ import pytest
 from espalier_agent.evaluation.evaluate import greedy_sequence
 from espalier_agent.learners.expected import FIT, learn
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

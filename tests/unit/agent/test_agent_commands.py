@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from espalier_agent.commands.agent import agent
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from espalier_agent.learners.expected import FIT, ExpectedConfig, learn
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import table_digest
-from espalier_api.advice import Action, AdviceRequest
-from espalier_api.growth.deepen import deepened
-from espalier_api.job import Insertion
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import Action, AdviceRequest
+from espalier_core.types.job import Insertion
+from espalier_core.types.outcomes import OutcomeTable
 from espalier_trainer import models
 from espalier_trainer.architecture import describe
 

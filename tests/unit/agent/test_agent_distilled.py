@@ -19,10 +19,10 @@ from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import AdviceRequest
-from espalier_api.architecture import Architecture
-from espalier_api.growth.deepen import deepened
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import AdviceRequest
+from espalier_core.types.outcomes import OutcomeTable
 
 QUICK = DistilledConfig(members=3, updates=40, student_updates=150)
 

@@ -14,7 +14,7 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.rewards import Reward
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]
 ENCODERS = ("lstm", "graph")

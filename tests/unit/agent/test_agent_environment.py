@@ -26,8 +26,8 @@ from espalier_agent.environment.vector import OutcomeVectorEnvironment
 from espalier_agent.policies.vocabulary import layer_embedding
 from espalier_agent.tables.positions import NoTableError
 from espalier_agent.tables.rewards import Reward
-from espalier_api.allocation import Allocation
-from espalier_api.outcomes import OutcomeTable, reward
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable, reward
 
 MakeTable = Callable[..., OutcomeTable]
 

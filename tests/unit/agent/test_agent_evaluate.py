@@ -10,7 +10,7 @@ import pytest
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.reinforce import PAPER, learn
 from espalier_agent.policies.policy import Policy
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]
 

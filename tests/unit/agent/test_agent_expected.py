@@ -17,7 +17,7 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Games, Returns
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]
 QUICK = ExpectedConfig(updates=5)

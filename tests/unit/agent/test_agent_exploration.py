@@ -26,7 +26,7 @@ from espalier_agent.policies.exploration import Exploration, explored
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import Settings
-from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, OutcomeReport
+from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, OutcomeReport
 
 PATIENCE = 30.0
 ACTIONS = (Action.deepen("a"), Action.deepen("b"), Action.deepen("c"), Action.nothing())

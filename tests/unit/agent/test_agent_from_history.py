@@ -31,10 +31,10 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
-from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
-from espalier_api.allocation import Allocation
-from espalier_api.growth.deepen import deepened
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from espalier_agent.data import carried_tables
 from espalier_agent.history import decisions
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
-from espalier_api.advice import Action, AdviceResponse, OutcomeReport
+from espalier_core.types.advice import Action, AdviceResponse, OutcomeReport
 from waiting import PATIENCE, until
 
 JOBS = 150

@@ -17,10 +17,10 @@ from espalier_agent.policies.graph_encoder import time_features
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import Action, AdviceRequest
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
-from espalier_api.base import YEAR_SECONDS
-from espalier_api.growth.deepen import deepened
+from espalier_core.base import YEAR_SECONDS
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import Action, AdviceRequest
 
 VOCABULARY = Vocabulary.build((), 0)
 NETWORK = PolicyNetwork.seeded(NetworkConfig(encoder="graph", growth_points=1), 7)

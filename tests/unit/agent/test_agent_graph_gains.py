@@ -14,8 +14,8 @@ from espalier_agent.learners.registry import LEARNERS
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, offered
-from espalier_api.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
+from espalier_core.types.advice import Action, offered
+from espalier_core.types.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
 
 MODELS = [named_architecture(name) for name in ("cnn1", "cnn2")]
 EARLY, LATE = 0.2, 0.7

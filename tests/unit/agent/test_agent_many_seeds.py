@@ -12,7 +12,7 @@ from espalier_agent.learners.learning import LearningError, start_learning
 from espalier_agent.learners.many_seeds import SeededRun, Wanted, learn_many
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]
 SHORT = ExpectedConfig(updates=3)

@@ -14,7 +14,7 @@ from espalier_agent.data import named_architecture
 from espalier_agent.history.records import DecisionRecord, ShadowRecord
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import Decision
-from espalier_api.advice import Action, ActionProbability, AdviceRequest, OutcomeReport, PolicyVersion
+from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, OutcomeReport, PolicyVersion
 
 PATIENCE = 30.0
 OLD, NEW = PolicyVersion(name="mine", version="1"), PolicyVersion(name="mine", version="2")

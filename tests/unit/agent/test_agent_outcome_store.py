@@ -26,8 +26,8 @@ from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import NotStoredError, OutcomeStore
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import MAX_DECISION_IDS, Action, AdviceRequest, OutcomeReport, PolicyVersion
-from espalier_api.allocation import Allocation
+from espalier_core.types.advice import MAX_DECISION_IDS, Action, AdviceRequest, OutcomeReport, PolicyVersion
+from espalier_core.types.allocation import Allocation
 from waiting import until
 
 WRITER = Path(__file__).with_name("outcome_writer.py")

@@ -22,9 +22,9 @@ from espalier_agent.data import named_architecture
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.policies.files import READINGS, PolicyDocument, PolicyError, load_policy, make_policy, save_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.documents import read_bounded, write_document
-from espalier_api.growth.deepen import deepened
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.files.documents import read_bounded, write_document
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.outcomes import OutcomeTable
 
 PATIENCE = 30.0
 

@@ -14,7 +14,7 @@ from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.ppo import DEFAULT, PpoConfig, advantages, clipped_loss, entropy, improve, learn
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.rewards import Reward
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]
 ENCODERS = ("lstm", "graph")

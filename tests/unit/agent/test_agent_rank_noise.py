@@ -28,7 +28,7 @@ from espalier_agent.evaluation.rank_noise import (
     spearman,
 )
 from espalier_agent.policies.policy import Policy
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 Floats = npt.NDArray[np.float64]
 MakeTable = Callable[..., OutcomeTable]

@@ -16,8 +16,8 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.tree import TableError, decision_tree
-from espalier_api.growth.deepen import deepened
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]
 MakeTable = Callable[..., OutcomeTable]

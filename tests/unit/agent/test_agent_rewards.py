@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from espalier_agent.tables.rewards import Floats, Indices, Reward, potentials, step_rewards
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.outcomes import OutcomeTable, reward
+from espalier_core.types.outcomes import OutcomeTable, reward
 
 DENSE = [each for each in Reward if each is not Reward.PAPER]
 

@@ -11,7 +11,7 @@ from espalier_agent.learners.learning import LearningError, Start, start_learnin
 from espalier_agent.learners.rollouts import Rollouts
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.types.outcomes import OutcomeTable
 
 
 @pytest.fixture(params=["lstm", "graph"])

@@ -18,7 +18,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import default_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.server import ServerError, serve
-from espalier_api.advice import AdviceRequest, AdviceResponse
+from espalier_core.types.advice import AdviceRequest, AdviceResponse
 from forked import Forked
 from waiting import PATIENCE, until
 

@@ -24,9 +24,9 @@ from espalier_agent.policies.files import PolicyError, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import Settings
-from espalier_api.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
-from espalier_api.architecture import Architecture, Layer
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.architecture import Architecture, Layer
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
 Ask = Callable[..., httpx.Response]

@@ -14,7 +14,7 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, State, decision_tree
-from espalier_api.outcomes import reward
+from espalier_core.types.outcomes import reward
 
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

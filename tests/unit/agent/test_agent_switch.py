@@ -28,9 +28,9 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import Serving, Settings
 from espalier_agent.service.watch import PolicyWatch, Signature
-from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReport
-from espalier_api.exporting import Metrics
-from espalier_api.metrics import Exporter
+from espalier_core.metrics.catalogue import Exporter
+from espalier_core.metrics.exporting import Metrics
+from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
 
 PATIENCE = 30.0
 LOOK = 0.05

@@ -12,8 +12,8 @@ import pytest
 from espalier_agent.data import carried_tables, named_architecture, table_sets
 from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.tables.tree import TableError, decision_tree, read_playable, table_digest
-from espalier_api.growth.deepen import deepened
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.outcomes import OutcomeTable
 
 Tables = dict[str, OutcomeTable]
 

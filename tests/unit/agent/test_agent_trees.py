@@ -21,10 +21,17 @@ from espalier_agent.policies.files import default_policy, load_policy, save_poli
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
-from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.architecture import AttributeValue
-from espalier_api.documents import DocumentError
-from espalier_api.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord, read_corpus, write_corpus
+from espalier_core.files.documents import DocumentError
+from espalier_core.growth.architecture import AttributeValue
+from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.growth_corpus import (
+    ArmRecord,
+    CaseRecord,
+    GrowthCorpus,
+    MomentRecord,
+    read_corpus,
+    write_corpus,
+)
 
 MODELS = {name: named_architecture(name) for name in ("cnn1", "cnn2")}
 PLACES = {"block0.0": 900, "block1.0": 169}

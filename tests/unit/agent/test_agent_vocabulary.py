@@ -8,7 +8,7 @@ import torch
 
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.vocabulary import Vocabulary, canonical_key, layer_embedding
-from espalier_api.architecture import AttributeValue, Layer
+from espalier_core.growth.architecture import AttributeValue, Layer
 
 
 def conv(name: str = "conv", **attributes: AttributeValue) -> Layer:

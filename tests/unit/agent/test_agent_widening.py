@@ -32,12 +32,12 @@ from espalier_agent.policies.files import default_policy, load_policy, make_poli
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import TableError, decision_tree
-from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress
-from espalier_api.allocation import Allocation
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.growth.deepen import deepened
-from espalier_api.growth.widen import WIDEN
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.deepen import deepened
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable
 from espalier_trainer.architecture import describe
 from espalier_trainer.models import cifar8, digits
 

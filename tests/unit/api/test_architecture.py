@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from espalier_api.architecture import Architecture, GrowthError, GrowthPoint, Layer
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.architecture import Architecture, GrowthError, GrowthPoint, Layer
+from espalier_core.growth.deepen import deepened
 
 
 def linear(name: str, reads: str, parameters: int = 20) -> Layer:

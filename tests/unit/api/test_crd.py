@@ -15,13 +15,13 @@ import yaml
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from espalier_api.crd import NAME, custom_resource_definition, definitions, queue_definition
-from espalier_api.crd.rules import RULES
-from espalier_api.crd.schema import SchemaError, structural
-from espalier_api.growth import operation_names
-from espalier_api.job import AdaptiveTrainingJob, JobSpec
-from espalier_api.queue import Queue, QueueSpec
-from espalier_api.status import JobStatus
+from espalier_core.growth import operation_names
+from espalier_core.types.job import AdaptiveTrainingJob, JobSpec
+from espalier_core.types.queue import Queue, QueueSpec
+from espalier_core.types.status import JobStatus
+from espalier_generate.crd import NAME, custom_resource_definition, definitions, queue_definition
+from espalier_generate.crd.rules import RULES
+from espalier_generate.crd.schema import SchemaError, structural
 
 PROJECT = Path(__file__).parents[3]
 FILE = PROJECT / "crds" / f"{NAME}.yaml"
@@ -84,7 +84,7 @@ def test_the_files_are_fresh() -> None:
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:
     """`make crd` calls it; a folder that is missing is said."""
-    command = [sys.executable, "-m", "espalier_api.crd"]
+    command = [sys.executable, "-m", "espalier_generate.crd"]
     done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, [f"{tmp_path / name}.yaml" for name in definitions()]), done
     assert (tmp_path / FILE.name).read_text(encoding="utf-8") == definitions()[NAME]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
-from espalier_api.documents import VERSION, DocumentError, dumps, loads, read_document, write_document
-from espalier_api.report import Report
+from espalier_core.files.documents import VERSION, DocumentError, dumps, loads, read_document, write_document
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_core.types.report import Report
 
 DOCUMENT = AllocationDocument(
     job="default/a",

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from espalier_api.base import YEAR_SECONDS
-from espalier_api.goodput import BatchLimits, adascale_gain, best, candidates, choice, gain
-from espalier_api.measurements import GradientNoise
-from espalier_api.throughput import StepTime, Throughput, fitted
+from espalier_core.base import YEAR_SECONDS
+from espalier_core.estimates.goodput import BatchLimits, adascale_gain, best, candidates, choice, gain
+from espalier_core.estimates.throughput import StepTime, Throughput, fitted
+from espalier_core.types.measurements import GradientNoise
 
 SECONDS = st.floats(1e-6, 1e3)
 MODELS = st.builds(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.documents import DocumentError, dumps, loads
-from espalier_api.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, GradientNoise
-from espalier_api.report import Report
+from espalier_core.files.documents import DocumentError, dumps, loads
+from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, GradientNoise
+from espalier_core.types.report import Report
 
 SPEED = {
     "nodes": 1,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.documents import DocumentError
-from espalier_api.outcomes import OutcomeTable, read_table, read_tables, reward
+from espalier_core.files.documents import DocumentError
+from espalier_core.types.outcomes import OutcomeTable, read_table, read_tables, reward
 
 
 def table(**change: object) -> dict[str, object]:

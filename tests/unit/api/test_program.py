@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.program import compile_pattern, selector_of
-from espalier_api.validation import JobFileError, parse_jobs
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.program import compile_pattern, selector_of
+from espalier_core.validation.reading import JobFileError, parse_jobs
 
 TEMPLATE = {"spec": {"containers": [{"command": ["sh"], "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.registry import Registry, RegistryError
+from espalier_core.registry import Registry, RegistryError
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_api.task import MEASURE_OF, MEASURES, Score, Task, score_in
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.task import MEASURE_OF, MEASURES, Score, Task, score_in
 
 MEASURE_NAMES = st.sampled_from(sorted(MEASURES))
 

@@ -13,8 +13,16 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 import sweeps
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.validation import MAX_BYTES, JobFileError, check_file, load_job, load_jobs, parse_jobs, with_spec
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_core.validation.reading import (
+    MAX_BYTES,
+    JobFileError,
+    check_file,
+    load_job,
+    load_jobs,
+    parse_jobs,
+    with_spec,
+)
 
 MINIMAL = f"apiVersion: {API_VERSION}\nkind: {KIND}\nmetadata: {{name: a}}\nspec:\n  timeBudgetSeconds: 10\n"
 

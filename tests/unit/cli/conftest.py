@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.allocation import Allocation, Direction
-from espalier_api.events import (
+from espalier_core.types.allocation import Allocation, Direction
+from espalier_core.types.events import (
     AdaptationFinished,
     AllocationAcknowledged,
     AllocationChanged,
@@ -19,9 +19,9 @@ from espalier_api.events import (
     TrainerFinished,
     TrainerStarted,
 )
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_api.result import summarize
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.result import summarize
 
 # Tests have no package: their shared parts are imported from beside them.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,8 +15,8 @@ from espalier_cli.cluster.client import connect
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.errors import InputError
 from espalier_cli.main import cli
-from espalier_kube.errors import Call, InsecureError, Status, UnreachableError, error_of
-from espalier_kube.resources import JOBS, NODES, PODS, Resource
+from espalier_core.k8s.errors import Call, InsecureError, Status, UnreachableError, error_of
+from espalier_core.k8s.resources import JOBS, NODES, PODS, Resource
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.yaml"
 

@@ -27,14 +27,14 @@ from cluster_objects import (
     worker,
 )
 
-from espalier_api.reasons import Reason
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
-from espalier_kube.lists import Listing
-from espalier_kube.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import Role
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.policies.las import LasPolicy

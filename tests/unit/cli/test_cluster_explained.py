@@ -23,13 +23,13 @@ from cluster_objects import (
     worker,
 )
 
-from espalier_api.measurements import GradientNoise, Measurements
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, AdaptationSource, Metric
 from espalier_cli.cluster.case import Case, case_of
 from espalier_cli.cluster.events import event_of
 from espalier_cli.cluster.explanation import explanation
 from espalier_cli.cluster.fetch import View
+from espalier_core.types.measurements import GradientNoise, Measurements
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, AdaptationSource, Metric
 from espalier_operator.model.actions import Finish
 
 

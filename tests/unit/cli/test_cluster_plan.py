@@ -23,10 +23,10 @@ from cluster_objects import (
 )
 from ruamel.yaml import YAML
 
-from espalier_api.reasons import SENTENCES, Reason
 from espalier_cli.cluster.decisions import rows_of, says
 from espalier_cli.cluster.shares import described_share, share_rows
 from espalier_cli.main import cli
+from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import (

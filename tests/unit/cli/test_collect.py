@@ -15,16 +15,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.outcomes import OutcomeTable, read_table
-from espalier_api.validation import load_job
 from espalier_cli.collect.assemble import assemble
 from espalier_cli.collect.collecting import collect, set_up
 from espalier_cli.collect.plan import Kind, Run, runs_for
 from espalier_cli.collect.state import StateError, WorkFolder
 from espalier_cli.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
 from espalier_cli.main import cli
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.outcomes import OutcomeTable, read_table
+from espalier_core.validation.reading import load_job
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.services import Services

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from espalier_agent.data import carried_tables
-from espalier_api.growth.deepen import deepened
 from espalier_cli.collect.cost import StepCost, StepCostError, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run, runs_for
+from espalier_core.growth.deepen import deepened
 
 POINTS = ("block0", "block1", "block2")
 

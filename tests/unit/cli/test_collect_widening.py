@@ -13,17 +13,17 @@ from click.testing import CliRunner
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree, read_playable
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.growth.deepen import deepened
-from espalier_api.growth.widen import widened
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.validation import load_job
 from espalier_cli.collect.collecting import set_up
 from espalier_cli.collect.cost import StepCost, parse_cost
 from espalier_cli.collect.plan import Kind, Run
 from espalier_cli.collect.training import CollectError, Collection, Time, train
 from espalier_cli.main import cli
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import deepened
+from espalier_core.growth.widen import widened
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.validation.reading import load_job
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint

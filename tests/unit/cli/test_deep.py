@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_cli.deep import NOT_CHECKED, OWN_COMMAND, check_deep
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 
 JOB = f"""\
 apiVersion: {API_VERSION}

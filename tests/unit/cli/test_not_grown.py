@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from espalier_api.allocation import Allocation
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm
-from espalier_api.result import AllocationRecord, RunResult
-from espalier_api.validation import parse_jobs
 from espalier_cli.not_grown import why_not_grown
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm
+from espalier_core.types.result import AllocationRecord, RunResult
+from espalier_core.validation.reading import parse_jobs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from espalier_agent.commands.ranges import RealRange
-from espalier_cli.reference import commands
+from espalier_generate.command_reference import commands
 
 REALS = [
     pytest.param(option.type, id=f"{context.command_path} {option.opts[0]}")

@@ -17,8 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from espalier_api.documents import DocumentError
-from espalier_api.events import (
+from espalier_cli.compare import read_run, table_of, verdict
+from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
+from espalier_cli.main import cli
+from espalier_cli.picture import Curve, Trial, draw_comparison, draw_training, labels_of, trials_of
+from espalier_cli.run import write_results
+from espalier_cli.tables import table_for
+from espalier_core.files.documents import DocumentError
+from espalier_core.types.events import (
     NOT_GROWABLE,
     AdaptationFinished,
     AnyEvent,
@@ -28,19 +34,13 @@ from espalier_api.events import (
     TrainerStarted,
     Warned,
 )
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
-from espalier_api.result import RunResult, read_history, summarize
-from espalier_api.status import JobPhase
-from espalier_api.task import Score, accuracy_of, accuracy_score
-from espalier_api.validation import with_spec
-from espalier_cli.compare import read_run, table_of, verdict
-from espalier_cli.display import JobRow, LiveDisplay, PlainDisplay, line_for, progress_table, updated
-from espalier_cli.main import cli
-from espalier_cli.picture import Curve, Trial, draw_comparison, draw_training, labels_of, trials_of
-from espalier_cli.run import write_results
-from espalier_cli.tables import table_for
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm, Metric
+from espalier_core.types.result import RunResult, read_history, summarize
+from espalier_core.types.status import JobPhase
+from espalier_core.types.task import Score, accuracy_of, accuracy_score
+from espalier_core.validation.reading import with_spec
 from espalier_operator.local import LocalOutcome, run_lock
 from espalier_operator.local.ownership import mark
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_api.reasons import Reason
-from espalier_api.throughput import StepTime
 from espalier_cli.main import cli
+from espalier_core.estimates.throughput import StepTime
+from espalier_core.types.reasons import Reason
 from espalier_operator.audit_files import DECISIONS
 from espalier_operator.model import JobFacts, Node, Snapshot, Terms
 from espalier_operator.model.actions import Admit, Finish

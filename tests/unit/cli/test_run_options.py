@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_api.job import API_VERSION, KIND
 from espalier_cli.main import cli
+from espalier_core.types.job import API_VERSION, KIND
 
 Run = Callable[..., Result]
 BUDGET = 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from espalier_api.allocation import Allocation
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.status import JobPhase
 from espalier_cli.silence import Silences
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.types.status import JobPhase
 from espalier_operator.local.views import JobView
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_cli.run import run_jobs
 from espalier_cli.terminal import Terminal, stopping_signals
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_operator.local import LocalSettings
 
 

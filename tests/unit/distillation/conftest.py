@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_trainer.distillation import Facts, Rule, decide
 from espalier_trainer.distillation.decision import better
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import Architecture
+from espalier_core.growth.architecture import Architecture
 from espalier_trainer.architecture import describe
 from espalier_trainer.distillation import ShrinkError, fill, fold, readers, recalibrate, shrink_optimizer
 from espalier_trainer.models import SmallNet

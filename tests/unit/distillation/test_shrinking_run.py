@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport
-from espalier_api.events import AdaptationFinished, TrialStarted
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
+from espalier_core.types.events import AdaptationFinished, TrialStarted
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.run import Run as Core

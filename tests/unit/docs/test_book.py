@@ -21,12 +21,11 @@ from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.policies.files import default_policy
 from espalier_agent.tables.rewards import Reward
-from espalier_api import job_reference
-from espalier_api.job import JobSpec
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.validation import parse_jobs
-from espalier_cli.cluster import reasons_page
 from espalier_cli.cluster.remedies import REMEDIES
+from espalier_core.types.job import JobSpec
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.validation.reading import parse_jobs
+from espalier_generate import job_reference, reasons_page
 from pages import commands
 
 ROOT = Path(__file__).parents[3]

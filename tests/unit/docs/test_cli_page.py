@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from espalier_cli.main import cli
-from espalier_cli.reference import BEGIN, END, renewed
+from espalier_generate.command_reference import BEGIN, END, renewed
 
 PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
-RENEW = ".venv/bin/python -m espalier_cli.reference docs/cli.md"
+RENEW = ".venv/bin/python -m espalier_generate.command_reference docs/cli.md"
 
 
 def test_the_reference_is_the_commands_own_help() -> None:
     # In a process of its own: click remembers in a command how it was first asked for help.
-    command = [sys.executable, "-m", "espalier_cli.reference"]
+    command = [sys.executable, "-m", "espalier_generate.command_reference"]
     made = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout.removesuffix("\n")
     page = PAGE.read_text(encoding="utf-8")
     assert page == renewed(page, made), f"docs/cli.md is stale; renew it: {RENEW}"

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
-from espalier_api.validation import load_jobs, parse_jobs
 from espalier_cli.main import cli
+from espalier_core.validation.reading import load_jobs, parse_jobs
 from pages import commands
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data import load_data
 
 JOB = """

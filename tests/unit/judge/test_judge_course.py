@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_api.advice import Action, offered
-from espalier_api.growth.widen import WIDEN
-from espalier_api.job import Insertion
 from espalier_cli.judge.case import Case, CaseFile
 from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.deciding import OPERATIONS, Setting, chosen, decided
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, offered
+from espalier_core.types.job import Insertion
 
 
 def case(name: str) -> Case:

@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from espalier_agent.policies.files import open_policy
-from espalier_api.advice import Action, ExpectedGain
-from espalier_api.growth_corpus import MARKS, ArmRecord, MomentRecord
-from espalier_api.job import Trials
-from espalier_api.trials import SHARES
 from espalier_cli.corpus.families import FREE
 from espalier_cli.judge.case import CaseFile
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting, decided
 from espalier_cli.judge.trialling import Proposal, confirmation, raced, tried
+from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.growth_corpus import MARKS, ArmRecord, MomentRecord
+from espalier_core.types.job import Trials
+from espalier_core.types.trials import SHARES
 from espalier_trainer.trials.rules import best
 
 NOTHING = Action.nothing()

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from espalier_kube import connection
-from espalier_kube.client import Client
-from espalier_kube.connection import api_of_context, api_of_process
-from espalier_kube.errors import ExpiredError, RefusedError, Retries, UnreachableError
-from espalier_kube.resources import JOBS, PODS
+from espalier_core.k8s import connection
+from espalier_core.k8s.client import Client
+from espalier_core.k8s.connection import api_of_context, api_of_process
+from espalier_core.k8s.errors import ExpiredError, RefusedError, Retries, UnreachableError
+from espalier_core.k8s.resources import JOBS, PODS
 
 Answer = tuple[int, bytes]
 

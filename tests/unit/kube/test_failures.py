@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_kube.errors import ApiError, Call, ExpiredError, RefusedError, Retries, Status, UnreachableError, error_of
-from espalier_kube.resources import PODS
+from espalier_core.k8s.errors import (
+    ApiError,
+    Call,
+    ExpiredError,
+    RefusedError,
+    Retries,
+    Status,
+    UnreachableError,
+    error_of,
+)
+from espalier_core.k8s.resources import PODS
 
 OTHER_UID = "Precondition failed: UID in precondition: a, UID in object meta: b"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from espalier_kube.client import Client
-from espalier_kube.errors import RefusedError, Retries, UnreachableError
-from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
-from espalier_kube.resources import PODS
+from espalier_core.k8s.client import Client
+from espalier_core.k8s.errors import RefusedError, Retries, UnreachableError
+from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_core.k8s.resources import PODS
 
 Answer = tuple[int, bytes]
 QUICK = Retries(first_wait=0.01, longest_wait=0.02)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api.status import JobStatus
+from espalier_core.types.status import JobStatus
 from espalier_monitoring.alerts import ALERTS, rules_text, says
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.metrics.measurements import Measurement, Owner

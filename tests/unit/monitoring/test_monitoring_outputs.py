@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from espalier_api.metrics import FAMILIES, JOB, LABELS, Exporter
-from espalier_api.report import WORKERS_METRIC
+from espalier_core.metrics.catalogue import FAMILIES, JOB, LABELS, Exporter
+from espalier_core.types.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
 from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RULES, outputs
 from espalier_monitoring.page import RELABELLING, scrape_config_text

@@ -15,9 +15,9 @@ from residual_nets import ROWS, Net, Unit, in_turn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from espalier_api.architecture import GrowthError
-from espalier_api.growth.block import block_added
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.growth.block import block_added
+from espalier_core.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.gpt import gpt
 from espalier_trainer.net2net import (

@@ -10,8 +10,8 @@ import torch
 from growth_cases import assert_same_behaviour, behaviour
 from torch import nn
 
-from espalier_api.growth.deepen import deepened
-from espalier_api.job import Insertion
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
 

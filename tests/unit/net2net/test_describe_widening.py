@@ -11,11 +11,11 @@ from test_widening import IMAGE, MODELS, Written, conv
 from torch import Tensor, nn
 
 import sweeps
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.channel_groups import ChannelGroup, Channels
-from espalier_api.growth.deepen import deepened
-from espalier_api.growth.widen import widened
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.channel_groups import ChannelGroup, Channels
+from espalier_core.growth.deepen import deepened
+from espalier_core.growth.widen import widened
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.models import cifar8, cnn1, cnn2, digits
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups

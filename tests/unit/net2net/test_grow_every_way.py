@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from espalier_api.advice import Action
+from espalier_core.types.advice import Action
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net.history import replay, step_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_points
 

@@ -11,8 +11,8 @@ from growth_cases import assert_learns, assert_same_behaviour, behaviour, relati
 from torch import Tensor, nn
 from torch.nn import functional
 
-from espalier_api.growth.deepen import deepened
-from espalier_api.job import Insertion
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points
 from espalier_trainer.net2net.remembered import remembering

@@ -11,8 +11,8 @@ from growth_cases import behaviour
 from torch import Tensor, nn
 from torch.nn import functional
 
-from espalier_api.advice import Action
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.advice import Action
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     deepen,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sweeps
-from espalier_api.growth.deepen import deepened
+from espalier_core.growth.deepen import deepened
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points, rebuild
 

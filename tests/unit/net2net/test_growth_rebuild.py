@@ -10,8 +10,8 @@ from growth_cases import torchvision_case
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from espalier_api.architecture import Architecture
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, grow_optimizer, rebuild
 

@@ -17,8 +17,8 @@ from growth_cases import (
 from torchvision import models
 
 import sweeps
-from espalier_api.growth.deepen import deepened
-from espalier_api.job import Insertion
+from espalier_core.growth.deepen import deepened
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from espalier_api.events import AnyEvent
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.events import AnyEvent
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_operator.local import LocalOutcome, LocalRun, LocalSettings, RunView
 from waiting import PATIENCE, until
 

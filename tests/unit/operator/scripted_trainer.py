@@ -23,13 +23,13 @@ import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
-from espalier_api import environment as names
-from espalier_api.allocation import AllocationDocument
-from espalier_api.documents import dumps, read_document, write_document
-from espalier_api.events import TrainerStarted
-from espalier_api.measurements import Measurements, Speed
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.files.documents import dumps, read_document, write_document
+from espalier_core.types import environment as names
+from espalier_core.types.allocation import AllocationDocument
+from espalier_core.types.events import TrainerStarted
+from espalier_core.types.measurements import Measurements, Speed
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 
 FINAL = {2: Reason.INVALID_SPEC, 3: Reason.LOSS_NOT_FINITE}
 """What is reported with an exit code."""

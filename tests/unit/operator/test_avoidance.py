@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
 from espalier_operator.model.blames import avoided_by_all, blaming, trained_on

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints

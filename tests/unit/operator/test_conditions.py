@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
-from espalier_api.status import ConditionType, JobPhase
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_core.types.status import ConditionType, JobPhase
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
 from espalier_operator.model import Ended, JobFacts, Reclaim, Terms

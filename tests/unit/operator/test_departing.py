@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
-from espalier_kube.resources import NODES
+from espalier_core.k8s.resources import NODES
+from espalier_core.types.reasons import Reason
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
 from espalier_operator.kube.objects.nodes import parse_node

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, WorkerState
 from espalier_operator.model.actions import GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from espalier_operator.planner import plan

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_api.reasons import Reason
-from espalier_api.throughput import StepTime
+from espalier_core.estimates.throughput import StepTime
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Stop
 from espalier_operator.model.constraints import Constraints

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.documents import read_document, write_document
-from espalier_api.events import AllocationChanged, GPUsChanged, JobChanged, TrainerStarted, Warned
-from espalier_api.reasons import Reason
-from espalier_api.report import Report
-from espalier_api.status import JobPhase
+from espalier_core.files.documents import read_document, write_document
+from espalier_core.types.events import AllocationChanged, GPUsChanged, JobChanged, TrainerStarted, Warned
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report
+from espalier_core.types.status import JobPhase
 from espalier_operator.local import GpuChange, LocalRunError
 from espalier_operator.local.ownership import mark
 from espalier_operator.local.state import RunState, run_lock
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 ONE_RUN = """
 import asyncio, sys
 from pathlib import Path
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_operator.local import LocalSettings, run_local
 job = AdaptiveTrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
 settings = LocalSettings(directory=Path(sys.argv[2]), agent_command=None, stop_wall_seconds=1.0)

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from espalier_api.allocation import Direction
-from espalier_api.events import AllocationAcknowledged, AllocationChanged, GPUsChanged, JobChanged
-from espalier_api.reasons import Reason
-from espalier_api.result import read_history
-from espalier_api.status import JobPhase
+from espalier_core.types.allocation import Direction
+from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, GPUsChanged, JobChanged
+from espalier_core.types.reasons import Reason
+from espalier_core.types.result import read_history
+from espalier_core.types.status import JobPhase
 from espalier_operator.local import GpuChange
 from espalier_operator.local.layout import HISTORY_FILE
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import sweeps
-from espalier_api import environment as names
-from espalier_api.allocation import AllocationDocument
-from espalier_api.documents import read_document, write_document
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.files.documents import read_document, write_document
+from espalier_core.types import environment as names
+from espalier_core.types.allocation import AllocationDocument
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.local import LocalRun, LocalSettings
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.events import Warned
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.result import read_history
+from espalier_core.types.events import Warned
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.result import read_history
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.ends import Failure, Preemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from espalier_api.events import JobChanged, ProgressRead
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.program import MetricsProgress
-from espalier_api.reasons import Reason
-from espalier_api.report import Metric
-from espalier_api.status import JobPhase
+from espalier_core.types.events import JobChanged, ProgressRead
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.program import MetricsProgress
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Metric
+from espalier_core.types.status import JobPhase
 from espalier_operator.local import LocalRunError
 from espalier_operator.local.progress import PIECE_BYTES, LogTail, fetch
 

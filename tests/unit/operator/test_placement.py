@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     REFUSALS,
     JobFacts,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import sweeps
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import Ended, Node, Role, Rules, Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint

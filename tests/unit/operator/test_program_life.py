@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.progress import look
 from espalier_operator.job.state import JobState, Timing

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.program import MAX_VALUES, LogProgress, MetricsProgress
-from espalier_api.report import MAX_NAME, Metric
+from espalier_core.types.program import MAX_VALUES, LogProgress, MetricsProgress
+from espalier_core.types.report import MAX_NAME, Metric
 from espalier_operator.programs import MAX_LINE_BYTES, NOTHING, LineReader, Reading, lines_of, values_of_page
 from espalier_operator.programs.reading import number_of
 

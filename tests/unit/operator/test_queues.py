@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, Stop
 from espalier_operator.model.queues import Ledger, Queue, Quota

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Snapshot, Terms
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import Constraints

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Ended,
     JobFacts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.planner.failed_placements import Attempt, Vain
 

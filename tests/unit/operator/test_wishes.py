@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.clock import ScaledClock
 from espalier_operator.loop import Loop
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState

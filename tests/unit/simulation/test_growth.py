@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_agent.data import carried_tables
-from espalier_api.outcomes import OutcomeTable
 from espalier_cli.simulate_command import simulate
+from espalier_core.types.outcomes import OutcomeTable
 from espalier_operator.policies.settings import configured
 from espalier_operator.simulation.growth import GrowingJob, GrowthCurve, growth_curve, growth_curves
 from espalier_operator.simulation.jobs import FixedJob, SimulatedJob

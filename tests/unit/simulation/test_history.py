@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_api.throughput import StepTime
 from espalier_cli.simulate_command import simulate
+from espalier_core.estimates.throughput import StepTime
 from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.model import JobFacts, Snapshot, Terms

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from espalier_api import environment
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.architecture import Architecture
-from espalier_api.documents import read_document, write_document, write_text_atomically
-from espalier_api.events import EVENT, AnyEvent
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document, write_document, write_text_atomically
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_core.types.events import EVENT, AnyEvent
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.checkpoint_store import CheckpointStore

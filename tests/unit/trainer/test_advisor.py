@@ -8,13 +8,13 @@ import threading
 import pytest
 import torch
 
-from espalier_api import environment
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport
-from espalier_api.advice import Progress as AdviceProgress
-from espalier_api.architecture import Architecture, GrowthPoint, Layer
-from espalier_api.job import Fallback
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationSource
+from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
+from espalier_core.types import environment
+from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
+from espalier_core.types.advice import Progress as AdviceProgress
+from espalier_core.types.job import Fallback
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.core.services import build_agent, connect
 from espalier_trainer.settings import Settings

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
-from espalier_api.reasons import Reason
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_core.types.reasons import Reason
 from espalier_trainer.kube.watch import document_of
 from espalier_trainer.scheduler import DocumentScheduler
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.advice import Action
-from espalier_api.events import CheckpointSaved, Warned
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import TrainerPhase
+from espalier_core.types.advice import Action
+from espalier_core.types.events import CheckpointSaved, Warned
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore, read_checkpoint

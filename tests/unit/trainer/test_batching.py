@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.goodput import BatchLimits
-from espalier_api.job import TrainingSpec
-from espalier_api.measurements import GradientNoise, Measurements, Speed
+from espalier_core.estimates.goodput import BatchLimits
+from espalier_core.types.job import TrainingSpec
+from espalier_core.types.measurements import GradientNoise, Measurements, Speed
 from espalier_trainer.checkpoint import BatchState
 from espalier_trainer.core.batching import GAIN, GROWTH, FixedBatching, GoodputBatching, Resized, batching_of
 from espalier_trainer.measuring.meter import Place

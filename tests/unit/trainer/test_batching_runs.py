@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_api.events import BatchSizeChanged
-from espalier_api.job import AdaptiveTrainingJob, Insertion
-from espalier_api.report import TrainerPhase
+from espalier_core.types.events import BatchSizeChanged
+from espalier_core.types.job import AdaptiveTrainingJob, Insertion
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import Data

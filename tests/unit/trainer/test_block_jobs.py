@@ -10,10 +10,10 @@ import torch
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import default_policy
-from espalier_api.advice import Action
-from espalier_api.events import Warned
-from espalier_api.job import Fallback
-from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_core.types.advice import Action
+from espalier_core.types.events import Warned
+from espalier_core.types.job import Fallback
+from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.net2net import BlockAdded
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from espalier_api.report import Report
-from espalier_kube.client import Client
+from espalier_core.k8s.client import Client
+from espalier_core.types.report import Report
 from espalier_trainer.kube.reporter import ConfigMapReporter
 from espalier_trainer.report import EventLog
 

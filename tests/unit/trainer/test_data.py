@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data import load_data
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import TensorSource, channel_statistics, flip_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 from espalier_trainer.elastic.batches import fixed_portion, shares
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan, chosen, planned
 

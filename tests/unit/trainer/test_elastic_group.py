@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from espalier_api import environment
+from espalier_core.types import environment
 from espalier_trainer.elastic import channel
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.channel import KEY_BYTES, Channel, ChannelError, call

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from trainer_processes import Workplace, ended, until
 
 pytestmark = pytest.mark.slow

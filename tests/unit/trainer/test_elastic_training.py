@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier_api.job import AdaptiveTrainingJob, Fallback
+from espalier_core.types.job import AdaptiveTrainingJob, Fallback
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.core import optimising
 from espalier_trainer.data import Data, load_data

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.documents import write_text_atomically
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.files.documents import write_text_atomically
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.ends import Failure, judge_exit
 from espalier_operator.model import Ended
 from trainer_processes import Workplace, ended

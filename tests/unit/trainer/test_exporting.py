@@ -20,8 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import espalier_trainer
-from espalier_api.advice import Action
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.averaging import averaged
 from espalier_trainer.errors import ExportError

@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 import pytest
 import torch
 
-from espalier_api.causes import cause_in, in_one_line
-from espalier_api.documents import write_document, write_text_atomically
-from espalier_api.events import CheckpointSaved, TrainerStarted, Warned
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.causes import cause_in, in_one_line
+from espalier_core.files.documents import write_document, write_text_atomically
+from espalier_core.types.events import CheckpointSaved, TrainerStarted, Warned
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_trainer.causes import may_pass, sentence
 from espalier_trainer.errors import DatasetError
 from waiting import PATIENCE, until

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from espalier_api.environment import LEADER_FILE
-from espalier_api.events import EVENT, TrainerFinished, TrainerStarted
-from espalier_api.report import TrainerPhase
+from espalier_core.types.environment import LEADER_FILE
+from espalier_core.types.events import EVENT, TrainerFinished, TrainerStarted
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer import checkpoint_store as module
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore

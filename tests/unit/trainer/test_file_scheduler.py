@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
-from espalier_api.documents import dumps, write_document
-from espalier_api.reasons import Reason
+from espalier_core.files.documents import dumps, write_document
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_core.types.reasons import Reason
 from espalier_trainer.allocations import POLL_WALL_SECONDS, AllocationFile
 from espalier_trainer.scheduler import DocumentScheduler
 

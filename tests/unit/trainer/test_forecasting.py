@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from espalier_api.advice import Action, AdviceRequest, ExpectedGain
-from espalier_api.architecture import Architecture, Layer
-from espalier_api.job import AdaptiveTrainingJob, Trials
-from espalier_api.measurements import GrowthForecast
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationSource
+from espalier_core.growth.architecture import Architecture, Layer
+from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
+from espalier_core.types.job import AdaptiveTrainingJob, Trials
+from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationSource
 from espalier_trainer.advisor import AdvisorError, Decision, HTTPAdvisor, Scripted
 from espalier_trainer.core.forecasting import LEAST_SECONDS, NOTHING, Forecasting
 from espalier_trainer.scheduler import VirtualScheduler

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api.report import Adaptation
-from espalier_api.validation import load_jobs
+from espalier_core.types.report import Adaptation
+from espalier_core.validation.reading import load_jobs
 from own_scripts import epochs, goes_on_together, members
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier_api.advice import Action
-from espalier_api.events import EpochFinished, TrainerFinished
-from espalier_api.job import OptimizerSpec
-from espalier_api.report import AdaptationResult, TrainerPhase
-from espalier_api.task import Task
+from espalier_core.types.advice import Action
+from espalier_core.types.events import EpochFinished, TrainerFinished
+from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_core.types.task import Task
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.averaging import AVERAGE, averaged
 from espalier_trainer.data import load_data

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from espalier_api.events import EpochFinished, TrainerFinished
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.task import Score
+from espalier_core.types.events import EpochFinished, TrainerFinished
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.loggers import LoggedReporter, opened
 from espalier_trainer.own import join

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, Measurements, Speed
+from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, Measurements, Speed
 from espalier_trainer.measuring.losses import LossCurve
 from espalier_trainer.measuring.sampling import LEAST_STEPS, SHARE, Sampling
 from espalier_trainer.measuring.speeds import WARM_UP_STEPS, WINDOW, Key, Speeds

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.checkpoint_store import CheckpointStore
 from trainer_processes import ended, until
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.job import ModelSpec
+from espalier_core.types.job import ModelSpec
 from espalier_trainer.architecture import describe
 from espalier_trainer.errors import ModelError
 from espalier_trainer.models import build_model

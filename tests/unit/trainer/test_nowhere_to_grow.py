@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.job import Insertion
+from espalier_core.types.job import Insertion
 from espalier_trainer.network import starting_architecture
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from espalier_api.task import Task
+from espalier_core.types.task import Task
 from espalier_trainer.data import TensorSource
 from espalier_trainer.data.tokens import TokenSource
 from espalier_trainer.evaluation import evaluate

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from espalier_api.advice import Action
-from espalier_api.events import AdaptationFinished
-from espalier_api.job import AdaptiveTrainingJob, Insertion
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.advice import Action
+from espalier_core.types.events import AdaptationFinished
+from espalier_core.types.job import AdaptiveTrainingJob, Insertion
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
 from espalier_trainer.core.probation import Probation

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.job import OptimizerSpec
+from espalier_core.types.job import OptimizerSpec
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import joint_step
 from espalier_trainer.net2net import deepen, grow_optimizer, growth_points, plan_widening, widen_optimizer, widened

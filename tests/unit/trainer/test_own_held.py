@@ -11,8 +11,8 @@ from torch.nn.functional import softplus
 from torch.optim import Adam, Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from espalier_api.advice import Action
-from espalier_api.job import Insertion
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.own import join
 from espalier_trainer.own.state import OwnState

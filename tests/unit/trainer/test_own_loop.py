@@ -25,11 +25,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from espalier_api.advice import Action
-from espalier_api.documents import read_document
-from espalier_api.events import EVENT
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, Insertion
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document
+from espalier_core.types.advice import Action
+from espalier_core.types.events import EVENT
+from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, Insertion
+from espalier_core.types.report import Report
 from espalier_trainer.checkpoint import BatchState, Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.batches import Portion, fixed_portion

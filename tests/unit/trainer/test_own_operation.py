@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from espalier_api import growth
-from espalier_api.advice import Action
-from espalier_api.documents import dumps
-from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_core import growth
+from espalier_core.files.documents import dumps
+from espalier_core.types.advice import Action
+from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.checkpoint_store import CheckpointStore

@@ -18,11 +18,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
-from espalier_api.advice import Action
-from espalier_api.architecture import GrowthError
-from espalier_api.documents import read_document
-from espalier_api.job import AdaptiveTrainingJob, Insertion
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob, Insertion
+from espalier_core.types.report import Report
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.gpt import gpt

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from espalier_api.documents import read_document
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import Report
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own import join
 from espalier_trainer.own.streaming import Stream

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from espalier_api.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, TrainerPhase
+from espalier_core.types.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_trainer.checkpoint_store import CheckpointStore
 from waiting import PATIENCE, until
 

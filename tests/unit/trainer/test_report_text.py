@@ -6,9 +6,9 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from espalier_api.documents import loads
-from espalier_api.events import EVENT, EpochFinished, Warned
-from espalier_api.report import MAX_REPORT_BYTES, Adaptation, AdaptationResult, AdaptationSource, Metric, Report
+from espalier_core.files.documents import loads
+from espalier_core.types.events import EVENT, EpochFinished, Warned
+from espalier_core.types.report import MAX_REPORT_BYTES, Adaptation, AdaptationResult, AdaptationSource, Metric, Report
 from espalier_trainer.kube.reporter import report_text
 from espalier_trainer.report import EventLog
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from espalier_api.documents import read_document
-from espalier_api.events import EVENT, Warned
-from espalier_api.report import Report
+from espalier_core.files.documents import read_document
+from espalier_core.types.events import EVENT, Warned
+from espalier_core.types.report import Report
 from espalier_trainer.report import FileReporter, previous_used_seconds
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

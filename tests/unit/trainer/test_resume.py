@@ -8,9 +8,9 @@ import shutil
 import pytest
 import torch
 
-from espalier_api.advice import Action
-from espalier_api.events import TrainerStarted, Warned
-from espalier_api.report import TrainerPhase
+from espalier_core.types.advice import Action
+from espalier_core.types.events import TrainerStarted, Warned
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.errors import CheckpointMismatchError
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from espalier_api.job import ScheduleSpec
+from espalier_core.types.job import ScheduleSpec
 from espalier_trainer.errors import ScheduleError
 from espalier_trainer.schedules import Moment, build_schedule
 

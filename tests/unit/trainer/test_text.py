@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_api.job import DatasetSpec
-from espalier_api.task import Task
+from espalier_core.types.job import DatasetSpec
+from espalier_core.types.task import Task
 from espalier_trainer.data import load_data
 from espalier_trainer.data.text import by_file, by_position
 from espalier_trainer.data.tokenizing import Characters, tokenizer_of

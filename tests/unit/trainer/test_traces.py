@@ -8,11 +8,11 @@ import sys
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import write_document
-from espalier_api.events import AdaptationFinished
-from espalier_api.job import Fallback
-from espalier_api.tracing import SignalTrace
+from espalier_core.files.documents import write_document
+from espalier_core.metrics.tracing import SignalTrace
+from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_core.types.events import AdaptationFinished
+from espalier_core.types.job import Fallback
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.allocations import AllocationFile
 from espalier_trainer.core.services import Services

@@ -12,16 +12,16 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api import environment
-from espalier_api.advice import Action
-from espalier_api.allocation import Allocation, AllocationDocument, TimeBudget
-from espalier_api.documents import write_document
-from espalier_api.events import AdaptationFinished, CheckpointSaved
-from espalier_api.exporting import Metrics
-from espalier_api.job import Fallback
-from espalier_api.metrics import Exporter
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationSource
+from espalier_core.files.documents import write_document
+from espalier_core.metrics.catalogue import Exporter
+from espalier_core.metrics.exporting import Metrics
+from espalier_core.types import environment
+from espalier_core.types.advice import Action
+from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_core.types.events import AdaptationFinished, CheckpointSaved
+from espalier_core.types.job import Fallback
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationSource
 from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.core.services import connect
 from espalier_trainer.metrics import MeteredReporter, served

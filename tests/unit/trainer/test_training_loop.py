@@ -11,11 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.advice import Action, AdviceRequest, OutcomeReport
-from espalier_api.events import NOT_GROWABLE, AdaptationFinished, EpochFinished, TrainerFinished, TrainerStarted, Warned
-from espalier_api.job import Fallback
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
+from espalier_core.types.events import (
+    NOT_GROWABLE,
+    AdaptationFinished,
+    EpochFinished,
+    TrainerFinished,
+    TrainerStarted,
+    Warned,
+)
+from espalier_core.types.job import Fallback
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore
@@ -382,7 +389,7 @@ def test_evaluation_every_few_epochs(run, make_job):
 
 
 def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_path, monkeypatch):
-    from espalier_api.architecture import GrowthError
+    from espalier_core.growth.architecture import GrowthError
     from espalier_trainer import network
 
     def opaque(*_args, **_options):

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from espalier_api.advice import Action, ExpectedGain
-from espalier_api.allocation import Allocation
-from espalier_api.growth_corpus import MARKS
-from espalier_api.job import Insertion, Trials
-from espalier_api.report import AdaptationSource, Arm, Slice
-from espalier_api.trials import EVIDENCE, SHARES, seen
+from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.growth_corpus import MARKS
+from espalier_core.types.job import Insertion, Trials
+from espalier_core.types.report import AdaptationSource, Arm, Slice
+from espalier_core.types.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.adapting import Asked
 from espalier_trainer.advisor import Decision
 from espalier_trainer.core.state import StateCopy, TrialRates

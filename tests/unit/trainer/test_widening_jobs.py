@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from espalier_api.advice import Action, AdviceRequest
-from espalier_api.architecture import Architecture
-from espalier_api.events import Warned
-from espalier_api.job import Fallback
-from espalier_api.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action, AdviceRequest
+from espalier_core.types.events import Warned
+from espalier_core.types.job import Fallback
+from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
 from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore

@@ -10,16 +10,16 @@ from datetime import UTC, datetime
 
 from torch import nn
 
-from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.advice import Progress as AdviceProgress
-from espalier_api.allocation import Allocation
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.growth import operation
-from espalier_api.growth.block import ADD_BLOCK
-from espalier_api.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, Arm
-from espalier_api.task import Task, accuracy_of, other_than_accuracy, score_in
+from espalier_core.growth import operation
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.advice import Progress as AdviceProgress
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, Arm
+from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.advisor import Advisor, Decision
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.network import Network

@@ -20,12 +20,12 @@ from typing import Protocol
 import httpx
 from pydantic import ValidationError
 
-from espalier_api.advice import Action, AdviceRequest, AdviceResponse, ExpectedGain, OutcomeReport, heuristic
-from espalier_api.documents import first_fault, read_bounded
-from espalier_api.job import Fallback
-from espalier_api.proof import MAX_TOKEN
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationSource
+from espalier_core.files.documents import first_fault, read_bounded
+from espalier_core.types.advice import Action, AdviceRequest, AdviceResponse, ExpectedGain, OutcomeReport, heuristic
+from espalier_core.types.job import Fallback
+from espalier_core.types.proof import MAX_TOKEN
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationSource
 
 logger = logging.getLogger(__name__)
 

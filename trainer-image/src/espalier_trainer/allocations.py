@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from espalier_api.allocation import Allocation, AllocationDocument
-from espalier_api.documents import DocumentError, read_document
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.files.documents import DocumentError, read_document
+from espalier_core.types.allocation import Allocation, AllocationDocument
+from espalier_core.types.job import AdaptiveTrainingJob
 
 POLL_WALL_SECONDS = 0.05
 """How often the allocation file is looked at, at most: a look is a `stat`, about 2 µs, so this costs nothing."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.growth import described, operation_names
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.job import Insertion
+from espalier_core.growth import described, operation_names
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.history import Traced, step_of
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.trace.tracing import trace

@@ -9,10 +9,10 @@ from typing import Final
 
 from torch.distributed import DistError
 
-from espalier_api.causes import cause_in, place_in
-from espalier_api.environment import ExitCode
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.causes import cause_in, place_in
+from espalier_core.types.environment import ExitCode
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
 from espalier_trainer.progress import Ending
 

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier_api.advice import offered
-from espalier_api.environment import ExitCode
-from espalier_api.growth import operation
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.task import Task
-from espalier_api.validation import load_job
+from espalier_core.growth import operation
+from espalier_core.types.advice import offered
+from espalier_core.types.environment import ExitCode
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.task import Task
+from espalier_core.validation.reading import load_job
 from espalier_trainer.causes import sentence
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.services import set_threads

@@ -11,11 +11,11 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, loads
-from espalier_api.measurements import GradientNoise, Measurements
-from espalier_api.report import Adaptation, Metric
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, loads
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.measurements import GradientNoise, Measurements
+from espalier_core.types.report import Adaptation, Metric
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.examples import Example
 from espalier_trainer.execution import ExecutionState

@@ -24,8 +24,8 @@ import safetensors.torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, dumps, loads
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, dumps, loads
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState, loads_grown
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.fencing import Fence

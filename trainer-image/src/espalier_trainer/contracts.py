@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from espalier_api import environment
-from espalier_api.allocation import Allocation
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_trainer.allocations import AllocationFile, AllocationSource
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.report import EventLog, FileReporter, Reporter, previous_used_seconds

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_api.task import Task
+from espalier_core.types.task import Task
 from espalier_trainer.data.source import Source
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.objective import Evaluation, Objective, objective_of

@@ -10,7 +10,7 @@ from pydantic import ValidationError, field_validator
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from espalier_api.base import Record
+from espalier_core.base import Record
 from espalier_trainer.net2net.modules import ExampleInput
 
 

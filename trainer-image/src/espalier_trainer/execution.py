@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from espalier_api.base import Record
+from espalier_core.base import Record
 from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.modules import ExampleInput, mode
 from espalier_trainer.rewriting import Plan, RewritesRefusedError, apply, device_kind

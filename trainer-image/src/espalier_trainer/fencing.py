@@ -16,9 +16,9 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_document, write_document
-from espalier_api.environment import LEADER_FILE
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.types.environment import LEADER_FILE
 from espalier_trainer.errors import SupersededError
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypedDict
 
-from espalier_api.advice import Action
-from espalier_api.events import (
+from espalier_core.types.advice import Action
+from espalier_core.types.events import (
     AdaptationFinished,
     BatchSizeChanged,
     CheckpointSaved,
@@ -23,10 +23,17 @@ from espalier_api.events import (
     Warned,
     WorkersChanged,
 )
-from espalier_api.measurements import Measurements
-from espalier_api.reasons import Reason
-from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, WORKERS_METRIC, Adaptation, Report, TrainerPhase
-from espalier_api.task import accuracy_of, other_than_accuracy
+from espalier_core.types.measurements import Measurements
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import (
+    BATCH_METRIC,
+    RATE_FACTOR_METRIC,
+    WORKERS_METRIC,
+    Adaptation,
+    Report,
+    TrainerPhase,
+)
+from espalier_core.types.task import accuracy_of, other_than_accuracy
 from espalier_trainer.core.batching import Resized
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network

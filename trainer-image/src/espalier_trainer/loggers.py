@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from espalier_api import environment
-from espalier_api.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished
-from espalier_api.report import Report
-from espalier_api.task import Score
+from espalier_core.types import environment
+from espalier_core.types.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished
+from espalier_core.types.report import Report
+from espalier_core.types.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, Reporter
 from espalier_trainer.settings import SettingsError

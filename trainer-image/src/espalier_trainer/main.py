@@ -1,6 +1,6 @@
 """The trainer process: a job file and a few environment variables in, an exit code out.
 
-What a backend sets is named in `espalier_api.environment`. stdout is not used; logs go to stderr.
+What a backend sets is named in `espalier_core.types.environment`. stdout is not used; logs go to stderr.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import logging
 import os
 import sys
 
-from espalier_api.environment import ExitCode
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.validation import JobFileError, load_job
+from espalier_core.types.environment import ExitCode
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.contracts import report_early
 from espalier_trainer.errors import SupersededError, TrainerError
 from espalier_trainer.settings import Settings, StopSignal, require_scratch

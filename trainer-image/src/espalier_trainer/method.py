@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import Precision, TrainingSpec
-from espalier_api.task import Task
+from espalier_core.types.job import Precision, TrainingSpec
+from espalier_core.types.task import Task
 from espalier_trainer.averaging import average, averaged
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import ModelError

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from prometheus_client import start_http_server
 
-from espalier_api.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished, TrainerStarted
-from espalier_api.exporting import Metrics
-from espalier_api.metrics import Exporter
-from espalier_api.report import Report
+from espalier_core.metrics.catalogue import Exporter
+from espalier_core.metrics.exporting import Metrics
+from espalier_core.types.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished, TrainerStarted
+from espalier_core.types.report import Report
 from espalier_trainer.report import Reporter
 
 logger = logging.getLogger(__name__)

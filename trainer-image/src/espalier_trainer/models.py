@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import ModelSpec
-from espalier_api.task import Task
+from espalier_core.types.job import ModelSpec
+from espalier_core.types.task import Task
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import ModelError
 from espalier_trainer.gpt import gpt

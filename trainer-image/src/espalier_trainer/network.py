@@ -10,13 +10,13 @@ from typing import Final
 import torch
 from torch import nn
 
-from espalier_api.advice import Action, offered
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
-from espalier_api.growth import described, operation, operation_names
-from espalier_api.growth.block import ADD_BLOCK
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.job import Insertion, OptimizerSpec
+from espalier_core.growth import described, operation, operation_names
+from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture, GrowthError
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, offered
+from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_trainer.architecture import describe
 from espalier_trainer.averaging import without_stale
 from espalier_trainer.checkpoint import Checkpoint

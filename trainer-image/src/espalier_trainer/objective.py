@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from espalier_api.task import MEASURE_OF, Score, Task
+from espalier_core.types.task import MEASURE_OF, Score, Task
 from espalier_trainer.data.source import Source
 from espalier_trainer.data.tokens import TokenSource
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import OptimizerSpec
+from espalier_core.types.job import OptimizerSpec
 from espalier_trainer.encoding import EncodingError, decoded, encoded
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.layout import lay_moments

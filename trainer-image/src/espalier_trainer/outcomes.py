@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from espalier_api.advice import Action, OutcomeReport, TrialOutcome
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
-from espalier_api.task import Score
+from espalier_core.types.advice import Action, OutcomeReport, TrialOutcome
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.task import Score
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.progress import Progress
 

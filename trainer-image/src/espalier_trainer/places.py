@@ -6,7 +6,7 @@ from math import prod
 
 from torch import nn
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.tracing import trace

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from espalier_api.allocation import Allocation
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, Metric, TrainerPhase
-from espalier_api.task import Score, accuracy_of, score_in
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, Metric, TrainerPhase
+from espalier_core.types.task import Score, accuracy_of, score_in
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.network import Network
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from espalier_api.documents import DocumentError, append_line, read_document, write_document
-from espalier_api.events import AnyEvent, EpochFinished
-from espalier_api.report import Report
+from espalier_core.files.documents import DocumentError, append_line, read_document, write_document
+from espalier_core.types.events import AnyEvent, EpochFinished
+from espalier_core.types.report import Report
 
 logger = logging.getLogger(__name__)
 

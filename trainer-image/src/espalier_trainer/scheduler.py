@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from espalier_api.allocation import Allocation, AllocationDocument, Direction, TimeBudget
-from espalier_api.architecture import Architecture
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
 from espalier_trainer.allocations import AllocationSource
 
 

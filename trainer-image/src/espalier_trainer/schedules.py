@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.optim import lr_scheduler
 
-from espalier_api.job import ScheduleSpec
+from espalier_core.types.job import ScheduleSpec
 from espalier_trainer.errors import ScheduleError
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from espalier_api.environment import ExitCode, Role
-from espalier_api.job import AdaptiveTrainingJob, TrainingSpec
-from espalier_api.report import TrainerPhase
+from espalier_core.types.environment import ExitCode, Role
+from espalier_core.types.job import AdaptiveTrainingJob, TrainingSpec
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.causes import ending_of, exit_code_of
 from espalier_trainer.contracts import early_report
 from espalier_trainer.core.memory import keep_freed

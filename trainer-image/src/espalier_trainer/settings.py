@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from espalier_api import environment
-from espalier_api.environment import ExitCode, Role
+from espalier_core.types import environment
+from espalier_core.types.environment import ExitCode, Role
 from espalier_trainer.errors import TrainerError
 
 SIGNALLED: Final = 128

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, GrowthError, Layer
-from espalier_api.growth.block import ADD_BLOCK, owner_of
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture, GrowthError, Layer
+from espalier_core.growth.block import ADD_BLOCK, owner_of
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.job import Insertion
 from espalier_trainer.architecture import describe
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places

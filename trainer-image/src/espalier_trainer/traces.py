@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from espalier_api import environment
-from espalier_api.allocation import Allocation
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)

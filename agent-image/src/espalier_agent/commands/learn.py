@@ -22,11 +22,11 @@ from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
 from espalier_agent.policies.files import PolicyError, load_policy, save_policy
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError
-from espalier_api.growth_corpus import GrowthCorpus, read_corpus
-from espalier_api.outcomes import OutcomeTable, table_files
-from espalier_api.registry import RegistryError
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError
+from espalier_core.registry import RegistryError
+from espalier_core.types.growth_corpus import GrowthCorpus, read_corpus
+from espalier_core.types.outcomes import OutcomeTable, table_files
 
 USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, RegistryError, OSError)
 

@@ -13,7 +13,7 @@ import click
 from espalier_agent.commands.console import CommandError
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.schema import StoreError
-from espalier_api.growth import operation, operation_names
+from espalier_core.growth import operation, operation_names
 
 
 @dataclass

@@ -14,7 +14,7 @@ The version in the name rises with anything that changes what is learnt here. Th
 import gymnasium
 
 from espalier_agent.environment.single import ENVIRONMENT_ID, OutcomeEnvironment, Sampling
-from espalier_api.illegal_actions import IllegalActionError
+from espalier_core.illegal_actions import IllegalActionError
 
 __all__ = ["ENVIRONMENT_ID", "IllegalActionError", "OutcomeEnvironment", "Sampling"]
 

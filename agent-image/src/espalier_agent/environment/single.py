@@ -14,9 +14,9 @@ from gymnasium.error import ResetNeeded
 from espalier_agent.data import lamelas_tables
 from espalier_agent.tables.positions import NO_INDEX, Array, Positions
 from espalier_agent.tables.rewards import Reward
-from espalier_api.allocation import Allocation
-from espalier_api.illegal_actions import RAISE, IllegalActionError, checked, integer
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, integer
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable
 
 ENVIRONMENT_ID: Final = "espalier/Outcomes-v0"
 
@@ -134,7 +134,8 @@ def playable(tables: Sequence[OutcomeTable] | None, reward: Reward | str, alloca
     chosen = lamelas_tables() if tables is None else tables
     if not isinstance(chosen, Sequence) or not all(isinstance(table, OutcomeTable) for table in chosen):
         raise TypeError(
-            f"tables is {tables!r}; give OutcomeTables, such as those of espalier_api.outcomes.read_tables(Path(...))"
+            f"tables is {tables!r}; "
+            "give OutcomeTables, such as those of espalier_core.types.outcomes.read_tables(Path(...))"
         )
     return Positions.of(chosen, Reward(reward), allocation or Allocation())
 

@@ -23,9 +23,9 @@ from espalier_agent.environment.single import (
 )
 from espalier_agent.tables.positions import NO_INDEX, Array
 from espalier_agent.tables.rewards import Reward
-from espalier_api.allocation import Allocation
-from espalier_api.illegal_actions import RAISE, IllegalActionError, checked
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.illegal_actions import RAISE, IllegalActionError, checked
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable
 
 
 class OutcomeVectorEnvironment(VectorEnv[dict[str, Array], Array, Array]):

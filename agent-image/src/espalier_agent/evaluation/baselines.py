@@ -8,8 +8,8 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from espalier_agent.tables.tree import DecisionTree
-from espalier_api.advice import heuristic
-from espalier_api.outcomes import reward
+from espalier_core.types.advice import heuristic
+from espalier_core.types.outcomes import reward
 
 PAPER_RANDOM_RUNS: Final = 10
 """The paper's random baseline is the mean of ten random sequences."""

@@ -16,8 +16,8 @@ from espalier_agent.evaluation.rank_noise import ResultNoise, accuracies_by_seed
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
-from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.base import Record
+from espalier_core.types.outcomes import OutcomeTable
 
 
 class SequenceResult(Record):

@@ -25,9 +25,9 @@ from espalier_agent.history.episodes import Episode, Gathered, centred, comparab
 from espalier_agent.history.off_policy import Log, Unit, effective_size, self_normalised
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import table_digest
-from espalier_api.advice import Action, PolicyVersion
-from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.base import Record
+from espalier_core.types.advice import Action, PolicyVersion
+from espalier_core.types.outcomes import OutcomeTable
 
 TOLERANCE: Final = 1e-9
 """Tolerance for mean regrets, which are sums of rounded figures."""

@@ -12,8 +12,8 @@ from espalier_agent.history.off_policy import Log, LoggedStates
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action
-from espalier_api.base import Record
+from espalier_core.base import Record
+from espalier_core.types.advice import Action
 
 
 class OnTrials(Record):

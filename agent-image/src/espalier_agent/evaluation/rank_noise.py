@@ -19,8 +19,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from espalier_api.base import Record
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.base import Record
+from espalier_core.types.outcomes import OutcomeTable
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

@@ -32,7 +32,7 @@ from espalier_agent.history import HistoryDecision
 from espalier_agent.history.episodes import Episode, Tried
 from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import Action
+from espalier_core.types.advice import Action
 
 
 class Unit(StrEnum):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_agent.history.schema import DamagedError, StoreError, check_version, open_to_read
-from espalier_api.advice import Action, AdviceRequest, PolicyVersion, Progress, TrialOutcome
-from espalier_api.allocation import Allocation
-from espalier_api.architecture import Architecture
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress, TrialOutcome
+from espalier_core.types.allocation import Allocation
 
 _DECISIONS: Final = """
     SELECT decision_id, time, job, architectures.json, time_left_seconds, time_budget_seconds, allocation, progress,

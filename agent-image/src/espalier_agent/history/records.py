@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from espalier_api.advice import AdviceRequest, OutcomeReport, PolicyVersion
+from espalier_core.types.advice import AdviceRequest, OutcomeReport, PolicyVersion
 
 if TYPE_CHECKING:
     # Not while it runs: it brings torch with it, which takes seconds, and a database needs none.

@@ -23,7 +23,7 @@ from typing import Final
 from espalier_agent.history.backlog import Backlog
 from espalier_agent.history.records import OutcomeRecord, Statement, StoredRecord
 from espalier_agent.history.schema import DamagedError, StoreError, check_contents, check_file, open_to_write
-from espalier_api.advice import OutcomeReport
+from espalier_core.types.advice import OutcomeReport
 
 logger = logging.getLogger(__name__)
 

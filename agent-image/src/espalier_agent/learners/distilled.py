@@ -24,8 +24,8 @@ from espalier_agent.learners.expected import ExpectedConfig, slow_down
 from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start
 from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
-from espalier_api.advice import ActionColumns, offered
-from espalier_api.architecture import Architecture
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import ActionColumns, offered
 
 
 class DistilledConfig(ExpectedConfig):

@@ -27,7 +27,7 @@ from espalier_agent.learners.rollouts import Rollouts, descend
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class DqnConfig(Record):

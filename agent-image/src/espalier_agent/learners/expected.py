@@ -18,7 +18,7 @@ from torch import Tensor
 from espalier_agent.history.episodes import Gathered
 from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start, ascend, time_shifts
 from espalier_agent.tables.game import Games, Returns
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class ExpectedConfig(Record):

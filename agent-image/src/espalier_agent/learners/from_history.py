@@ -44,8 +44,8 @@ from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilit
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Games
-from espalier_api.gains import SPREAD
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.estimates.gains import SPREAD
+from espalier_core.types.outcomes import OutcomeTable
 
 
 class HistoryConfig(ExpectedConfig):

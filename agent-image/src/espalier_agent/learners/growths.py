@@ -17,12 +17,12 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import decision_tree
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.growth import operation_names
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth_corpus import GrowthCorpus
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.base import Record
+from espalier_core.growth import operation_names
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.types.growth_corpus import GrowthCorpus
+from espalier_core.types.outcomes import OutcomeTable
 
 
 class GrowthsConfig(Record):

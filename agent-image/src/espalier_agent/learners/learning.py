@@ -22,11 +22,11 @@ from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
-from espalier_api.advice import ActionColumns
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.growth import operation
-from espalier_api.outcomes import OutcomeTable
+from espalier_core.base import Record
+from espalier_core.growth import operation
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import ActionColumns
+from espalier_core.types.outcomes import OutcomeTable
 
 
 class LearningError(ValueError):

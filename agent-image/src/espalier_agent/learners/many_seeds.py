@@ -44,7 +44,7 @@ from espalier_agent.learners.learning import (
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Games, returns_of
-from espalier_api.outcomes import OutcomeTable, SequenceOutcome
+from espalier_core.types.outcomes import OutcomeTable, SequenceOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from espalier_agent.learners.learning import Learner, Progress, ProgressCallback
 from espalier_agent.learners.rollouts import Rollouts, descend
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.rewards import Reward
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class PpoConfig(Record):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_agent.learners.learning import Learner
-from espalier_api.registry import Registry
+from espalier_core.registry import Registry
 
 LEARNERS: Final = Registry[Learner](
     "learner",

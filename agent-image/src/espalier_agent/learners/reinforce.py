@@ -24,7 +24,7 @@ from espalier_agent.learners.learning import (
 )
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Game, Returns
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class Order(StrEnum):

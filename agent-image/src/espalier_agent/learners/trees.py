@@ -29,7 +29,7 @@ from espalier_agent.learners.trees_rows import Floats, Row, Rows, stacked
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES
-from espalier_api.gains import HARM
+from espalier_core.estimates.gains import HARM
 
 WIDENS: Final = FEATURES.index("widens")
 GROWN: Final = FEATURES.index("grown before")

@@ -16,8 +16,8 @@ from statistics import pstdev
 from espalier_agent.history import HistoryDecision
 from espalier_agent.history.episodes import Episode, Tried
 from espalier_agent.policies.tree_features import Facts
-from espalier_api.advice import Action
-from espalier_api.gains import SPREAD
+from espalier_core.estimates.gains import SPREAD
+from espalier_core.types.advice import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from espalier_agent.learners.trees_history import Measured
 from espalier_agent.policies.tree_features import Facts, Vector, dynamic_features, static_features
 from espalier_agent.tables.tree import DecisionTree
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.growth_corpus import CaseRecord, GrowthCorpus
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action
+from espalier_core.types.growth_corpus import CaseRecord, GrowthCorpus
 
 Floats = npt.NDArray[np.float32]
 

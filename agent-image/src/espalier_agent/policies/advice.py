@@ -8,7 +8,7 @@ import torch
 
 from espalier_agent.policies.network import masked_log_probabilities
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, ExpectedGain
+from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, ExpectedGain
 
 
 @dataclass(frozen=True, slots=True)

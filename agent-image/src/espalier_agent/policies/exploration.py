@@ -18,7 +18,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from espalier_agent.policies.advice import Decision
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class Exploration(Record):

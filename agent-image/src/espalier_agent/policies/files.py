@@ -28,9 +28,15 @@ from espalier_agent import data
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Lineage, Policy
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, Vocabulary
-from espalier_api.advice import PolicyVersion
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_bounded, read_document, write_bytes_atomically, write_document
+from espalier_core.base import Record
+from espalier_core.files.documents import (
+    DocumentError,
+    read_bounded,
+    read_document,
+    write_bytes_atomically,
+    write_document,
+)
+from espalier_core.types.advice import PolicyVersion
 
 POLICY_FILE: Final = "policy.json"
 EMBEDDINGS: Final = "vocabulary.embeddings"

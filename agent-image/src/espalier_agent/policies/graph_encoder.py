@@ -30,10 +30,10 @@ from espalier_agent.policies.graph_features import (
 from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import ActionColumns
-from espalier_api.architecture import Architecture
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import ActionColumns
 
 HIDDEN_SIZE: Final = 64
 """Of the head."""

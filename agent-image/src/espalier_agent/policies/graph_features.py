@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, LARGEST_LOG2, attribute_embedding, operator_embedding
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture, Layer
-from espalier_api.growth import operation
-from espalier_api.growth.operation import Target
+from espalier_core.growth import operation
+from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture, Layer
+from espalier_core.growth.operation import Target
 
 READ_ATTRIBUTES: Final = (
     ("in_channels", "in_features", "num_features"),

@@ -26,8 +26,8 @@ from espalier_agent.policies.prepared_features import prepared_features, rows_of
 from espalier_agent.policies.tree_ensemble import SHARPNESS
 from espalier_agent.policies.tree_features import FEATURES, STATIC, Facts
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import AdviceRequest
-from espalier_api.architecture import Architecture
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import AdviceRequest
 
 DROPOUT: Final = 0.2
 FURTHEST: Final = 5.0

@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, Vocabulary
-from espalier_api.advice import ActionColumns
-from espalier_api.architecture import Architecture
-from espalier_api.growth.deepen import DEEPEN
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.types.advice import ActionColumns
 
 LAYER_HIDDEN_SIZE: Final = 50
 """Of each direction of the layer encoder: layer encodings have 100 dimensions (Lamelas 5.3)."""

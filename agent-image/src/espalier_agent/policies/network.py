@@ -16,13 +16,13 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import ActionColumns, AdviceRequest
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.growth import OperationName, operation
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.registry import Registry
+from espalier_core.base import Record
+from espalier_core.growth import OperationName, operation
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.registry import Registry
+from espalier_core.types.advice import ActionColumns, AdviceRequest
 
 Prepared = dict[str, Tensor]
 """Models as the fixed tensors that an encoder reads; made once, encoded in each update."""

@@ -7,9 +7,9 @@ from typing import Final
 
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import PolicyVersion
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
+from espalier_core.base import Record
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import PolicyVersion
 
 DEFAULT_EMBEDDING_SEED: Final = 0
 """Of the layers' embeddings. Policies that share it agree about layers that none of them has met."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from espalier_agent.policies.network import Prepared
 from espalier_agent.policies.tree_features import STATIC, Facts, dynamic_features, static_features
-from espalier_api.architecture import Architecture
-from espalier_api.growth import operation
+from espalier_core.growth import operation
+from espalier_core.growth.architecture import Architecture
 
 
 def prepared_features(

@@ -21,9 +21,9 @@ from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork,
 from espalier_agent.policies.prepared_features import prepared_features, rows_of
 from espalier_agent.policies.tree_features import FEATURES, Facts
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.advice import ActionColumns, AdviceRequest
-from espalier_api.architecture import Architecture
-from espalier_api.gains import SPREAD
+from espalier_core.estimates.gains import SPREAD
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import ActionColumns, AdviceRequest
 
 TREES: Final = 100
 LEAVES: Final = 128

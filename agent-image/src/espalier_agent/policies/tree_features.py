@@ -15,13 +15,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.architecture import MOST, WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
-from espalier_api.growth.block import ADD_BLOCK
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.mixing import ATTENTION, mixes
-from espalier_api.step_cost import (
+from espalier_core.growth.architecture import MOST, WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.mixing import ATTENTION, mixes
+from espalier_core.growth.step_cost import (
     OPERATION_SECONDS,
     RECURRENT,
     WEIGHTED_SECONDS,
@@ -29,6 +27,8 @@ from espalier_api.step_cost import (
     places_of_all,
     step_seconds,
 )
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, AdviceRequest, offered
 
 UNKNOWN: Final = -1.0
 BATCH_SIZE: Final = 32

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from espalier_api.architecture import Architecture, AttributeValue, Layer
+from espalier_core.growth.architecture import Architecture, AttributeValue, Layer
 
 EMBEDDING_SIZE: Final = 16
 """Lamelas 5.2, following Cai et al."""

@@ -28,10 +28,10 @@ from espalier_agent.service.errors import ErrorBody, ServiceError, install_error
 from espalier_agent.service.middleware import BodyLimit, CountedRequests
 from espalier_agent.service.proof import Authentication, Proofs, Reviewer
 from espalier_agent.service.serving import Serving, Settings
-from espalier_api.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
-from espalier_api.base import Record
-from espalier_api.exporting import CONTENT_TYPE, Metrics
-from espalier_api.metrics import Exporter
+from espalier_core.base import Record
+from espalier_core.metrics.catalogue import Exporter
+from espalier_core.metrics.exporting import CONTENT_TYPE, Metrics
+from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReceipt, OutcomeReport, PolicyVersion
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 logger = logging.getLogger(__name__)
 

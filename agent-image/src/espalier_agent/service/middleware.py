@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from espalier_agent.service.errors import ErrorBody, error_response
-from espalier_api.exporting import Metrics
+from espalier_core.metrics.exporting import Metrics
 
 ROUTES: Final = ("/v1/advice", "/v1/outcomes", "/v1/policy", "/healthz", "/readyz", "/metrics")
 """Paths that are counted by name; all others count as `other`, so that requests cannot create new series."""

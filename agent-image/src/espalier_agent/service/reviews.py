@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_agent.service.proof import Review, Reviewer, ReviewError
-from espalier_kube.client import Client
-from espalier_kube.connection import NoAccessError, api_of_process
-from espalier_kube.errors import ApiError, Retries
-from espalier_kube.resources import TOKEN_REVIEWS
-from espalier_kube.scraping import scrapers_of, serve_metrics
+from espalier_core.k8s.client import Client
+from espalier_core.k8s.connection import NoAccessError, api_of_process
+from espalier_core.k8s.errors import ApiError, Retries
+from espalier_core.k8s.resources import TOKEN_REVIEWS
+from espalier_core.k8s.scraping import scrapers_of, serve_metrics
 
 DEADLINE_SECONDS: Final = 1.0
 """For a review; nobody waits longer."""

@@ -18,9 +18,9 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.service.proof import Authentication
 from espalier_agent.service.shadow import Shadow
 from espalier_agent.service.watch import LOOK_SECONDS, PolicyWatch
-from espalier_api.advice import AdviceRequest, PolicyVersion
-from espalier_api.base import Record
-from espalier_api.exporting import Metrics
+from espalier_core.base import Record
+from espalier_core.metrics.exporting import Metrics
+from espalier_core.types.advice import AdviceRequest, PolicyVersion
 
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """A described network of 500 layers is about 200 KB."""

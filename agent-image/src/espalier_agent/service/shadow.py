@@ -16,7 +16,7 @@ from espalier_agent.history.backlog import Backlog
 from espalier_agent.history.records import ShadowRecord
 from espalier_agent.policies.advice import Decision, decide
 from espalier_agent.service.watch import PolicyWatch
-from espalier_api.advice import AdviceRequest
+from espalier_core.types.advice import AdviceRequest
 
 logger = logging.getLogger(__name__)
 

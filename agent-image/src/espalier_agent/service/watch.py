@@ -20,7 +20,7 @@ from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import POLICY_FILE, PolicyError, load_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import AdviceRequest
+from espalier_core.types.advice import AdviceRequest
 
 logger = logging.getLogger(__name__)
 

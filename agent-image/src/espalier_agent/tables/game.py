@@ -12,9 +12,9 @@ from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.transitions import Transitions
 from espalier_agent.tables.tree import DecisionTree, TableError
-from espalier_api.advice import ActionColumns
-from espalier_api.growth import operation
-from espalier_api.outcomes import reward
+from espalier_core.growth import operation
+from espalier_core.types.advice import ActionColumns
+from espalier_core.types.outcomes import reward
 
 
 class Returns(StrEnum):

@@ -15,13 +15,13 @@ from espalier_agent.tables.game import outputs_of
 from espalier_agent.tables.rewards import Floats, Indices, Reward
 from espalier_agent.tables.transitions import Transitions
 from espalier_agent.tables.tree import DecisionTree, carried_out, decision_tree
-from espalier_api.advice import ActionColumns
-from espalier_api.allocation import Allocation
-from espalier_api.architecture import Architecture
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.outcomes import OutcomeTable
-from espalier_api.outcomes import reward as paper_return
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import ActionColumns
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.outcomes import OutcomeTable
+from espalier_core.types.outcomes import reward as paper_return
 
 LAYER_FEATURES: Final = EMBEDDING_SIZE + 1
 """The embedding of operator and attributes, and log2(1 + parameters)."""

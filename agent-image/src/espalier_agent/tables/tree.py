@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
-from espalier_api.advice import Action, AdviceRequest, offered
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.documents import first_fault
-from espalier_api.growth import described, target_counts
-from espalier_api.outcomes import OutcomeTable, read_table
+from espalier_core.files.documents import first_fault
+from espalier_core.growth import described, target_counts
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.outcomes import OutcomeTable, read_table
 
 
 class TableError(ValueError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from espalier_api.reasons import Reason
-from espalier_api.status import ConditionType
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.limits import namespace_limits, queue_limits
 from espalier_cli.cluster.scarcity import needs, scarcity
 from espalier_cli.cluster.wording import count, duration
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import ConditionType
 from espalier_operator.kube.settings import FIGURES_A_SECOND
 
 SILENT_SECONDS = 60.0

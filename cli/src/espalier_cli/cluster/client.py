@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from espalier_cli.cluster.errors import for_a_person
 from espalier_cli.errors import InputError
-from espalier_kube.errors import Retries
-from espalier_kube.lists import Listing
-from espalier_kube.resources import Raw, Resource
+from espalier_core.k8s.errors import Retries
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Raw, Resource
 
 if TYPE_CHECKING:
-    from espalier_kube.client import Client
+    from espalier_core.k8s.client import Client
 
 RETRIES: Final = Retries(deadline=30.0, tries=3, first_wait=0.3)
 CONNECT_SECONDS: Final = 5.0
@@ -65,8 +65,8 @@ def connect(kubeconfig: Path | None, context: str | None) -> Cluster:
 
     `InputError` where the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
     """
-    from espalier_kube.client import Client
-    from espalier_kube.connection import NoAccessError, api_of_context
+    from espalier_core.k8s.client import Client
+    from espalier_core.k8s.connection import NoAccessError, api_of_context
 
     sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
     try:

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from espalier_api.reasons import SENTENCES
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.shares import shares_document
 from espalier_cli.cluster.wording import count, duration, of_type
+from espalier_core.types.reasons import SENTENCES
 from espalier_operator.model.actions import (
     Action,
     Admit,

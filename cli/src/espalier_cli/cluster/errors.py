@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from espalier_cli.errors import InputError
-from espalier_kube.errors import ApiError, Call, InsecureError, RefusedError
-from espalier_kube.resources import JOBS, Resource
+from espalier_core.k8s.errors import ApiError, Call, InsecureError, RefusedError
+from espalier_core.k8s.resources import JOBS, Resource
 
 
 class ClusterError(InputError):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from espalier_cli.cluster.options import (
 from espalier_cli.cluster.output import print_data, print_heading
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.policy_option import policy_option
-from espalier_kube.resources import EVENTS, JOBS
+from espalier_core.k8s.resources import EVENTS, JOBS
 from espalier_operator.kube.inspection import KubeSettings
 
 

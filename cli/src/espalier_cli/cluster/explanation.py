@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_cli.cluster.case import Case
 from espalier_cli.cluster.causes import particulars
 from espalier_cli.cluster.decisions import says
@@ -16,6 +14,8 @@ from espalier_cli.cluster.shares import described_share
 from espalier_cli.cluster.standing import phase, standing
 from espalier_cli.cluster.wording import count, duration, of_type
 from espalier_cli.display import progress_of
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_operator.policies.settings import configured
 
 EVENTS_SHOWN = 10

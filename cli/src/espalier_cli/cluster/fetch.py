@@ -8,8 +8,8 @@ from functools import partial
 
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ForbiddenError, NotFoundError
-from espalier_kube.lists import Listing
-from espalier_kube.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, Resource
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, Resource
 from espalier_operator.kube.inspection import KubeSettings, names, optional_kinds
 
 Lists = Mapping[Resource, Listing]

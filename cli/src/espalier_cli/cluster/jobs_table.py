@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from espalier_api.status import ConditionType
-from espalier_api.task import Score, accuracy_of, other_than_accuracy, score_in
 from espalier_cli.cluster.output import Row
 from espalier_cli.cluster.standing import Job, phase, standing
 from espalier_cli.cluster.wording import short
+from espalier_core.types.status import ConditionType
+from espalier_core.types.task import Score, accuracy_of, other_than_accuracy, score_in
 
 COLUMNS = ("NAME", "PHASE", "GPUS", "EXTRA", "DEPTH", "ADAPTATIONS", "BUDGET-LEFT", "AGE", "REASON")
 WIDE_COLUMNS = (*COLUMNS, "QUEUE", "TYPE", "RESTARTS", "PREEMPTIONS", "EPOCH", "SCORE", "MESSAGE")

@@ -9,7 +9,7 @@ from espalier_cli.cluster.jobs_table import COLUMNS, FIGURES, WIDE_COLUMNS, entr
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option
 from espalier_cli.cluster.output import print_data, print_table
 from espalier_cli.cluster.standing import job_of
-from espalier_kube.resources import JOBS
+from espalier_core.k8s.resources import JOBS
 
 
 @click.command("list", epilog=EXIT_CODES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 
 _LOGS: Final = "kubectl logs -n {namespace} {leader}"
 _DESCRIBE: Final = "kubectl describe pod -n {namespace} {leader}"

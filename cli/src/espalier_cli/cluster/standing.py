@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.status import Condition, ConditionStatus, ConditionType, JobStatus
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus
 from espalier_operator.kube.inspection import parse_status
 
 FINISHED = (ConditionType.COMPLETE, ConditionType.FAILED)

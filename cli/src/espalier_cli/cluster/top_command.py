@@ -13,7 +13,7 @@ from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_opt
 from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
 from espalier_cli.cluster.usage import AvoidedUse, JobUse, TypeUse, avoided, others, use_by_job, use_by_type, why_not
 from espalier_cli.cluster.wording import count, short
-from espalier_kube.resources import NODES
+from espalier_core.k8s.resources import NODES
 from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_operator
 
 _TYPE_COLUMNS = ("TYPE", "NODES", "TOTAL", "BASE", "LENT", "OTHERS", "TERMINATING", "PROMISED", "FREE")

@@ -19,8 +19,8 @@ from espalier_cli.cluster.narration import Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.watch_display import PlainWatch, watch_display
-from espalier_kube.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
-from espalier_kube.resources import EVENTS, JOBS, Raw, Resource
+from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
+from espalier_core.k8s.resources import EVENTS, JOBS, Raw, Resource
 
 _EXIT_CODES = """\
 Exit codes: 0 the job is complete, 1 it failed, was deleted, or the cluster did not answer, 2 an input cannot be used,

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from espalier_api.task import accuracy_of
 from espalier_cli.cluster.narration import Line
 from espalier_cli.display import JobRow, progress_table
 from espalier_cli.tables import plain_console
+from espalier_core.types.task import accuracy_of
 
 
 class PlainWatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_api.counts import number_of
+from espalier_core.counts import number_of
 
 _BYTES = ("memory", "ephemeral-storage")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

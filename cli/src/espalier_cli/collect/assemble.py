@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
-from espalier_api.outcomes import Control, OutcomeTable, SequenceOutcome
 from espalier_cli.collect.plan import Kind, Run, sequences
 from espalier_cli.collect.training import Collection, RunRecord
+from espalier_core.types.outcomes import Control, OutcomeTable, SequenceOutcome
 
 _ACCURACY_DIGITS, _TIME_DIGITS = 5, 4
 

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from espalier_api.channel_groups import ChannelGroup
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.task import Task
 from espalier_cli.collect.cost import StepCost, measure_cost, parse_cost
 from espalier_cli.collect.plan import Kind, Run, next_run
 from espalier_cli.collect.state import WorkFolder
 from espalier_cli.collect.training import CollectError, Collection, RunRecord, Time, prepared, usable_device
 from espalier_cli.collect.workers import Workers
+from espalier_core.growth.channel_groups import ChannelGroup
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.task import Task
 from espalier_trainer.architecture import describe
 from espalier_trainer.data import load_data
 from espalier_trainer.models import build_model

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from espalier_agent.commands.console import CommandError
 from espalier_agent.commands.lazy import INTERRUPTED
 from espalier_agent.commands.ranges import SEEDS, RealRange
-from espalier_api.documents import write_text_atomically
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.outcomes import OutcomeTable
-from espalier_api.validation import JobFileError, load_job, with_spec
 from espalier_cli.collect.corpus import CorpusOptions, Way, collect_corpus, part_of
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.judge.options import shares
 from espalier_cli.timeline import TimelineError, parse_moment
+from espalier_core.files.documents import write_text_atomically
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.outcomes import OutcomeTable
+from espalier_core.validation.reading import JobFileError, load_job, with_spec
 
 if TYPE_CHECKING:
     from espalier_cli.collect.state import WorkFolder
@@ -150,7 +150,6 @@ def collect(
     limit them, because a table contains all sequences.
     """
     # Imported here: the other commands of the agent need no trainer.
-    from espalier_api.architecture import GrowthError
     from espalier_cli.collect.assemble import assemble
     from espalier_cli.collect.collecting import collect as collect_runs
     from espalier_cli.collect.collecting import set_up
@@ -158,6 +157,7 @@ def collect(
     from espalier_cli.collect.plan import runs_for
     from espalier_cli.collect.state import InUseError, StateError, WorkFolder
     from espalier_cli.collect.training import CollectError, Time
+    from espalier_core.growth.architecture import GrowthError
     from espalier_trainer.errors import TrainerError
 
     if (job_file is None) == (corpus is None):

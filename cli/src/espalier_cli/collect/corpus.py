@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from espalier_api.growth.widen import WIDEN
 from espalier_cli.collect.progress_line import ProgressLine
 from espalier_cli.errors import InputError
+from espalier_core.growth.widen import WIDEN
 
 if TYPE_CHECKING:
     from espalier_cli.judge.deciding import Setting
@@ -84,12 +84,12 @@ def collect_corpus(
     contents, as a changed file has other cases. The corpus is written after each seed, so that a part can be used
     already. Raises `InputError`.
     """
-    from espalier_api.growth_corpus import GrowthCorpus, write_corpus
     from espalier_cli.corpus.families import SETS
     from espalier_cli.judge.case import CaseError, CaseFile, Cases
     from espalier_cli.judge.judging import made
     from espalier_cli.judge.running import Runner
     from espalier_cli.judge.tasks import Arms
+    from espalier_core.types.growth_corpus import GrowthCorpus, write_corpus
 
     name = options.name
     if name not in SETS and not name.endswith(".py"):
@@ -129,8 +129,8 @@ def collect_corpus(
 
 
 def _settings(options: CorpusOptions) -> list[Setting]:
-    from espalier_api.job import Insertion
     from espalier_cli.judge.deciding import OPERATIONS, Setting
+    from espalier_core.types.job import Insertion
 
     plain = Setting(options.moments, (*OPERATIONS, WIDEN.name), options.most)
     known = {

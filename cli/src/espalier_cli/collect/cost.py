@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier_api.architecture import Architecture
-from espalier_api.channel_groups import ChannelGroup
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.channel_groups import ChannelGroup
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.data.source import Data
 from espalier_trainer.models import build_model
 from espalier_trainer.net2net import deepen, widen

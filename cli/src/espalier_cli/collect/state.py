@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from espalier_api.base import Record
-from espalier_api.channel_groups import ChannelGroup
-from espalier_api.documents import DocumentError, read_document, write_document
 from espalier_cli.collect.cost import StepCost, cost_of
 from espalier_cli.collect.plan import Run
 from espalier_cli.collect.training import Collection, RunRecord
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.growth.channel_groups import ChannelGroup
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore
 

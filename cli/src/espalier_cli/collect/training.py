@@ -13,15 +13,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.causes import in_one_line
-from espalier_api.job import AdaptiveTrainingJob, DatasetSpec, Insertion
-from espalier_api.report import AdaptationResult, TrainerPhase
-from espalier_api.validation import with_spec
 from espalier_cli.collect.cost import StepCost
 from espalier_cli.collect.plan import Kind, Run
+from espalier_core.base import Record
+from espalier_core.causes import in_one_line
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec, Insertion
+from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_core.validation.reading import with_spec
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore

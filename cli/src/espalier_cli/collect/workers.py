@@ -9,11 +9,11 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from espalier_api.architecture import GrowthError
 from espalier_cli.children import led_by_parent
 from espalier_cli.collect.plan import Run
 from espalier_cli.collect.state import WorkFolder
 from espalier_cli.collect.training import CollectError, Collection, RunRecord, train
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.errors import TrainerError
 
 

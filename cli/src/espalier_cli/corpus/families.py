@@ -11,11 +11,11 @@ from typing import Final
 import torch
 from torch import nn
 
-from espalier_api.job import OptimizerSpec
 from espalier_cli.corpus.designs import BODIES, SIZES, Design, built, drawn
 from espalier_cli.corpus.free import free_model, free_steps
 from espalier_cli.corpus.inputs import KINDS, inputs_of
 from espalier_cli.judge.case import Case
+from espalier_core.types.job import OptimizerSpec
 
 BATCH_SIZE: Final = 32
 DATA_SETS: Final = 2

@@ -14,8 +14,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from espalier_api.documents import first_fault
-from espalier_api.job import OptimizerSpec
+from espalier_core.files.documents import first_fault
+from espalier_core.types.job import OptimizerSpec
 
 KEYS: Final = (
     "name",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _operations(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
-    from espalier_api.growth import operation_names
+    from espalier_core.growth import operation_names
 
     names = tuple(part.strip() for part in text.split(","))
     for name in names:

@@ -1,7 +1,7 @@
 """The training of one case in virtual time: it can be copied, grown, and continued.
 
-A step costs what `espalier_api.step_cost` models, in units in which a step of the starting model costs 1. Nothing
-depends on the machine: equal seeds give equal courses.
+A step costs what `espalier_core.growth.step_cost` models, in units in which a step of the starting model costs 1.
+Nothing depends on the machine: equal seeds give equal courses.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, Self
 import torch
 from torch import Tensor, nn
 
-from espalier_api.advice import Action
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.job import Insertion
-from espalier_api.step_cost import step_seconds
 from espalier_cli.judge.case import Case, CaseError, Split
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.step_cost import step_seconds
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.network import Network, new_network
 from espalier_trainer.optimizers import set_learning_rate

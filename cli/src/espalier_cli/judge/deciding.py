@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_api.advice import Action, offered
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.growth.block import ADD_BLOCK
-from espalier_api.growth.deepen import DEEPEN
-from espalier_api.growth.widen import WIDEN
-from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
-from espalier_api.job import Insertion, Trials
-from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course, Slice
 from espalier_cli.judge.records import rounded
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, offered
+from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
+from espalier_core.types.job import Insertion, Trials
+from espalier_core.types.trials import SHARES
 from espalier_trainer.places import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
-from espalier_api.growth_corpus import CaseRecord
 from espalier_cli.judge.case import Case, CaseError, Cases
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialsRecord
@@ -16,6 +15,7 @@ from espalier_cli.judge.running import Runner, Watcher
 from espalier_cli.judge.tasks import Arms, Trials
 from espalier_cli.judge.trialling import version_of
 from espalier_cli.judge.verdict import Verdict, decisions_of, judged
+from espalier_core.types.growth_corpus import CaseRecord
 
 
 @dataclass(frozen=True)

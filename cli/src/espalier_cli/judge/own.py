@@ -16,12 +16,12 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from espalier_api.base import Strict
-from espalier_api.documents import first_fault
-from espalier_api.job import DatasetSpec, ModelSpec, OptimizerSpec
 from espalier_cli.judge.case import Case, CaseError, Split
 from espalier_cli.judge.course import loss_of
 from espalier_cli.timeline import TimelineError, parse_moment
+from espalier_core.base import Strict
+from espalier_core.files.documents import first_fault
+from espalier_core.types.job import DatasetSpec, ModelSpec, OptimizerSpec
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import TrainerError

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from espalier_api.advice import Action
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_document, write_document
 from espalier_cli.judge.case import Case
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.types.advice import Action
 
 _DIGITS = 5
 RecordT = TypeVar("RecordT", bound=Record)

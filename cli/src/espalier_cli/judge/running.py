@@ -14,10 +14,10 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-from espalier_api.base import Record
 from espalier_cli.children import led_by_parent
 from espalier_cli.judge.case import Case, CaseError, Cases
 from espalier_cli.judge.records import keep, kept
+from espalier_core.base import Record
 
 RecordT = TypeVar("RecordT", bound=Record)
 RecordT_co = TypeVar("RecordT_co", bound=Record, covariant=True)

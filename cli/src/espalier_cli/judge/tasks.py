@@ -8,13 +8,13 @@ from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
-from espalier_api.growth_corpus import MARKS, CaseRecord
-from espalier_api.job import Trials as Manner
-from espalier_api.trials import EVIDENCE, SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.deciding import Setting, decided
 from espalier_cli.judge.records import TrialsRecord, key_of
 from espalier_cli.judge.trialling import RACE_GPUS, tried
+from espalier_core.types.growth_corpus import MARKS, CaseRecord
+from espalier_core.types.job import Trials as Manner
+from espalier_core.types.trials import EVIDENCE, SHARES
 from espalier_trainer.trials.rules import KEPT
 
 

@@ -13,15 +13,15 @@ from typing import Final
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
-from espalier_api.advice import Action, ExpectedGain
-from espalier_api.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
-from espalier_api.job import Trials
-from espalier_api.report import Arm, Slice
-from espalier_api.trials import SHARES
 from espalier_cli.judge.case import Case
 from espalier_cli.judge.course import Course
 from espalier_cli.judge.deciding import Setting
 from espalier_cli.judge.records import TrialRecord, TrialsRecord, rounded
+from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
+from espalier_core.types.job import Trials
+from espalier_core.types.report import Arm, Slice
+from espalier_core.types.trials import SHARES
 from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
 
 RACE_GPUS: Final = 4

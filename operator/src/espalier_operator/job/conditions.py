@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from espalier_api.base import MAX_NUMBER
-from espalier_api.counts import number_of
-from espalier_api.measurements import Measurements, differs
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import (
+from espalier_core.base import MAX_NUMBER
+from espalier_core.counts import number_of
+from espalier_core.types.measurements import Measurements, differs
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import (
     MAX_ARMS,
     MAX_METRICS,
     MAX_NAME,
@@ -23,7 +23,7 @@ from espalier_api.report import (
     Report,
     TrainerPhase,
 )
-from espalier_api.status import (
+from espalier_core.types.status import (
     MAX_ADAPTATIONS_KEPT,
     MAX_POLICY,
     Condition,

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_api.environment import ExitCode
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.types.environment import ExitCode
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
 from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 
 LAST_PHASES: Final = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 """What a leader reports last."""

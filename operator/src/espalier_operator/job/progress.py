@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader, Meter
 from espalier_operator.job.observation import LAST_PHASES, Observation

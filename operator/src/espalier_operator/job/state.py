@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from espalier_api.allocation import Direction
+from espalier_core.types.allocation import Direction
 from espalier_operator.clock import doubled
 from espalier_operator.model import Blame, Ended, Reclaim, Stopping, Terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What the scheduler grants at a moment: `espalier_api.allocation.Allocation` on the backend's clock."""
+    """What the scheduler grants at a moment: `espalier_core.types.allocation.Allocation` on the backend's clock."""
 
     generation: int = 0
     replicas: int = 0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from espalier_api.allocation import Allocation
-from espalier_api.reasons import Reason
-from espalier_api.status import (
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import (
     AvoidedNode,
     ConditionStatus,
     ConditionType,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import SENTENCES, Reason
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.model import REFUSALS, Ended, Reclaim, Stopping, Terms
 from espalier_operator.model.actions import (

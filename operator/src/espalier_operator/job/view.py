@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.measurements import Measurements
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.throughput import step_times
+from espalier_core.estimates.throughput import step_times
+from espalier_core.types.measurements import Measurements
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation

@@ -1,7 +1,7 @@
 """The client of the API server. Requests have a deadline; temporary failures are retried, refusals are raised.
 
 A thin transport over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens;
-what answers mean, paging and retries are `espalier_kube`'s. Only plain JSON goes through it: thousands of pods are
+what answers mean, paging and retries are `espalier_core.k8s`'s. Only plain JSON goes through it: thousands of pods are
 listed in half the time that typed models take.
 """
 
@@ -21,10 +21,10 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_kube import resources
-from espalier_kube.errors import Retries, Status
-from espalier_kube.lists import Listing, Pages
-from espalier_kube.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_core.k8s import resources
+from espalier_core.k8s.errors import Retries, Status
+from espalier_core.k8s.lists import Listing, Pages
+from espalier_core.k8s.resources import Raw, Resource, controller_of, key_of, resource_of
 from espalier_operator.kube.objects import identities
 from espalier_operator.loop import BackendError
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import aiohttp
 
-from espalier_api.program import LogProgress, MetricsProgress
+from espalier_core.types.program import LogProgress, MetricsProgress
 from espalier_operator.clock import Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.state.progress import ProgressSource

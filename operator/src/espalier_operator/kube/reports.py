@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from espalier_api.documents import DocumentError, loads
-from espalier_api.measurements import Measurements, has_new_configuration
-from espalier_api.report import MAX_REPORT_BYTES, Report
-from espalier_api.signal import REPORT_KEY
-from espalier_kube.resources import Raw
+from espalier_core.files.documents import DocumentError, loads
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.measurements import Measurements, has_new_configuration
+from espalier_core.types.report import MAX_REPORT_BYTES, Report
+from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef, owner_of
 from espalier_operator.kube.reading import entries, mapping, time

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.job import DEFAULT_CONTROLLER
-from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.job import DEFAULT_CONTROLLER
+from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.job.state import Timing
 from espalier_operator.model import DEFAULT_POLICY, Rules
 

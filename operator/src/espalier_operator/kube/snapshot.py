@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier_api.job import DEFAULT_CONTROLLER
-from espalier_api.reasons import Reason
-from espalier_api.status import ConditionStatus, ConditionType, JobStatus
-from espalier_kube.lists import Listing
-from espalier_kube.resources import JOBS, LEASES, PODS, Resource
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import JOBS, LEASES, PODS, Resource
+from espalier_core.types.job import DEFAULT_CONTROLLER
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings

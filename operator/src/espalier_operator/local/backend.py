@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from espalier_api import environment as names
-from espalier_api.reasons import Reason
+from espalier_core.types import environment as names
+from espalier_core.types.reasons import Reason
 from espalier_operator.clock import Clock
 from espalier_operator.job.budget import Leader
 from espalier_operator.local.gpus import CUDA_DEVICES, Gpus, Holder, Timeline

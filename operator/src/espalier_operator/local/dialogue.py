@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from espalier_api.allocation import Allocation, AllocationDocument
-from espalier_api.measurements import Measurements, merged
-from espalier_api.report import Report
+from espalier_core.types.allocation import Allocation, AllocationDocument
+from espalier_core.types.measurements import Measurements, merged
+from espalier_core.types.report import Report
 from espalier_operator.local.files import AllocationFile, ReportFile
 from espalier_operator.local.layout import ALLOCATION_FILE, REPORT_FILE
 

@@ -8,10 +8,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from espalier_api.allocation import AllocationDocument
-from espalier_api.documents import DocumentError, read_document, write_document
-from espalier_api.events import EVENT, AnyEvent
-from espalier_api.report import Report
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.types.allocation import AllocationDocument
+from espalier_core.types.events import EVENT, AnyEvent
+from espalier_core.types.report import Report
 
 _Stamp = tuple[int, int, int]
 TAIL_BYTES: Final = 32 * 1024

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from espalier_api.documents import append_line
-from espalier_api.events import AnyEvent
+from espalier_core.files.documents import append_line
+from espalier_core.types.events import AnyEvent
 from espalier_operator.local.files import EventTail, offset_after
 from espalier_operator.local.layout import EVENTS_FILE, HISTORY_FILE
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TypedDict
 
-from espalier_api.events import AnyEvent, JobChanged, Warned
-from espalier_api.reasons import Reason
-from espalier_api.status import JobPhase
+from espalier_core.types.events import AnyEvent, JobChanged, Warned
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobPhase
 from espalier_operator.local.history import History
 
 

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from espalier_api import environment
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.layout import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
-from espalier_api.layout import JOB_FILE as JOB_FILE
-from espalier_api.layout import RESULT_FILE as RESULT_FILE
+from espalier_core.files.layout import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from espalier_core.files.layout import JOB_FILE as JOB_FILE
+from espalier_core.files.layout import RESULT_FILE as RESULT_FILE
+from espalier_core.types import environment
+from espalier_core.types.job import AdaptiveTrainingJob
 
 ALLOCATION_FILE: Final = "allocation.json"
 REPORT_FILE: Final = "report.json"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from espalier_api.causes import cause_in
-from espalier_api.reasons import Reason
+from espalier_core.causes import cause_in
+from espalier_core.types.reasons import Reason
 from espalier_operator.job.observation import End, Incarnation
 from espalier_operator.local.files import size, tail
 from espalier_operator.local.layout import TRAINER_LOG

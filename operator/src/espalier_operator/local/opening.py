@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from espalier_api.events import AnyEvent
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.events import AnyEvent
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.layout import command_of

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from espalier_api.base import Record
-from espalier_api.documents import write_document
+from espalier_core.base import Record
+from espalier_core.files.documents import write_document
 from espalier_operator.local import layout
 from espalier_operator.local.settings import LocalRunError
 

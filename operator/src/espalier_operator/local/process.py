@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from espalier_api.documents import write_text_atomically
+from espalier_core.files.documents import write_text_atomically
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

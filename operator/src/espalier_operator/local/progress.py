@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from espalier_api.program import MetricsProgress, ProgressSpec
+from espalier_core.types.program import MetricsProgress, ProgressSpec
 from espalier_operator.programs import (
     MAX_LINE_BYTES,
     MAX_PAGE_BYTES,

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from espalier_api.documents import write_document
-from espalier_api.events import AnyEvent, GPUsChanged
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
+from espalier_core.files.documents import write_document
+from espalier_core.types.events import AnyEvent, GPUsChanged
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.budget import Leader
 from espalier_operator.local import agent as agents

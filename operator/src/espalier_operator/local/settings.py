@@ -11,7 +11,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from espalier_api.job import AgentRef
+from espalier_core.types.job import AgentRef
 from espalier_operator.job.state import Timing
 from espalier_operator.model import DEFAULT_POLICY
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from pydantic import Field
 
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, read_document
-from espalier_api.environment import LEADER_FILE
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import Report
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document
+from espalier_core.types.environment import LEADER_FILE
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.local.layout import CHECKPOINT_FOLDER, STATE_FILE

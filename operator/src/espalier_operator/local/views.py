@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from espalier_api.allocation import Allocation
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.status import JobPhase
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.status import JobPhase
 from espalier_operator.local.gpus import Gpus
 from espalier_operator.local.job import LocalJob
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from espalier_api import environment as names
+from espalier_core.types import environment as names
 from espalier_operator.clock import Backoff
 from espalier_operator.job.observation import End, Incarnation
 from espalier_operator.local.gpus import CUDA_DEVICES

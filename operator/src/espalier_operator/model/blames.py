@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_api.status import MAX_AVOIDED_NODES
+from espalier_core.types.status import MAX_AVOIDED_NODES
 from espalier_operator.clock import doubled
 
 _AVOIDED: Final = 1800.0, 6 * 3600.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from espalier_api.goodput import BatchLimits
-from espalier_api.job import (
+from espalier_core.estimates.goodput import BatchLimits
+from espalier_core.estimates.throughput import StepTime
+from espalier_core.types.job import (
     AdaptationMode,
     AdaptiveTrainingJob,
     BasePreemption,
@@ -14,10 +15,9 @@ from espalier_api.job import (
     ElasticBatch,
     TrainingSpec,
 )
-from espalier_api.measurements import GrowthForecast
-from espalier_api.pod_template import DEFAULT_GPU_RESOURCE
-from espalier_api.reasons import Reason
-from espalier_api.throughput import StepTime
+from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
+from espalier_core.types.reasons import Reason
 from espalier_operator.model.blames import Blame
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.model.nodes import Node

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

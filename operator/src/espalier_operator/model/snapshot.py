@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from espalier_api.documents import first_fault
+from espalier_core.files.documents import first_fault
 from espalier_operator.model.blames import Avoided
 from espalier_operator.model.jobs import JobFacts
 from espalier_operator.model.nodes import NamespaceLimit, Node

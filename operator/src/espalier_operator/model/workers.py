@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from espalier_api import environment
+from espalier_core.types import environment
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 
 LEAVING_SECONDS: Final = 600.0

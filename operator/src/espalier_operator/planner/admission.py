@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Action, Refusal
 

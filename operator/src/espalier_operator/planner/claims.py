@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.resources import Goods
 from espalier_operator.model import JobFacts, Role

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.cluster.resource_quotas import NamespaceLedger

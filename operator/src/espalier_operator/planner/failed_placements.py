@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.model.constraints import Amounts
 

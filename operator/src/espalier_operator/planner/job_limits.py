@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Promise, Rules
 from espalier_operator.model.actions import NoticeReclaim, ReleaseExtra, Stop
 from espalier_operator.model.queues import Ledger

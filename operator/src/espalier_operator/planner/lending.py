@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.model import JobFacts, Role

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from espalier_api.counts import number_of
-from espalier_api.reasons import SENTENCES, Reason
+from espalier_core.counts import number_of
+from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.model import REFUSALS, JobFacts, Rules, Stopping, Terms
 from espalier_operator.model.actions import Action, Fail, Finish, Requeue, Stop
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.cluster.resources import Goods

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from espalier_api.registry import Registry
+from espalier_core.registry import Registry
 from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.view import Policy
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from espalier_api.registry import Registry, RegistryError
+from espalier_core.registry import Registry, RegistryError
 from espalier_operator.policies.fair import FairPolicy, served_before, weight_of
 from espalier_operator.policies.view import Decision, Elasticity, Share, View, base_share
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from espalier_api.documents import first_fault
+from espalier_core.files.documents import first_fault
 from espalier_operator.policies.view import Candidate, Outlook, Prospect, View
 
 QUESTION_VERSION: Final = 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 
-from espalier_api.measurements import GrowthForecast
+from espalier_core.types.measurements import GrowthForecast
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 from espalier_operator.policies import Policy
 from espalier_operator.policies.speed_models import outlooks_of

@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from espalier_api.goodput import best, gain
-from espalier_api.measurements import GradientNoise
-from espalier_api.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
+from espalier_core.estimates.goodput import best, gain
+from espalier_core.estimates.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
+from espalier_core.types.measurements import GradientNoise
 from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.policies.view import Outlook
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
-from espalier_api.throughput import on_type
+from espalier_core.estimates.throughput import on_type
 from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.model.queues import Ledger

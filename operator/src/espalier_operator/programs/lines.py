@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from espalier_api.program import LogProgress, compile_pattern
+from espalier_core.types.program import LogProgress, compile_pattern
 from espalier_operator.programs.reading import number_of
 
 MAX_LINE_BYTES: Final = 4096

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from espalier_api.base import MAX_NUMBER
-from espalier_api.program import KNOWN_VALUES, MAX_VALUES
-from espalier_api.report import Metric
+from espalier_core.base import MAX_NUMBER
+from espalier_core.types.program import KNOWN_VALUES, MAX_VALUES
+from espalier_core.types.report import Metric
 
 MAX_NUMBER_LENGTH: Final = 64
 """Maximum length of a number in a text, in characters."""

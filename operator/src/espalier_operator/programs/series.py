@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api.program import MetricsProgress, selector_of
+from espalier_core.types.program import MetricsProgress, selector_of
 from espalier_operator.programs.lines import MAX_LINE_BYTES
 from espalier_operator.programs.reading import number_of
 

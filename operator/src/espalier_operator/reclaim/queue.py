@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity, Supply, Swap
 from espalier_operator.cluster.node_pools import Site
 from espalier_operator.cluster.resources import Goods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.reclaim.extra_workers import Loan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from espalier_api.goodput import adascale_gain
+from espalier_core.estimates.goodput import adascale_gain
 from espalier_operator.simulation.profiles import Application
 
 CHOICES: Final = 50

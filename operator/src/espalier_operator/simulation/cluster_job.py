@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.job import progress, transitions
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
-from espalier_api.outcomes import OutcomeTable, SequenceOutcome
+from espalier_core.types.outcomes import OutcomeTable, SequenceOutcome
 from espalier_operator.policies.view import Prospect
 from espalier_operator.simulation.jobs import FixedJob
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from espalier_api.documents import json_lines
+from espalier_core.files.documents import json_lines
 from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.model import JobFacts, Snapshot, SnapshotError
 from espalier_operator.simulation.errors import TraceError

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Final
 
-from espalier_api.goodput import adascale_gain
+from espalier_core.estimates.goodput import adascale_gain
 from espalier_operator.policies.view import Outlook, Prospect
 from espalier_operator.simulation.holdings import Span, hold
 from espalier_operator.simulation.profiles import Application

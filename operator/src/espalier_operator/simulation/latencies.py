@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.job import Preemption
+from espalier_core.types.job import Preemption
 from espalier_operator.model import Rules
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_api.illegal_actions import RAISE, checked
+from espalier_core.illegal_actions import RAISE, checked
 from espalier_rewriting.dreaming.blocks import mask_of
 from espalier_rewriting.dreaming.mind import Known, Mind, mind_space
 from espalier_rewriting.dreaming.world import World

@@ -13,7 +13,7 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
-from espalier_api.illegal_actions import IllegalActionError
+from espalier_core.illegal_actions import IllegalActionError
 from espalier_scheduling.allocation.environment import ENVIRONMENT_ID, AllocationEnvironment
 from espalier_scheduling.allocation.side_by_side import SideBySide
 

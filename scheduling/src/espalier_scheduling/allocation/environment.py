@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_api.illegal_actions import RAISE, checked, chosen
+from espalier_core.illegal_actions import RAISE, checked, chosen
 from espalier_scheduling.allocation.forms import Form, Mask, Run, SlotForm
 from espalier_scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, MOST, OPTION_FEATURES, Inputs
 from espalier_scheduling.purposes import Purpose

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, first_fault, read_bounded, write_bytes_atomically
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, first_fault, read_bounded, write_bytes_atomically
 from espalier_scheduling.learned.description import (
     CLUSTER_FEATURES,
     FORMAT,

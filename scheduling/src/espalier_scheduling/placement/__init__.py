@@ -13,7 +13,7 @@ The version in the name rises with anything that changes what is learnt here.
 
 import gymnasium
 
-from espalier_api.illegal_actions import IllegalActionError
+from espalier_core.illegal_actions import IllegalActionError
 from espalier_scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
 from espalier_scheduling.placement.tasks import Family
 from espalier_scheduling.purposes import Purpose

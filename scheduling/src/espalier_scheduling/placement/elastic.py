@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Final, NamedTuple
 
-from espalier_api.goodput import adascale_gain
+from espalier_core.estimates.goodput import adascale_gain
 from espalier_operator.policies.soonest import SoonestPolicy, weights_of
 from espalier_operator.policies.view import Outlook, View
 from espalier_operator.simulation.jobs import RESTART_SECONDS

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
-from espalier_api.illegal_actions import RAISE, checked, chosen
+from espalier_core.illegal_actions import RAISE, checked, chosen
 from espalier_scheduling.placement.candidates import MOST
 from espalier_scheduling.placement.cluster import Cluster, Pending
 from espalier_scheduling.placement.tasks import KINDS, Episode, Family, episode, kinds

@@ -45,7 +45,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import Rules, Snapshot, host_of
 from espalier_operator.model.actions import (
     Admit,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.kube.objects.names import worker_of
 from espalier_operator.model import Role
 from espalier_operator.model.actions import Plan, Requeue

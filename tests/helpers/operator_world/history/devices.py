@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from espalier_kube import resources
-from espalier_kube.resources import Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Resource
 from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import (
     RESOURCE,

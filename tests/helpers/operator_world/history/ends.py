@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from espalier_api.documents import loads
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.signal import REPORT_KEY
+from espalier_core.files.documents import loads
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Fail, Finish, Plan, Requeue

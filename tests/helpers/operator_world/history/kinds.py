@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from espalier_api.job import DEFAULT_CONTROLLER
+from espalier_core.types.job import DEFAULT_CONTROLLER
 
 SECOND_CONTROLLER: Final = "example.com/second"
 

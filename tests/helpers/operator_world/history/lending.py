@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from espalier_api.report import TrainerPhase
-from espalier_api.status import JobPhase
+from espalier_core.types.report import TrainerPhase
+from espalier_core.types.status import JobPhase
 from operator_world.history.demands import demand
 from operator_world.history.quotas import Quotas
 from operator_world.history.room import Room

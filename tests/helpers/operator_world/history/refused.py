@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from espalier_api.environment import Role
-from espalier_api.reasons import Reason
+from espalier_core.types.environment import Role
+from espalier_core.types.reasons import Reason
 from espalier_operator.kube.objects import names
 from espalier_operator.model import Rules
 from operator_world.history.demands import demand

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espalier_api.reasons import Reason
-from espalier_api.status import ConditionType, JobStatus
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import ConditionType, JobStatus
 from espalier_operator.job.status import state_of
 from operator_world.kube_api import owner_of
 from operator_world.kube_objects import GPU_RESOURCES, Raw

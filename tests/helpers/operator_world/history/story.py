@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_api.job import API_VERSION, KIND
-from espalier_kube.errors import Status
+from espalier_core.k8s.errors import Status
+from espalier_core.types.job import API_VERSION, KIND
 from espalier_operator.cluster.topology import ZONE_LABEL
 from operator_world.history.draws import (
     BUDGETS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 from espalier_operator.model import REFUSALS, Rules
 from espalier_operator.model.actions import Plan
 from operator_world.history.demands import demand

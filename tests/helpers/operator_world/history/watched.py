@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from espalier_kube.resources import Resource
+from espalier_core.k8s.resources import Resource
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.model.actions import Plan

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from espalier_api.job import API_VERSION, KIND
-from espalier_kube import resources
-from espalier_kube.errors import QUOTA_EXCEEDED, Status
-from espalier_kube.resources import Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.errors import QUOTA_EXCEEDED, Status
+from espalier_core.k8s.resources import Resource
+from espalier_core.types.job import API_VERSION, KIND
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.report import Report, TrainerPhase
-from espalier_api.status import JobStatus
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.budget import Leader
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import leader_of, turning_points

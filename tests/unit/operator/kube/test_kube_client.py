@@ -13,8 +13,8 @@ from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_kube import resources
-from espalier_kube.errors import Retries, Status
+from espalier_core.k8s import resources
+from espalier_core.k8s.errors import Retries, Status
 from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError
 from espalier_operator.loop import BackendError
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import Grant, JobState

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from espalier_kube import resources
+from espalier_core.k8s import resources
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.apply.steps import DeletePod
 from espalier_operator.kube.apply.writer import Writer

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.status import JobStatus
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.device_claims import parse_template
 from espalier_operator.kube.objects.devices import Requirement, parse_class, requirements_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_kube import resources
-from espalier_kube.resources import Raw, Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.settings import KubeSettings

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.progress import turning_points
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, state_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from espalier_api.allocation import Allocation, Direction
-from espalier_api.reasons import Reason
-from espalier_api.status import (
+from espalier_core.types.allocation import Allocation, Direction
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import (
     Condition,
     ConditionStatus,
     ConditionType,

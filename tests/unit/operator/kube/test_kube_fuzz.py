@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_api.documents import dumps
-from espalier_api.report import Metric, TrainerPhase
-from espalier_kube import resources
-from espalier_kube.lists import Listing
-from espalier_kube.resources import Resource, key_of
+from espalier_core.files.documents import dumps
+from espalier_core.k8s import resources
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Resource, key_of
+from espalier_core.types.report import Metric, TrainerPhase
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps

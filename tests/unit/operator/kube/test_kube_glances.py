@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pytest
 
 import sweeps
-from espalier_api.job import DEFAULT_CONTROLLER
-from espalier_api.reasons import Reason
-from espalier_api.status import JobPhase
-from espalier_kube.errors import QUOTA_EXCEEDED, Status
+from espalier_core.k8s.errors import QUOTA_EXCEEDED, Status
+from espalier_core.types.job import DEFAULT_CONTROLLER
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobPhase
 from espalier_operator.cluster.capacity import Supply
 from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.job import ends

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from espalier_kube import resources
-from espalier_kube.errors import Status
+from espalier_core.k8s import resources
+from espalier_core.k8s.errors import Status
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.client import ApiRefusalError, Listing
 from espalier_operator.kube.settings import KubeSettings

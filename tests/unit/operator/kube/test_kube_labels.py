@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
-from espalier_api.status import JobStatus, TrainingStatus
+from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
+from espalier_core.types.status import JobStatus, TrainingStatus
 from espalier_operator.kube.metrics.exporter import MOST_NAMES, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.reasons import Reason
-from espalier_api.status import JobPhase, JobStatus
-from espalier_kube.errors import Status
+from espalier_core.k8s.errors import Status
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobPhase, JobStatus
 from espalier_operator.kube.client import ApiRefusalError
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Allocation
-from espalier_api.metrics import MetricType, family
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_api.status import (
+from espalier_core.metrics.catalogue import MetricType, family
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.status import (
     Condition,
     ConditionStatus,
     ConditionType,

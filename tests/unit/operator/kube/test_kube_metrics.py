@@ -9,9 +9,9 @@ from importlib.metadata import version
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from espalier_api.metrics import FAMILIES, Exporter
-from espalier_api.reasons import Reason
-from espalier_api.status import JobStatus, SchedulingStatus, TimeBudgetStatus
+from espalier_core.metrics.catalogue import FAMILIES, Exporter
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob

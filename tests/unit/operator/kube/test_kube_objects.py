@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Allocation, AllocationDocument
-from espalier_api.documents import loads
-from espalier_api.job import MAX_NAME_LENGTH
-from espalier_api.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
+from espalier_core.files.documents import loads
+from espalier_core.types.allocation import Allocation, AllocationDocument
+from espalier_core.types.job import MAX_NAME_LENGTH
+from espalier_core.types.status import AvoidedNode, JobStatus, SchedulingStatus, TimeBudgetStatus
 from espalier_operator.job.status import utc
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.reasons import Reason
-from espalier_api.report import Report, TrainerPhase
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.job import progress, view
 from espalier_operator.job.observation import Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing

@@ -14,9 +14,9 @@ from aiohttp import web
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_api.reasons import Reason
-from espalier_api.report import Metric
-from espalier_api.status import JobStatus
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Metric
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, utc

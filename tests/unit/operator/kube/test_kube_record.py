@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.allocation import Direction
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.status import JobStatus
+from espalier_core.types.allocation import Direction
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.status import state_of, utc

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 
 import sweeps
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.status import ConditionType, JobPhase
-from espalier_kube import resources
-from espalier_kube.lists import Listing
-from espalier_kube.resources import Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Resource
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.types.status import ConditionType, JobPhase
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import Grant, JobState

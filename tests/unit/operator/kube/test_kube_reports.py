@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from espalier_api.documents import dumps
-from espalier_api.measurements import Measurements, Speed
-from espalier_api.report import MAX_REPORT_BYTES, Report, TrainerPhase
-from espalier_kube import resources
+from espalier_core.files.documents import dumps
+from espalier_core.k8s import resources
+from espalier_core.types.measurements import Measurements, Speed
+from espalier_core.types.report import MAX_REPORT_BYTES, Report, TrainerPhase
 from espalier_operator.kube import reports
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.reports import READS_AT_ONCE, TOO_LARGE

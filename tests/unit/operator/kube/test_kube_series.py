@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.measurements import GradientNoise, GrowthForecast, Measurements, Speed
-from espalier_api.metrics import FAMILIES, LABELS, Exporter, family
-from espalier_api.reasons import Reason
-from espalier_api.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
-from espalier_api.status import (
+from espalier_core.metrics.catalogue import FAMILIES, LABELS, Exporter, family
+from espalier_core.types.measurements import GradientNoise, GrowthForecast, Measurements, Speed
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import WORKERS_METRIC, Adaptation, AdaptationResult, AdaptationSource, Metric
+from espalier_core.types.status import (
     Condition,
     ConditionStatus,
     ConditionType,

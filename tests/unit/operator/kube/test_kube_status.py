@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from espalier_api.base import YEAR_SECONDS
-from espalier_api.measurements import GradientNoise, LossPoint, Measurements, Speed, merged
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
-from espalier_api.status import ConditionType, JobStatus
+from espalier_core.base import YEAR_SECONDS
+from espalier_core.types.measurements import GradientNoise, LossPoint, Measurements, Speed, merged
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
+from espalier_core.types.status import ConditionType, JobStatus
 from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState
 from espalier_operator.job.transitions import MAX_MESSAGE

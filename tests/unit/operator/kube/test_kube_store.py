@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_api.report import TrainerPhase
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod

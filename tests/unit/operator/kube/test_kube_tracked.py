@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.metrics.live import owner

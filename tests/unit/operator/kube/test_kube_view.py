@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.state import Grant, JobState, Watch
 from espalier_operator.job.status import memory_of
 from espalier_operator.job.view import Trouble, promise_of

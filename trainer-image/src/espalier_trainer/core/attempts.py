@@ -11,10 +11,10 @@ from typing import Final
 
 from torch import nn
 
-from espalier_api.allocation import Allocation
-from espalier_api.job import Precision
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_api.training import TrainingSpec
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import Precision
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.training import TrainingSpec
 from espalier_trainer.network import Network
 from espalier_trainer.rewriting import Comparison
 

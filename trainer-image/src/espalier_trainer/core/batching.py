@@ -1,10 +1,11 @@
 """Who decides on the batch size of a run: the author of the job (`Fixed`), or the goodput (`Goodput`). Pure.
 
 `batch: Goodput` follows Pollux (OSDI 2021): at the ends of epochs, and when the workers or the model have changed, the
-leader takes the multiple of the author's batch size with the largest goodput (`espalier_api.goodput`), by the speeds
-and the gradient noise that were measured. It goes at most `GROWTH` times beyond what was measured, and changes nothing
-for less than `GAIN`. The learning rate follows by AdaScale's gain, or by its square root for optimizers that scale
-gradients themselves, as in AdaptDL (`AdamScale`). Progress is counted in the author's steps, each step by its gain.
+leader takes the multiple of the author's batch size with the largest goodput (`espalier_core.estimates.goodput`), by
+the speeds and the gradient noise that were measured. It goes at most `GROWTH` times beyond what was measured, and
+changes nothing for less than `GAIN`. The learning rate follows by AdaScale's gain, or by its square root for optimizers
+that scale gradients themselves, as in AdaptDL (`AdamScale`). Progress is counted in the author's steps, each step by
+its gain.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Final, Protocol
 
 import torch
 
-from espalier_api.goodput import BatchLimits, Choice, best, choice, gain
-from espalier_api.job import BatchSizing, ElasticBatch, TrainingSpec
-from espalier_api.measurements import Measurements
-from espalier_api.throughput import fitted, on_type, step_times
+from espalier_core.estimates.goodput import BatchLimits, Choice, best, choice, gain
+from espalier_core.estimates.throughput import fitted, on_type, step_times
+from espalier_core.types.job import BatchSizing, ElasticBatch, TrainingSpec
+from espalier_core.types.measurements import Measurements
 from espalier_trainer.checkpoint import BatchState
 from espalier_trainer.elastic.batches import Portion, fixed_portion
 from espalier_trainer.measuring.meter import Place

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.core.hooks import Boundary
 from espalier_trainer.core.live import LiveRun
 from espalier_trainer.errors import SupersededError

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from espalier_api.causes import in_one_line
+from espalier_core.causes import in_one_line
 from espalier_trainer.adapting import undone
 from espalier_trainer.core.live import LiveRun
 from espalier_trainer.errors import LossNotFiniteError

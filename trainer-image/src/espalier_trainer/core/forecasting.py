@@ -9,10 +9,10 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from espalier_api.advice import AdviceRequest
-from espalier_api.job import Trials
-from espalier_api.measurements import GrowthForecast
-from espalier_api.trials import SHARES
+from espalier_core.types.advice import AdviceRequest
+from espalier_core.types.job import Trials
+from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.trials import SHARES
 from espalier_trainer.advisor import AdvisorError, Decision
 from espalier_trainer.scheduler import Scheduler
 

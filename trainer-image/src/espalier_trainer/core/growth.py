@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from espalier_api.advice import offered
-from espalier_api.events import NOT_GROWABLE
-from espalier_api.job import AdaptationMode, Trials
-from espalier_api.reasons import Reason
-from espalier_api.report import AdaptationResult, Arm, TrainerPhase
-from espalier_api.task import Score
+from espalier_core.types.advice import offered
+from espalier_core.types.events import NOT_GROWABLE
+from espalier_core.types.job import AdaptationMode, Trials
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
+from espalier_core.types.task import Score
 from espalier_trainer.adapting import Adapter, Asked, Consultation
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.forecasting import Forecasting

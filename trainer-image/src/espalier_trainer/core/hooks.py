@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from espalier_api.allocation import Allocation
-from espalier_api.report import Adaptation
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import Adaptation
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.network import Network
 

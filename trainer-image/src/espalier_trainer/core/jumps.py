@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from espalier_api.report import Adaptation
+from espalier_core.types.report import Adaptation
 from espalier_trainer.adapting import Consultation
 from espalier_trainer.journal import Journal
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from espalier_api.allocation import Allocation
-from espalier_api.job import AdaptiveTrainingJob, Optimise
-from espalier_api.report import BATCH_METRIC
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptiveTrainingJob, Optimise
+from espalier_core.types.report import BATCH_METRIC
 from espalier_trainer import randomness
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity
 from espalier_trainer.core import saving

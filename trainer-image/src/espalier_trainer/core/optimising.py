@@ -19,11 +19,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_api.adaptation import AdaptationSpec, Optimise
-from espalier_api.allocation import Allocation
-from espalier_api.causes import in_one_line
-from espalier_api.report import Adaptation
-from espalier_api.training import MemoryFormat
+from espalier_core.causes import in_one_line
+from espalier_core.types.adaptation import AdaptationSpec, Optimise
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import Adaptation
+from espalier_core.types.training import MemoryFormat
 from espalier_trainer.core.attempts import (
     CHANNELS_LAST,
     REWRITE,

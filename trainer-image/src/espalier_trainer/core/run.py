@@ -15,10 +15,10 @@ from typing import TypeVar
 
 from torch import nn
 
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.task import score_in
+from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.types.task import score_in
 from espalier_trainer.adapting import Adapter
 from espalier_trainer.causes import ending_of
 from espalier_trainer.checkpoint import CheckpointIdentity

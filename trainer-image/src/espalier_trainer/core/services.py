@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier_api import environment
-from espalier_api.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
+from espalier_core.types import environment
+from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
 from espalier_trainer.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.checkpoint_store import CheckpointStore
 from espalier_trainer.contracts import connected

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from espalier_api.job import DatasetSpec
-from espalier_api.task import Task
+from espalier_core.types.job import DatasetSpec
+from espalier_core.types.task import Task
 from espalier_trainer.data.source import Data, MapSource, Source, TensorSource, check_targets
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import DatasetError

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier_api.job import DatasetSpec
-from espalier_api.task import Task
+from espalier_core.types.job import DatasetSpec
+from espalier_core.types.task import Task
 from espalier_trainer.data.source import Data, TensorSource
 from espalier_trainer.data.splitting import HELD_OUT_SEED
 

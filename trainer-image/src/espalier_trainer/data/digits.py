@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data.source import Data, TensorSource
 
 TRAIN, VALIDATION, TEST = 1097, 200, 500

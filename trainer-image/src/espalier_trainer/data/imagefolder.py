@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data.images import DEFAULT_MEMORY_LIMIT_GIB, Geometry, read_images
 from espalier_trainer.data.source import Data, flip_batch
 from espalier_trainer.data.splitting import from_image_splits

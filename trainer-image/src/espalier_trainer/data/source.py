@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from espalier_api.task import Task
+from espalier_core.types.task import Task
 from espalier_trainer.errors import DatasetError
 
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]

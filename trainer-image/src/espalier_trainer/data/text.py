@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 
-from espalier_api.base import Strict
-from espalier_api.job import DatasetSpec
-from espalier_api.task import Task
-from espalier_api.wording import message_of
+from espalier_core.base import Strict
+from espalier_core.types.job import DatasetSpec
+from espalier_core.types.task import Task
+from espalier_core.validation.wording import message_of
 from espalier_trainer.data.source import Data
 from espalier_trainer.data.splitting import HELD_OUT_SEED
 from espalier_trainer.data.tokenizing import Tokenizer, tokenizer_of

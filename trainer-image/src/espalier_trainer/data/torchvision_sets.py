@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data.images import Geometry, ImageArrays, Split, cache_folder, read_images
 from espalier_trainer.data.source import Augmentation, Data, flip_batch
 from espalier_trainer.data.splitting import build, to_tensors

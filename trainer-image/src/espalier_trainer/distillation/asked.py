@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier_api.job import AdaptiveTrainingJob, OnReclaim
+from espalier_core.types.job import AdaptiveTrainingJob, OnReclaim
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.data.source import Data

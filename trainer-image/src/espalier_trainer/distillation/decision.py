@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier_api.reasons import Reason
+from espalier_core.types.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

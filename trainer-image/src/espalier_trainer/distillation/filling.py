@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import WEIGHT_OPERATORS, Architecture
+from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture
 from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.optimizer import construct

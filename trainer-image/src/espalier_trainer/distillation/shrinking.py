@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from espalier_api.job import OptimizerSpec
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult
+from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.core.hooks import Boundary, Change, Criterion, Hooks
 from espalier_trainer.data.batches import epoch_order

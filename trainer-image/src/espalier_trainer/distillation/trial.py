@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pydantic import Field
 from torch import Tensor
 
-from espalier_api.base import Record
-from espalier_api.job import OptimizerSpec
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.base import Record
+from espalier_core.types.job import OptimizerSpec
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.distillation.filling import surviving
 from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 
 
 @dataclass(frozen=True, slots=True)

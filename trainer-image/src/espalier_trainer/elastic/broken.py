@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from espalier_api.causes import in_one_line
+from espalier_core.causes import in_one_line
 
 
 class GroupBrokenError(Exception):

@@ -16,8 +16,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from espalier_api.base import Record
-from espalier_api.documents import DocumentError, dumps
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, dumps
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState, DocumentT, loads_grown
 from espalier_trainer.elastic.broken import Sending
 from espalier_trainer.elastic.group import PIECE_BYTES, Group

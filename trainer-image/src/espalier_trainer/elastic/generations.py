@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from espalier_api.job import Stragglers
+from espalier_core.types.job import Stragglers
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.elastic.arrivals import Arrivals
 from espalier_trainer.elastic.batches import Portion

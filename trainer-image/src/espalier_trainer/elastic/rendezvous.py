@@ -18,9 +18,9 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from espalier_api import environment
-from espalier_api.causes import in_one_line
-from espalier_api.documents import write_text_atomically
+from espalier_core.causes import in_one_line
+from espalier_core.files.documents import write_text_atomically
+from espalier_core.types import environment
 from espalier_trainer.elastic.channel import KEY_BYTES, ChannelError, call
 from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
 from espalier_trainer.elastic.store import StoreClient, StoreServer

@@ -13,7 +13,7 @@ import xxhash
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from espalier_api.documents import dumps
+from espalier_core.files.documents import dumps
 from espalier_trainer.checkpoint import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.broken import Sending

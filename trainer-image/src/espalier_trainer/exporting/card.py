@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from espalier_api.report import Adaptation, AdaptationResult
-from espalier_api.result import RunResult
+from espalier_core.types.report import Adaptation, AdaptationResult
+from espalier_core.types.result import RunResult
 from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.examples import Example, ExampleShape
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel

@@ -6,9 +6,9 @@ from typing import Final
 
 from pydantic import Field
 
-from espalier_api.architecture import Architecture
-from espalier_api.base import Record
-from espalier_api.job import ModelSpec
+from espalier_core.base import Record
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.job import ModelSpec
 from espalier_trainer.checkpoint import CheckpointIdentity
 from espalier_trainer.examples import Example
 from espalier_trainer.net2net.history import Growth

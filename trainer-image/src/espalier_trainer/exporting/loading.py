@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import ExportError, TrainerError
 from espalier_trainer.exporting.document import ExportedModel

@@ -9,11 +9,11 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from espalier_api.documents import DocumentError, loads
-from espalier_api.job import AdaptiveTrainingJob, ModelSpec
-from espalier_api.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
-from espalier_api.result import RunResult, read_result
-from espalier_api.validation import JobFileError, load_job
+from espalier_core.files.documents import DocumentError, loads
+from espalier_core.files.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
+from espalier_core.types.job import AdaptiveTrainingJob, ModelSpec
+from espalier_core.types.result import RunResult, read_result
+from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.checkpoint import CheckpointState
 from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, DamagedCheckpointError
 from espalier_trainer.checkpoint_store import read_checkpoint as read

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from torch import nn
 
-from espalier_api.documents import dumps, write_text_atomically
-from espalier_api.job import ModelSpec
-from espalier_api.layout import JOB_FILE
-from espalier_api.result import dataset_of
+from espalier_core.files.documents import dumps, write_text_atomically
+from espalier_core.files.layout import JOB_FILE
+from espalier_core.types.job import ModelSpec
+from espalier_core.types.result import dataset_of
 from espalier_trainer.checkpoint_store import write_tensors
 from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.card import card, snippet

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.documents import DocumentError, dumps, loads
-from espalier_api.events import AnyEvent
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
-from espalier_api.signal import REPORT_KEY
-from espalier_kube.client import Client
-from espalier_kube.errors import ApiError, RefusedError, Retries
-from espalier_kube.resources import CONFIG_MAPS, Raw
+from espalier_core.files.documents import DocumentError, dumps, loads
+from espalier_core.k8s.client import Client
+from espalier_core.k8s.errors import ApiError, RefusedError, Retries
+from espalier_core.k8s.resources import CONFIG_MAPS, Raw
+from espalier_core.types.events import AnyEvent
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
+from espalier_core.types.signal import REPORT_KEY
 from espalier_trainer.kube.watch import uid_of
 from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
 

@@ -1,1 +1,1 @@
-"""Measures a run: duration of steps, noise of gradients, and the course of the loss (`espalier_api.measurements`)."""
+"""Measures a run: duration of steps, noise of gradients, the loss over time (`espalier_core.types.measurements`)."""

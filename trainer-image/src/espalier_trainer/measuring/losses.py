@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from espalier_api.measurements import MAX_LOSS_POINTS, LossPoint
+from espalier_core.types.measurements import MAX_LOSS_POINTS, LossPoint
 
 
 class LossCurve:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier_api.measurements import GrowthForecast, Measurements
+from espalier_core.types.measurements import GrowthForecast, Measurements
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.measuring.gradients import Stopwatch, Successive

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.measurements import GradientNoise
+from espalier_core.types.measurements import GradientNoise
 
 SMOOTHING: Final = 0.98
 """What an estimate keeps of its weight with each later one: the average is over some 50 of them."""

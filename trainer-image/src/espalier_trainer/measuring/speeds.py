@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from espalier_api.base import YEAR_SECONDS
-from espalier_api.measurements import MAX_CONFIGURATIONS, Speed, configuration_of
+from espalier_core.base import YEAR_SECONDS
+from espalier_core.types.measurements import MAX_CONFIGURATIONS, Speed, configuration_of
 
 WARM_UP_STEPS: Final = 5
 """After a change of workers or model, steps still allocate memory and choose kernels; they are not measured."""

@@ -22,8 +22,8 @@ Runs of equal residual blocks are found and continued in `block`.
 `history` records the growth steps of a model and can replay them in order.
 """
 
-from espalier_api.architecture import GrowthError, GrowthPoint
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError, GrowthPoint
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, block_points, refused_blocks
 from espalier_trainer.net2net.block.step import BlockAdded
 from espalier_trainer.net2net.blocks import DeepenBlock

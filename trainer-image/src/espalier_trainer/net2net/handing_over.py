@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 
 _CONSTRUCTED = ("param_groups", "state", "defaults")
 _OPAQUE = (Tensor, nn.Module, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)

@@ -21,13 +21,13 @@ from pydantic_core import PydanticCustomError
 from torch import nn
 from torch.optim import Optimizer
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.base import Record
-from espalier_api.documents import first_fault
-from espalier_api.growth import operation_names
-from espalier_api.job import Insertion
-from espalier_api.registry import Registry, RegistryError
+from espalier_core.base import Record
+from espalier_core.files.documents import first_fault
+from espalier_core.growth import operation_names
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.registry import Registry, RegistryError
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.modules import ExampleInput, copied
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import trace
@@ -44,7 +44,7 @@ class Traced:
 
 
 class GrowthStep(Record, ABC):
-    """One growth step: a growth operation on a module. Its counterpart for the description is in `espalier_api`.
+    """One growth step: a growth operation on a module. Its counterpart for the description is in `espalier_core`.
 
     A subclass gives `kind` the type `Literal` of one string, stored in checkpoints, with that string as the default.
     """

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.handing_over import with_parameters
 from espalier_trainer.net2net.membership import neighbours
 from espalier_trainer.net2net.optimizer import grow_optimizer

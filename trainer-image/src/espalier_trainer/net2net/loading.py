@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import GrowthError
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, block_points
 from espalier_trainer.net2net.deepening.deepen import deepen, growth_points
 from espalier_trainer.net2net.modules import ExampleInput, copied

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.membership import neighbours

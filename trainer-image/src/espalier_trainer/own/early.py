@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any, Final
 
-from espalier_api import environment
-from espalier_api.validation import JobFileError, load_job
+from espalier_core.types import environment
+from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.causes import ending_of
 from espalier_trainer.contracts import report_early
 from espalier_trainer.errors import TrainerError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from espalier_api.job import ElasticBatch
+from espalier_core.types.job import ElasticBatch
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion, Share, shares
 from espalier_trainer.elastic.step import parts_of

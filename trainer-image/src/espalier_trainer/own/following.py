@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from espalier_api.environment import ExitCode
+from espalier_core.types.environment import ExitCode
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.apart import Line

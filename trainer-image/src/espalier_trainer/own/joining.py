@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from espalier_api.environment import ExitCode, Role
-from espalier_api.growth.widen import WIDEN
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.validation import JobFileError, load_job
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.environment import ExitCode, Role
+from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.contracts import report_early
 from espalier_trainer.core.batching import batching_of
 from espalier_trainer.core.memory import keep_freed

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from espalier_api.environment import ExitCode
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
-from espalier_api.task import score_in
+from espalier_core.types.environment import ExitCode
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
+from espalier_core.types.task import score_in
 from espalier_trainer.causes import exit_code_of, sentence
 from espalier_trainer.core import faults
 from espalier_trainer.core.run import Run

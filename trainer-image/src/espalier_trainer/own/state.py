@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from espalier_api.advice import offered
-from espalier_api.architecture import Architecture, GrowthError
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.types.advice import offered
+from espalier_core.types.job import Insertion
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.core.state import TrialRates
 from espalier_trainer.elastic.states import digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from espalier_api.job import TrainingSpec
+from espalier_core.types.job import TrainingSpec
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data

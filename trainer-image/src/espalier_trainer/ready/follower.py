@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.core.state import StateCopy
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data

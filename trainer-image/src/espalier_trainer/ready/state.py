@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from espalier_api.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.core.state import TrialRates

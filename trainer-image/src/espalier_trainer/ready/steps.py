@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from espalier_api.job import ElasticBatch, TrainingSpec
+from espalier_core.types.job import ElasticBatch, TrainingSpec
 from espalier_trainer.core.hooks import Criterion, Hooks
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source

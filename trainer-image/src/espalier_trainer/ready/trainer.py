@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
-from espalier_api.reasons import Reason
-from espalier_api.report import TrainerPhase
+from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import TrainerPhase
 from espalier_trainer.core import faults
 from espalier_trainer.core.attempts import refusal
 from espalier_trainer.core.batching import batching_of

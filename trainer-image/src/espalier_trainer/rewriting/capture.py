@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer import randomness
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, mode, undisturbed
 from espalier_trainer.rewriting.errors import RewritesRefusedError

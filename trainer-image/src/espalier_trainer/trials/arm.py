@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from espalier_api.advice import Action
-from espalier_api.architecture import GrowthError
-from espalier_api.causes import in_one_line
-from espalier_api.job import Insertion
-from espalier_api.report import Arm, Slice
+from espalier_core.causes import in_one_line
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
+from espalier_core.types.report import Arm, Slice
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.state import StateCopy, TrainingState
 from espalier_trainer.elastic.apart import Line

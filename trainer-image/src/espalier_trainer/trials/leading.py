@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from espalier_api.advice import Action
-from espalier_api.job import Trials
-from espalier_api.report import Arm, Slice
-from espalier_api.trials import SHARES
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Trials
+from espalier_core.types.report import Arm, Slice
+from espalier_core.types.trials import SHARES
 from espalier_trainer.adapting import Asked
 from espalier_trainer.core.state import TrialRates
 from espalier_trainer.network import Network

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError
 
-from espalier_api.advice import Action
-from espalier_api.base import Record
-from espalier_api.report import Arm
+from espalier_core.base import Record
+from espalier_core.types.advice import Action
+from espalier_core.types.report import Arm
 from espalier_trainer.schedules import Moment
 
 

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from espalier_api.advice import Action, ExpectedGain
-from espalier_api.job import Trials
-from espalier_api.report import Arm
-from espalier_api.trials import EVIDENCE, RACING, SHARES, Evidence, seen
+from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.job import Trials
+from espalier_core.types.report import Arm
+from espalier_core.types.trials import EVIDENCE, RACING, SHARES, Evidence, seen
 
 KEPT: Final[Mapping[float, int]] = {0.2: 4, 0.4: 2}
 """How many growths of a race continue after a share of what is left: the others' workers train with the base again.

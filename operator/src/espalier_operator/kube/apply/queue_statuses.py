@@ -11,8 +11,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Final
 
-from espalier_api.queue import QueueStatus
-from espalier_kube import resources
+from espalier_core.k8s import resources
+from espalier_core.types.queue import QueueStatus
 from espalier_operator.clock import Clock
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.objects.queues import statuses

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from espalier_api.documents import dumps
-from espalier_api.signal import ALLOCATION_ANNOTATION, allocation_document
-from espalier_api.status import JobStatus
+from espalier_core.files.documents import dumps
+from espalier_core.types.signal import ALLOCATION_ANNOTATION, allocation_document
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob

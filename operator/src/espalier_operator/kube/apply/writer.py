@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from espalier_api.job import API_VERSION, KIND
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.status import JobStatus
-from espalier_kube import resources
-from espalier_kube.resources import Raw
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.job import API_VERSION, KIND
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.status import JobStatus
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps

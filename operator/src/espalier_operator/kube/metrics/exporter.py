@@ -11,9 +11,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from espalier_api import exporting
-from espalier_api.metrics import Exporter, MetricType, family
-from espalier_api.report import MAX_METRICS, MAX_PROBABILITIES
+from espalier_core.metrics import exporting
+from espalier_core.metrics.catalogue import Exporter, MetricType, family
+from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, label_values, series_of
 from espalier_operator.kube.signals import Signals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_api.status import JobStatus
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.state.managed_job import ManagedJob

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from espalier_api.growth import NOTHING, operation_names
-from espalier_api.reasons import Reason
-from espalier_api.report import Adaptation, AdaptationResult
-from espalier_api.status import ConditionType, JobStatus
+from espalier_core.growth import NOTHING, operation_names
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult
+from espalier_core.types.status import ConditionType, JobStatus
 from espalier_operator.kube.objects.events import reclaim_ended
 
 
@@ -35,7 +35,7 @@ class Measurement:
     """An increment of a counter by `amount`, or an observation of it by a histogram."""
 
     metric: str
-    """Name in `espalier_api.metrics`."""
+    """Name in `espalier_core.metrics.catalogue`."""
     labels: tuple[str, ...]
     """Values, in the order of the metric's labels."""
     amount: float = 1.0

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api.reasons import Reason
-from espalier_api.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
-from espalier_api.status import ConditionStatus, ConditionType, JobPhase, JobStatus
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
+from espalier_core.types.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
 from espalier_operator.model import JobFacts, Role, Snapshot
 from espalier_operator.model.queues import Ledger

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from espalier_api.tracing import SignalTrace
+from espalier_core.metrics.tracing import SignalTrace
 from espalier_operator.kube.signals import Signal
 
 if TYPE_CHECKING:

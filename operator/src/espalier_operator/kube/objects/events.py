@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.report import AdaptationResult
-from espalier_api.status import Condition, ConditionStatus, ConditionType, JobStatus
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import AdaptationResult
+from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus
 
 LONGEST_MESSAGE = 1024
 """Characters; the API server refuses more."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic_core import SchemaValidator, core_schema
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 
 ACCEPT: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 PAGE: Final = 1000

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from espalier_api.job import AdaptiveTrainingJob
-from espalier_api.status import JobStatus
-from espalier_api.validation import JobFileError, parse_jobs
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.status import JobStatus
+from espalier_core.validation.reading import JobFileError, parse_jobs
 from espalier_operator.job.status import outcome_of
 from espalier_operator.kube.objects import gpus, template
 from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import worker_of
 from espalier_operator.kube.objects.requirements import requests_of, resource_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Final
 
-from espalier_api.job import API_VERSION, GROUP, KIND, PLURAL
+from espalier_core.types.job import API_VERSION, GROUP, KIND, PLURAL
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.template import Manifest, without_nulls

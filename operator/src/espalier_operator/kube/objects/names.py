@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from espalier_api.job import DEFAULT_CONTROLLER, GROUP
+from espalier_core.types.job import DEFAULT_CONTROLLER, GROUP
 from espalier_operator.model import Role
 
 JOB_LABEL: Final = f"{GROUP}/job"

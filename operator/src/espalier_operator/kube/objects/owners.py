@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_api.job import GROUP, KIND
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.job import GROUP, KIND
 from espalier_operator.kube.reading import entries, mapping, text
 
 

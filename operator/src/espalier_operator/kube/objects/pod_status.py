@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_api import environment
-from espalier_api.causes import cause_in
-from espalier_api.reasons import Reason
-from espalier_kube.resources import Raw
+from espalier_core.causes import cause_in
+from espalier_core.k8s.resources import Raw
+from espalier_core.types import environment
+from espalier_core.types.reasons import Reason
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from espalier_api.signal import ALLOCATION_ANNOTATION
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.signal import ALLOCATION_ANNOTATION
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.owners import JobRef, owner_of

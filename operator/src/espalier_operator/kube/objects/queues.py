@@ -10,11 +10,11 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from espalier_api.queue import Queue as QueueManifest
-from espalier_api.queue import QueueCondition, QueueConditionType, QueueReason, QueueStatus, QuotaUsage
-from espalier_api.reasons import Reason
-from espalier_api.status import ConditionStatus
-from espalier_kube.resources import Raw, key_of
+from espalier_core.k8s.resources import Raw, key_of
+from espalier_core.types.queue import Queue as QueueManifest
+from espalier_core.types.queue import QueueCondition, QueueConditionType, QueueReason, QueueStatus, QuotaUsage
+from espalier_core.types.reasons import Reason
+from espalier_core.types.status import ConditionStatus
 from espalier_operator.kube.reading import text, whole
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS

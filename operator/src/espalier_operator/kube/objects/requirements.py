@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.reading import count, entries, mapping, text, whole
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model.constraints import Amounts, Constraints, Expression, Taint, Term, Toleration

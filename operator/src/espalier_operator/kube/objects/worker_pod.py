@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from espalier_api import environment
-from espalier_api.documents import dumps
-from espalier_api.pod_template import PodMetadata
-from espalier_api.proof import TOKEN_SECONDS, JobIdentity
-from espalier_api.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
-from espalier_api.status import JobStatus
+from espalier_core.files.documents import dumps
+from espalier_core.types import environment
+from espalier_core.types.pod_template import PodMetadata
+from espalier_core.types.proof import TOKEN_SECONDS, JobIdentity
+from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import gpus, names
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
 from espalier_operator.kube.objects.manifests import (

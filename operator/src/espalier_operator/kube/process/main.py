@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from espalier_kube.scraping import AUTHENTICATIONS, NOBODY_ASKED
+from espalier_core.k8s.scraping import AUTHENTICATIONS, NOBODY_ASKED
 from espalier_operator.kube.objects.names import LEASE_NAME
 from espalier_operator.kube.process.health import Address
 from espalier_operator.kube.process.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import click
 
-from espalier_api.base import field_docs
+from espalier_core.base import field_docs
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.policies.settings import configured
 

@@ -17,9 +17,9 @@ from typing import Final
 
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_api.exporting import CONTENT_TYPE
-from espalier_kube.connection import NoAccessError
-from espalier_kube.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
+from espalier_core.k8s.connection import NoAccessError
+from espalier_core.k8s.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
+from espalier_core.metrics.exporting import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.client import Client
 from espalier_operator.kube.metrics.exporter import Metrics

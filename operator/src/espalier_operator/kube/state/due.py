@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from enum import Flag, IntEnum, auto
 
-from espalier_api.status import JobStatus
+from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from espalier_api.measurements import Measurements, merged
-from espalier_api.report import Report
-from espalier_api.status import JobStatus
+from espalier_core.types.measurements import Measurements, merged
+from espalier_core.types.report import Report
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.reports import ReportObject, news_of
 

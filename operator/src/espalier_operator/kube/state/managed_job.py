@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from espalier_api.reasons import SENTENCES, Reason
-from espalier_api.status import JobStatus
-from espalier_api.tracing import SignalTrace
+from espalier_core.metrics.tracing import SignalTrace
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
 from espalier_operator.job.observation import Observation

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from espalier_api.program import ProgressSpec
-from espalier_api.status import JobStatus
+from espalier_core.types.program import ProgressSpec
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.status import utc
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from espalier_api.job import API_VERSION, KIND, AdaptiveTrainingJob
-from espalier_api.pod_template import DEFAULT_GRACE_SECONDS
-from espalier_api.status import JobStatus
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
+from espalier_core.types.pod_template import DEFAULT_GRACE_SECONDS
+from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.objects.gpus import resource_of_type
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob

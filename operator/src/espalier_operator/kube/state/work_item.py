@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from espalier_api.status import JobStatus
+from espalier_core.types.status import JobStatus
 from espalier_operator.clock import Backoff
 from espalier_operator.kube.state.due import Due, FigurePace, News, solid, together
 

@@ -6,8 +6,8 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from espalier_api.reasons import Reason
-from espalier_api.report import Report
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report
 from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import Trouble

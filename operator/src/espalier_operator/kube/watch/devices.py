@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from espalier_kube import resources
-from espalier_kube.resources import Raw, Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.kube.objects.device_claims import (
     Asked,
     DeviceClaim,

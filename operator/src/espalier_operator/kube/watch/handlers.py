@@ -15,8 +15,8 @@ from weakref import WeakSet
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
-from espalier_api.job import GROUP
-from espalier_kube.resources import Resource
+from espalier_core.k8s.resources import Resource
+from espalier_core.types.job import GROUP
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.watch.store import Store
 

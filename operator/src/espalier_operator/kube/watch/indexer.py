@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from espalier_kube.resources import Raw, key_of, version_of
+from espalier_core.k8s.resources import Raw, key_of, version_of
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects.device_claims import Asked, templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.limit_ranges import Defaults, largest, parse_limit_range

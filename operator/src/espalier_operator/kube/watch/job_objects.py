@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier_api.job import DEFAULT_CONTROLLER
-from espalier_kube.resources import Raw, key_of
+from espalier_core.k8s.resources import Raw, key_of
+from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.reading import text as text_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_kube import resources
-from espalier_kube.resources import Resource
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Resource
 from espalier_operator.kube.settings import KubeSettings
 
 NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)

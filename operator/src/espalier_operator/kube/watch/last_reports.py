@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from espalier_kube.resources import Raw
+from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object

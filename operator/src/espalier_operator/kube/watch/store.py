@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from espalier_kube import resources
-from espalier_kube.resources import Raw, Resource, key_of, version_of
+from espalier_core.k8s import resources
+from espalier_core.k8s.resources import Raw, Resource, key_of, version_of
 from espalier_operator.kube.objects.loads import Load, parse_load
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.owners import JobRef

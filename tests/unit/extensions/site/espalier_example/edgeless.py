@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from espalier_agent.policies.graph_encoder import GraphNetwork
 from espalier_agent.policies.network import Prepared
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_api.architecture import Architecture
+from espalier_core.growth.architecture import Architecture
 
 
 class EdgelessNetwork(GraphNetwork):

@@ -10,7 +10,7 @@ from torch import nn
 
 from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start
 from espalier_agent.tables.game import Games, Returns
-from espalier_api.base import Record
+from espalier_core.base import Record
 
 
 class RandomSearchConfig(Record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from espalier_api.job import DatasetSpec
+from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data import Data, TensorSource
 
 

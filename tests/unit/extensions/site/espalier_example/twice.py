@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from espalier_api.advice import Action
-from espalier_api.growth.deepen import deepened
-from espalier_api.growth.operation import GrowthOperation, Target
+from espalier_core.growth.deepen import deepened
+from espalier_core.growth.operation import GrowthOperation, Target
+from espalier_core.types.advice import Action
 from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.history import GrowthStep
 from espalier_trainer.net2net.optimizer import grow_optimizer

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.blocks import STACK
 
 PLACES = ("layer_idx", "layer_id", "layer_index", "layer_number", "layer_num", "block_idx", "block_id")

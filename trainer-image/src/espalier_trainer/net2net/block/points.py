@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from espalier_api.architecture import BlockPoint, GrowthError
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import BlockPoint, GrowthError
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.insertion import SCALE, Place, add_blocks
 from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
 from espalier_trainer.net2net.block.runs import Run, candidates

@@ -7,10 +7,10 @@ from typing import Literal, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.growth.block import ADD_BLOCK, owner_of
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.block import ADD_BLOCK, owner_of
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, is_whole, tried_places, untried_places
 from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.block.unfolding import advance, unfolding

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import Architecture, BlockPoint, GrowthError
-from espalier_api.growth.block import block_added
+from espalier_core.growth.architecture import Architecture, BlockPoint, GrowthError
+from espalier_core.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, tensors_in, undisturbed
 from espalier_trainer.net2net.refusals import Reason

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.block.insertion import Place, multiply
 from espalier_trainer.net2net.blocks import is_plain
 from espalier_trainer.net2net.gradients import both_passes

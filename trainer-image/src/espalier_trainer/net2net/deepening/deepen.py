@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from espalier_api.architecture import GrowthError, GrowthPoint
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError, GrowthPoint
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import attach
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.identity import channel_moments, identity_scale_

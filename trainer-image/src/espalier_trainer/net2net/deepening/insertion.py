@@ -21,8 +21,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import AttributeValue, Layer
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import AttributeValue, Layer
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
 from espalier_trainer.net2net.deepening.alignment import taps_of
 from espalier_trainer.net2net.deepening.identity import (

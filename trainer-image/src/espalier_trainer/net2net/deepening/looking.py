@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from espalier_api.job import Insertion
+from espalier_core.types.job import Insertion
 from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
 from espalier_trainer.net2net.deepening.insertion import build

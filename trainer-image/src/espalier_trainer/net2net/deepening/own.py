@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from espalier_api.architecture import AttributeValue
+from espalier_core.growth.architecture import AttributeValue
 from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, LAYERS, is_leaf

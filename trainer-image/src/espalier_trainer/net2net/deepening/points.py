@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from espalier_api.architecture import GrowthError, GrowthPoint
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError, GrowthPoint
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
 from espalier_trainer.net2net.deepening.conditions import (
     TRANSPARENT,

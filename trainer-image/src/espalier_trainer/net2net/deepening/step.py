@@ -7,9 +7,9 @@ from typing import Literal, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.step import BlockAdded, blocks_of
 from espalier_trainer.net2net.deepening.deepen import deepen
 from espalier_trainer.net2net.deepening.insertion import is_pointwise

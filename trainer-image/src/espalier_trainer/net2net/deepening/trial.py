@@ -15,8 +15,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from espalier_api.architecture import GrowthError
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import GrowthError
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import attach, base_class
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.insertion import build

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from espalier_api.architecture import AttributeValue, Layer
+from espalier_core.growth.architecture import AttributeValue, Layer
 from espalier_trainer.net2net.trace.reading import Reading
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 from torch.utils._pytree import tree_map_only
 
-from espalier_api.architecture import AttributeValue
+from espalier_core.growth.architecture import AttributeValue
 from espalier_trainer.net2net.blocks import base_class
 
 LAYERS = {"Linear": 0, "Conv1d": 1, "Conv2d": 2, "Conv3d": 3}

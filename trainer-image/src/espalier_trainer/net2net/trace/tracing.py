@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer import randomness
 from espalier_trainer.net2net.blocks import plainly
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode

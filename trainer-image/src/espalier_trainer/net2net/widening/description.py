@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from espalier_api.channel_groups import Ask, Axis, ChannelGroup, Channels, Follower, Weight, in_order
+from espalier_core.growth.channel_groups import Ask, Axis, ChannelGroup, Channels, Follower, Weight, in_order
 from espalier_trainer.net2net.deepening.insertion import Block, build
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYERS

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.refusals import Refusal, refusal, why_parametrized, why_transposed
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYER_CLASSES

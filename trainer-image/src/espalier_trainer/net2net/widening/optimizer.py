@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
-from espalier_api.architecture import GrowthError
+from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.averaging import AVERAGE
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.widening.edits import Edit

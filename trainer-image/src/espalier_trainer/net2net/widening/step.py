@@ -8,11 +8,11 @@ from pydantic import Field
 from torch import nn
 from torch.optim import Optimizer
 
-from espalier_api.advice import Action
-from espalier_api.architecture import Architecture
-from espalier_api.channel_groups import Channels
-from espalier_api.growth.widen import WIDEN
-from espalier_api.job import Insertion
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.channel_groups import Channels
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action
+from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.deepening.insertion import is_pointwise
 from espalier_trainer.net2net.deepening.points import find_insertion_points
 from espalier_trainer.net2net.history import GrowthStep, Traced

@@ -1,0 +1,1 @@
+"""Versioned JSON files, and the layout of the folder of a run."""

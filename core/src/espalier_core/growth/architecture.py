@@ -1,0 +1,187 @@
+"""The description of a network: layers, edges, and what can be grown.
+
+The agent sees only this. `espalier_trainer.architecture.describe` makes it from a module; `espalier_core.growth` grows
+it, and that commutes with growing the module: `describe(deepen(model, p)) == deepened(describe(model), p)`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final, Self
+
+from pydantic import Field, model_validator
+
+from espalier_core.base import Record, Unicode
+from espalier_core.growth.channel_groups import ChannelGroup, Channels
+
+AttributeValue = bool | int | float | str | tuple[int, ...] | None
+
+WEIGHT_OPERATORS = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
+"""Operators that count as a layer of depth."""
+
+
+MOST: Final = 2**60
+"""Largest count in a description: what is computed from it stays within the range of a float."""
+
+
+class GrowthError(ValueError):
+    """A place cannot be grown. The message names the layer, what was expected, what was found and what to do."""
+
+
+class Layer(Record):
+    """One operation of the network in execution order."""
+
+    name: str
+    """Unique; the module's qualified name, or for a functional operation the traced name."""
+    operator: str
+    """Canonical: `Conv2d`, `BatchNorm2d`, `ReLU`, `Linear`, `Add`, `Concat`, ..., `Input`."""
+    attributes: dict[str, AttributeValue] = Field(default_factory=dict)
+    """What distinguishes two layers of one operator (channels, kernel size, ...)."""
+    inputs: tuple[str, ...] = ()
+    """Names of the layers whose outputs it reads, in argument order."""
+    parameters: int = Field(default=0, ge=0, le=MOST)
+    """Number of trainable scalars it adds to the model."""
+
+
+class GrowthPoint(Record):
+    """A place in the starting model where layers can be added.
+
+    `id` never changes while the model grows. `after` names the layer whose output the next insertion reads (the
+    last layer inserted here, once there is one). `insertion` is what one growth adds, in execution order: names
+    relative to the new block, inputs relative likewise, `""` being the block's input; its last layer is its
+    output. The n-th block's layers are named `<block>.<n>.<relative name>`.
+    """
+
+    id: Unicode
+    """Empty if the model itself is the marked block."""
+    kind: str
+    """Operator of the layer that a growth repeats: `Linear` or `Conv2d`."""
+    after: str
+    block: str
+    grown: int = Field(default=0, ge=0, le=MOST)
+    insertion: tuple[Layer, ...] = Field(min_length=1)
+    channels: Channels | None = None
+    """How the insertion's channels depend on each other, with relative names; absent if the architecture has none."""
+
+
+class BlockPoint(Record):
+    """A run of equal blocks, one after the other, that more blocks can continue.
+
+    A block is the layers named by its path, or below it. A growth copies blocks of the run to its end.
+    """
+
+    id: Unicode
+    """Path of the run's first block, which never changes while the model grows."""
+    copied: tuple[str, ...] = Field(min_length=1)
+    """Paths of the blocks that the next growth copies, in order: the last one, or the whole run."""
+    whole: bool = False
+    """The next growth copies the whole run."""
+    reads: tuple[str, ...] = Field(min_length=1)
+    """For each call of the run: the layer whose output the first of `copied` reads."""
+    gives: tuple[str, ...] = Field(min_length=1)
+    """For each call of the run: the layer whose output the last of `copied` returns, and the next block will read."""
+    stem: str
+    """The next new block has the path `<stem><number>`."""
+    number: int = Field(ge=0)
+    grown: int = Field(default=0, ge=0, le=MOST)
+    """Number of blocks that growth has added."""
+
+
+class Architecture(Record):
+    """A network as a directed acyclic graph of layers, in execution order, with its growth points."""
+
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    outputs: tuple[str, ...] = Field(min_length=1)
+    """Names of the layers whose outputs the network returns."""
+    growth_points: tuple[GrowthPoint, ...] = ()
+    channels: Channels | None = None
+    """Where it can be widened; absent where nobody asked. Groups are those of the starting model, as points are."""
+    blocks: tuple[BlockPoint, ...] | None = None
+    """Where whole blocks can be added; absent where nobody asked. Runs are those of the starting model."""
+    targets: dict[str, tuple[Unicode, ...]] | None = None
+    """Ids of the targets of each other growth operation that the model was described for, by the operation's name."""
+
+    @model_validator(mode="after")
+    def _is_a_dag_in_order(self) -> Self:
+        seen: set[str] = set()
+        for layer in self.layers:
+            if layer.name in seen:
+                raise ValueError(f"layer {layer.name!r} appears twice; names must be unique")
+            missing = [name for name in layer.inputs if name not in seen]
+            if missing:
+                raise ValueError(f"layer {layer.name!r} reads {missing[0]!r}, which does not come before it")
+            seen.add(layer.name)
+        for name in self.outputs:
+            if name not in seen:
+                raise ValueError(f"output {name!r} is not a layer")
+        ids: set[str] = set()
+        for point in self.growth_points:
+            if point.id in ids:
+                raise ValueError(f"growth point {point.id!r} appears twice; ids must be unique")
+            ids.add(point.id)
+            if point.after not in seen:
+                raise ValueError(f"growth point {point.id!r} follows {point.after!r}, which is not a layer")
+            if point.channels is not None:
+                point.channels.check({"", *(layer.name for layer in point.insertion)})
+        for run in self.blocks or ():
+            unknown = [name for name in (*run.reads, *run.gives) if name not in seen]
+            if unknown:
+                raise ValueError(f"run of blocks {run.id!r} reads or gives {unknown[0]!r}, which is not a layer")
+        if self.channels is not None:
+            self.channels.check(seen)
+            for group in self.channels.groups:
+                if not group.carriers:
+                    raise ValueError(f"group of channels {group.id!r} has no layer that carries it")
+        return self
+
+    @property
+    def depth(self) -> int:
+        """Number of layers with a weight matrix or kernel (`WEIGHT_OPERATORS`)."""
+        return sum(layer.operator in WEIGHT_OPERATORS for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable scalars."""
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the canonical JSON: equal exactly when the descriptions are equal."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def growth_history(self) -> dict[str, int]:
+        """How often each growth point was grown, and how many blocks each run got; what was never grown left out."""
+        grown = {point.id: point.grown for point in self.growth_points if point.grown}
+        return grown | {run.id: run.grown for run in self.blocks or () if run.grown}
+
+    def growth_point(self, point_id: str) -> GrowthPoint:
+        """Return the growth point with this id; `GrowthError` lists the existing ids."""
+        for point in self.growth_points:
+            if point.id == point_id:
+                return point
+        known = ", ".join(point.id for point in self.growth_points) or "none"
+        raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
+
+    def block_point(self, point_id: str) -> BlockPoint:
+        """Return the run of blocks with this id; `GrowthError` lists the existing ids."""
+        for point in self.blocks or ():
+            if point.id == point_id:
+                return point
+        known = ", ".join(point.id for point in self.blocks or ()) or "none"
+        raise GrowthError(f"{point_id!r} is not a run of blocks of this model; its runs: {known}")
+
+    @property
+    def channel_groups(self) -> tuple[ChannelGroup, ...]:
+        """The groups that can be widened; none unless requested."""
+        return () if self.channels is None else self.channels.groups
+
+    def channel_group(self, group_id: str) -> ChannelGroup:
+        """Return the group of channels with this id; `GrowthError` lists the existing ids."""
+        for group in self.channel_groups:
+            if group.id == group_id:
+                return group
+        known = ", ".join(group.id for group in self.channel_groups) or "none"
+        raise GrowthError(f"{group_id!r} is not a widening group of this model; its groups: {known}")

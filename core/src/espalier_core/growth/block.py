@@ -1,0 +1,131 @@
+"""More blocks: one growth continues a run of equal residual blocks by a copy of the last, or of the whole run.
+
+Source of the exact form: Wu et al., "LLaMA Pro: Progressive LLaMA with Block Expansion" (2024), section 3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from espalier_core.growth.architecture import Architecture, BlockPoint, GrowthError, Layer
+from espalier_core.growth.block_channels import Copies, continued
+from espalier_core.growth.operation import GrowthOperation, Target
+
+
+class AddBlock(GrowthOperation):
+    """Targets are the runs of blocks of the description."""
+
+    name = "AddBlock"
+    verb = "add a block to"
+    participle = "extended"
+    target_is = "run of blocks"
+    targets_are = "runs of blocks"
+    sizes = ("blocks added", "parameters that the next growth adds", "layers that the next growth adds")
+    summary = "A whole residual block more in a run of equal ones. The shipped policy never chooses it."
+    bound = 16
+    # With `insertion: Scaled` a growth doubles the run, which is exponential.
+
+    def targets(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the ids of the runs."""
+        return tuple(point.id for point in architecture.blocks or ())
+
+    def grown(self, architecture: Architecture, target: str, width: int | None = None) -> Architecture:
+        """Return `block_added`."""
+        return block_added(architecture, target)
+
+    def seen(self, architecture: Architecture) -> tuple[Target, ...]:
+        """Return the layers that the next growth of each run copies, and its sizes."""
+        found = []
+        for point in architecture.blocks or ():
+            copied = [layer for layer in architecture.layers if owner_of(layer.name, point.copied)]
+            sizes = (point.grown, sum(layer.parameters for layer in copied), len(copied))
+            found.append(Target(tuple(layer.name for layer in copied), sizes))
+        return tuple(found)
+
+    def is_described(self, architecture: Architecture) -> bool:
+        """Return whether runs of blocks were looked for."""
+        return architecture.blocks is not None
+
+
+ADD_BLOCK: Final = AddBlock()
+
+
+def owner_of(layer: str, blocks: tuple[str, ...]) -> str | None:
+    """Return the path of the block that a layer belongs to; None for any other layer."""
+    return next((block for block in blocks if layer == block or layer.startswith((f"{block}.", f"{block}:"))), None)
+
+
+def block_added(architecture: Architecture, point_id: str) -> Architecture:
+    """Return the description after one growth of a run; raises `GrowthError` where there is no such run, or it is cut.
+
+    Copied layers read what their originals read: another layer of theirs, the output of the run where the first of them
+    read its input, or a layer outside (a mask), which they read, too.
+    """
+    point = architecture.block_point(point_id)
+    new = {block: f"{point.stem}{point.number + place}" for place, block in enumerate(point.copied)}
+
+    def renamed(name: str) -> str:
+        owner = owner_of(name, point.copied)
+        return name if owner is None else new[owner] + name[len(owner) :]
+
+    order = {layer.name: place for place, layer in enumerate(architecture.layers)}
+    rewired = dict(zip(point.gives, map(renamed, point.gives), strict=True))
+    bounds = [-1, *(order[name] for name in point.gives)]
+    layers: list[Layer] = []
+    waiting: dict[str, list[Layer]] = {}
+    for call, (read, given) in enumerate(zip(point.reads, point.gives, strict=True)):
+        inside = architecture.layers[bounds[call] + 1 : bounds[call + 1] + 1]
+        waiting[given] = [
+            layer.model_copy(
+                update={
+                    "name": renamed(layer.name),
+                    "inputs": tuple(given if name == read else renamed(name) for name in layer.inputs),
+                }
+            )
+            for layer in inside
+            if owner_of(layer.name, point.copied)
+        ]
+        if not waiting[given]:
+            raise GrowthError(f"{point_id!r}: no layer of {', '.join(point.copied)} comes before its output {given!r}")
+    for layer in architecture.layers:
+        inputs = tuple(rewired.get(name, name) for name in layer.inputs)
+        layers.append(layer if inputs == layer.inputs else layer.model_copy(update={"inputs": inputs}))
+        layers.extend(waiting.get(layer.name, ()))
+    channels = architecture.channels
+    if channels is not None:
+        handed = dict(zip(point.reads, point.gives, strict=True))
+        copies = Copies(
+            owned=frozenset(layer.name for layer in architecture.layers if owner_of(layer.name, point.copied)),
+            renamed=renamed,
+            read=lambda name: handed[name] if name in handed else renamed(name),
+            rewired=rewired,
+            order={layer.name: place for place, layer in enumerate(layers)},
+        )
+        channels = continued(channels, copies)
+    return Architecture(
+        layers=tuple(layers),
+        outputs=tuple(rewired.get(name, name) for name in architecture.outputs),
+        growth_points=architecture.growth_points,
+        channels=channels,
+        blocks=tuple(_after(other, point, new, rewired) for other in architecture.blocks or ()),
+        targets=architecture.targets,
+    )
+
+
+def _after(run: BlockPoint, grown: BlockPoint, new: dict[str, str], rewired: dict[str, str]) -> BlockPoint:
+    """Return a run of blocks after the run `grown` got the blocks `new`."""
+    if run.id != grown.id:
+        # Another run reads what the last of the new blocks returns; what it gives is its own.
+        return run.model_copy(update={"reads": tuple(rewired.get(name, name) for name in run.reads)})
+    update: dict[str, object] = {
+        "gives": tuple(rewired[name] for name in run.gives),
+        "number": run.number + len(new),
+        "grown": run.grown + len(new),
+    }
+    if run.whole:
+        # A later call of the run reads what its call before returned.
+        reads = tuple(rewired.get(name, name) for name in run.reads)
+        update |= {"copied": (*run.copied, *new.values()), "reads": reads}
+    else:
+        update |= {"copied": tuple(new.values()), "reads": run.gives}
+    return run.model_copy(update=update)

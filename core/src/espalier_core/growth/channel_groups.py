@@ -1,0 +1,207 @@
+"""Which channels of a network can only change together, and what changes with them: enough to widen a description.
+
+A *group* is a set of layers whose outputs have the same channels. It is known by the first layer that makes them, and
+keeps that name while the network grows. Everything here is relative: by how much a number rises with each channel
+more, so that widening is a sum, and deepening cuts a group in two where the new layers stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from math import lcm, prod
+from typing import Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from espalier_core.base import Record, Unicode
+from espalier_core.counts import repeated
+
+
+class Follower(Record):
+    """A number in a layer's attributes that rises with the channels of a group."""
+
+    layer: str
+    attribute: str
+    at: str
+    """The layer whose output has these channels: one that `layer` reads, or itself."""
+    per_channel: int = Field(ge=1)
+    """Increase per channel: more than 1 after a flattening."""
+    dim: int = Field(default=0, ge=0)
+    """Of an attribute that is a shape: which entry rises."""
+
+
+class Ask(Record):
+    """What a layer asks of a widening."""
+
+    at: str
+    """The layer whose output has the channels: one that it reads, or itself."""
+    layer: str
+    parts: int = Field(default=1, ge=1)
+    """A grouped convolution: as many more channels in each of its groups."""
+    even: bool = False
+    """A norm over the channels: each repeated equally often."""
+
+
+class ChannelGroup(Record):
+    """Channels that can only change together."""
+
+    id: Unicode
+    """The first layer that makes them; empty in an insertion, for those that it reads."""
+    width: int = Field(ge=1)
+    makers: tuple[str, ...]
+    carriers: dict[str, int]
+    """Layers whose outputs have the channels, makers among them, and how many entries for each channel."""
+    followers: tuple[Follower, ...] = ()
+    asks: tuple[Ask, ...] = ()
+
+    @property
+    def multiple_of(self) -> int:
+        """A new width must be a multiple of it."""
+        return self.width if any(ask.even for ask in self.asks) else lcm(*(ask.parts for ask in self.asks))
+
+    def accepts(self, width: int) -> bool:
+        """Return whether the group can be widened to `width`."""
+        return width > self.width and width % self.multiple_of == 0
+
+
+class Axis(Record):
+    """A dimension of a trainable tensor that rises with the channels of a group."""
+
+    dim: int = Field(ge=0)
+    group: str
+    at: str
+    """The layer whose output has the channels: one that the tensor's layer reads, or itself."""
+    per_channel: int = Field(ge=1)
+    parts: int = Field(default=1, ge=1)
+    """It rises by `per_channel / parts`: a grouped convolution reads a part of its channels for each output."""
+
+
+class Weight(Record):
+    """A trainable tensor with a dimension that rises with a group's channels."""
+
+    layers: tuple[str, ...] = Field(min_length=1)
+    """Those that use it; its scalars are counted in the first."""
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    def widened(self, more: Mapping[str, int]) -> Self:
+        """Return the weight after groups gained channels; `more` is by group."""
+        shape = list(self.shape)
+        for axis in self.axes:
+            shape[axis.dim] += more.get(axis.group, 0) * axis.per_channel // axis.parts
+        return self.model_copy(update={"shape": tuple(shape)})
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a widening does to layers: how much is added to numbers, and to counts of parameters."""
+
+    attributes: Mapping[tuple[str, str, int], int]
+    """By layer, attribute and entry of a shape."""
+    parameters: Mapping[str, int]
+
+
+class Channels(Record):
+    """The groups of a network in execution order, and the weights that follow them."""
+
+    groups: tuple[ChannelGroup, ...] = ()
+    weights: tuple[Weight, ...] = ()
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        for name in repeated(group.id for group in self.groups):
+            raise ValueError(f"group of channels {name!r} appears twice; ids must be unique")
+        return self
+
+    def check(self, layers: Container[str]) -> None:
+        """Raise `ValueError` if anything refers to an unknown layer or group."""
+        ids = {group.id for group in self.groups}
+        for group in self.groups:
+            named = [group.id, *group.makers, *group.carriers]
+            named += [name for one in group.followers for name in (one.layer, one.at)]
+            named += [name for ask in group.asks for name in (ask.layer, ask.at)]
+            for name in named:
+                if name not in layers:
+                    raise ValueError(f"group of channels {group.id!r} names {name!r}, which is not a layer")
+            if group.id and group.id not in group.carriers:
+                raise ValueError(f"group of channels {group.id!r} does not carry its own channels")
+        for weight in self.weights:
+            for name in (*weight.layers, *(axis.at for axis in weight.axes)):
+                if name not in layers:
+                    raise ValueError(f"a weight that follows channels names {name!r}, which is not a layer")
+            for axis in weight.axes:
+                if axis.group not in ids or axis.dim >= len(weight.shape):
+                    raise ValueError(
+                        f"a weight of {weight.layers[0]!r} has no dimension {axis.dim}, or no group is {axis.group!r}"
+                    )
+
+    def group(self, group_id: str) -> ChannelGroup | None:
+        """Return the group with this id, None where there is none."""
+        return next((group for group in self.groups if group.id == group_id), None)
+
+    def without(self, ids: Container[str]) -> Channels:
+        """Return it without some groups, and without the weights that follow no other."""
+        weights = []
+        for weight in self.weights:
+            axes = tuple(axis for axis in weight.axes if axis.group not in ids)
+            if axes:
+                weights.append(weight.model_copy(update={"axes": axes}))
+        return Channels(groups=tuple(group for group in self.groups if group.id not in ids), weights=tuple(weights))
+
+    def widened(self, more: Mapping[str, int]) -> tuple[Channels, Changes]:
+        """Return the channels with more in some groups, and what that changes in layers."""
+        attributes: dict[tuple[str, str, int], int] = {}
+        parameters: dict[str, int] = {}
+        groups = []
+        for group in self.groups:
+            added = more.get(group.id, 0)
+            for follower in group.followers if added else ():
+                place = (follower.layer, follower.attribute, follower.dim)
+                attributes[place] = attributes.get(place, 0) + added * follower.per_channel
+            groups.append(group.model_copy(update={"width": group.width + added}) if added else group)
+        weights = []
+        for weight in self.weights:
+            wider = weight.widened(more)
+            if wider.shape != weight.shape:
+                counted = weight.layers[0]
+                rise = prod(wider.shape) - prod(weight.shape)
+                parameters[counted] = parameters.get(counted, 0) + rise
+            weights.append(wider)
+        return Channels(groups=tuple(groups), weights=tuple(weights)), Changes(attributes, parameters)
+
+    def renamed(self, name: Callable[[str], str]) -> Channels:
+        """Return it with the names of layers changed; ids of groups stay."""
+        groups = tuple(
+            group.model_copy(
+                update={
+                    "makers": tuple(map(name, group.makers)),
+                    "carriers": {name(layer): times for layer, times in group.carriers.items()},
+                    "followers": tuple(
+                        one.model_copy(update={"layer": name(one.layer), "at": name(one.at)}) for one in group.followers
+                    ),
+                    "asks": tuple(
+                        ask.model_copy(update={"layer": name(ask.layer), "at": name(ask.at)}) for ask in group.asks
+                    ),
+                }
+            )
+            for group in self.groups
+        )
+        weights = tuple(
+            weight.model_copy(
+                update={
+                    "layers": tuple(map(name, weight.layers)),
+                    "axes": tuple(axis.model_copy(update={"at": name(axis.at)}) for axis in weight.axes),
+                }
+            )
+            for weight in self.weights
+        )
+        return Channels(groups=groups, weights=weights)
+
+
+_Placed = TypeVar("_Placed", Follower, Ask)
+
+
+def in_order(found: Iterable[_Placed], order: Mapping[str, int]) -> tuple[_Placed, ...]:
+    """Return followers or asks in the order of their layers."""
+    return tuple(sorted(found, key=lambda one: order[one.layer]))

@@ -1,0 +1,211 @@
+"""A synchronous client of an API server: deadlines on every request, one kind of error, plain JSON.
+
+It goes through the official client's `ApiClient` (addresses, certificates, tokens and their renewal) but not through
+its generated classes: importing those of core/v1 alone takes a second.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+from kubernetes.client import ApiClient
+from kubernetes.client.exceptions import ApiException, OpenApiException
+from kubernetes.config import ConfigException
+from urllib3.exceptions import HTTPError
+
+from espalier_core.k8s.errors import (
+    Call,
+    ExpiredError,
+    InsecureError,
+    Retries,
+    Status,
+    UnreachableError,
+    cause_of,
+    error_of,
+)
+from espalier_core.k8s.lists import Listing, Pages, selectors
+from espalier_core.k8s.resources import Raw, Resource
+
+PAGE: Final = 500
+"""Objects in one answer to a list."""
+_SKEW_SECONDS: Final = 2.0
+"""Clocks closer than this are taken for equal: an API server gives its time in whole seconds."""
+
+
+class Client:
+    """Reads, creates and patches objects. Safe to use from several threads. All methods raise `ApiError`."""
+
+    def __init__(self, api: ApiClient, retries: Retries, connect_seconds: float | None = None) -> None:
+        """Take over `api`; `connect_seconds` is for the connection alone where it is less than the deadline."""
+        self._api, self._retries, self._connect_seconds = api, retries, connect_seconds
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        """Return the time (epoch seconds) by the API server's clock, as far as an answer has shown it."""
+        return time.time() + self._ahead
+
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Raw:
+        """Return an object."""
+        return self._read(Call("get", resource, namespace), "GET", resource.path(namespace, name))
+
+    def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        tries: int | None = None,
+    ) -> Listing:
+        """Return all objects of `namespace` (None: of all) that the selectors choose; `tries` is for each page."""
+        call, pages = Call("list", resource, namespace), Pages(PAGE, labels, fields)
+        while True:
+            try:
+                page = self._read(call, "GET", resource.path(namespace), pages.query, tries=tries)
+            except ExpiredError:
+                if not pages.restart():
+                    raise
+            else:
+                with self.errors(call):
+                    listing = pages.take(page)
+                if listing is not None:
+                    return listing
+
+    def merge_patch(self, resource: Resource, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
+        """Merge `body` into an object; returns the object. With `metadata.resourceVersion` in `body` the API server
+        answers 409 where the object has changed since.
+        """
+        call = Call("patch", resource, namespace)
+        return self._read(call, "PATCH", resource.path(namespace, name), body=body)
+
+    def create(self, resource: Resource, body: Mapping[str, Any], namespace: str | None = None) -> Raw:
+        """Create an object, or have a review answered; returns it."""
+        return self._read(Call("create", resource, namespace), "POST", resource.path(namespace), body=body)
+
+    def watch(
+        self, resource: Resource, namespace: str, since: int, *, seconds: int, silence: float, fields: str = ""
+    ) -> Watch:
+        """Watch what changes after `since` (a resource version), for `seconds`, bookmarks included.
+
+        After `silence` seconds without an event the connection counts as dead. Returns when the API server has agreed.
+        """
+        call = Call("watch", resource, namespace)
+        query = {**selectors("", fields), "watch": "true", "allowWatchBookmarks": "true"}
+        query |= {"resourceVersion": str(since), "timeoutSeconds": str(seconds)}
+        response = self._send(call, "GET", resource.path(namespace), query, None, silence)
+        return Watch(self, call, response)
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._api.close()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def errors(self, call: Call) -> Iterator[None]:
+        """Turn errors of the libraries beneath into an `ApiError`."""
+        host = self._api.configuration.host
+        try:
+            yield
+        except ApiException as error:  # of TLS: `call_api` raises none for an answer
+            raise InsecureError(f"{host}: no secure connection: {' '.join(str(error.reason).split())}", call) from error
+        except (HTTPError, OpenApiException, ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+            # OSError: a token's file; the last three: an answer that is not what it should be
+            raise UnreachableError(f"{host} does not answer: {cause_of(error)}", call) from error
+
+    # ---- one request
+
+    def _read(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        tries: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the object that is the answer; what may pass is tried again."""
+        tried = 0
+        while True:
+            try:
+                response = self._send(call, method, path, query or {}, body, self._retries.deadline)
+                with self.errors(call):
+                    answer = json.loads(response.data)
+                    if not isinstance(answer, dict):
+                        raise ValueError(f"it sent {type(answer).__name__} where an object is expected")
+                return answer
+            except UnreachableError:
+                tried += 1
+                if tried >= (tries or self._retries.tries):
+                    raise
+                time.sleep(self._retries.wait(tried))
+
+    def _send(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        seconds: float,
+    ) -> Any:
+        """Return the urllib3 response, unread, of a request that succeeded; `seconds` is for an answer, or a chunk."""
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json" if method == "POST" else "application/merge-patch+json"
+        whole = self._connect_seconds is None and "watch" not in query
+        timeout = seconds if whole else (self._connect_seconds or self._retries.deadline, seconds)
+        with self.errors(call):
+            request = self._api.param_serialize(
+                method,
+                path,
+                query_params=list(query.items()),
+                header_params=headers,
+                body=None if body is None else dict(body),
+                auth_settings=["BearerToken"],
+            )
+            response = self._api.call_api(*request, _request_timeout=timeout).response
+            if 200 <= response.status < 300:
+                self._note_time(response.headers.get("Date"))
+                return response
+            data = response.data
+        raise error_of(Status.of(response.status, data), call)
+
+    def _note_time(self, date: str | None) -> None:
+        with suppress(TypeError, ValueError):
+            ahead = parsedate_to_datetime(date or "").timestamp() + 0.5 - time.time()
+            self._ahead = ahead if abs(ahead) > _SKEW_SECONDS else 0.0
+
+
+class Watch:
+    """The events of a watch that an API server has agreed to: objects with `type` and `object`."""
+
+    def __init__(self, client: Client, call: Call, response: Any) -> None:
+        """Take over `response`."""
+        self._client, self._call, self._response = client, call, response
+
+    def __iter__(self) -> Iterator[Raw]:
+        """Yield events until the watch ends, and close it.
+
+        `ApiError` where it breaks, stays silent for too long, or the API server ends it by an ERROR event.
+        """
+        rest = b""
+        try:
+            with self._client.errors(self._call):
+                for chunk in self._response.stream(amt=None):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in filter(None, lines):
+                        event: Raw = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise error_of(Status.of_object(event["object"]), self._call)
+                        yield event
+        finally:
+            self._response.close()
+
+    def close(self) -> None:
+        """End it, from any thread."""
+        with suppress(RuntimeError, ValueError, OSError):  # it has ended already
+            self._response.shutdown()

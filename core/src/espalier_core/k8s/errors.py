@@ -1,0 +1,182 @@
+"""What goes wrong with a request to an API server, and when it is tried again: once for all parts. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from espalier_core.k8s.resources import Resource
+
+_FAILED_TEST: Final = "the server rejected our request due to an error in our request"
+"""The message of API servers for a JSON patch whose `test` fails."""
+QUOTA_EXCEEDED: Final = "exceeded quota"
+"""What the message of an API server contains where a ResourceQuota leaves no room for an object."""
+_DENIED: Final = re.compile(
+    '(?s)admission webhook ".*" denied the request|.*failed calling webhook "|.* denied request: |admission plugin "'
+)
+"""How messages begin of what admission webhooks and policies answer, or of why they could not be asked. They may answer
+with any code and any reason."""
+_INVALID: Final = {
+    400: re.compile(r'\w+ in version "[^"]*" cannot be handled as a |the object provided is unrecognized'),
+    422: re.compile(r'[\w.]+ "[^"]*" is invalid: '),
+}
+"""How messages begin, by code, where an API server itself cannot read an object, or finds it invalid."""
+_LONGEST_MESSAGE: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A failure as an API server states it (`kind: Status`)."""
+
+    code: int
+    """HTTP status."""
+    reason: str = ""
+    message: str = ""
+    is_from_api: bool = True
+    """False where the answer is no Status: of a proxy, or of an API server for a path that it does not serve."""
+
+    @classmethod
+    def of(cls, code: int, body: bytes) -> Status:
+        """Read the body of an answer; proxies answer with other things than a Status."""
+        try:
+            return cls.of_object(json.loads(body), code)
+        except (ValueError, AttributeError):
+            return cls(code, "", body[:200].decode(errors="replace").strip(), is_from_api=False)
+
+    @classmethod
+    def of_object(cls, status: Mapping[str, Any], code: int = 500) -> Status:
+        """Read a Status, as the ERROR event of a watch carries it; `code` is for one that has none."""
+        message = str(status.get("message") or "")[:_LONGEST_MESSAGE]
+        stated = status.get("code")
+        # What proxies answer may have a code that is no HTTP status, such as gRPC's.
+        if status.get("kind") == "Status" and isinstance(stated, int) and stated >= 400:
+            code = stated
+        return cls(code, str(status.get("reason") or ""), message)
+
+    def __str__(self) -> str:
+        """Return `Forbidden (the API server's message)`."""
+        name = self.reason or f"HTTP status {self.code}"
+        return f"{name} ({self.message[:300]})" if self.message else name
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later without anybody's doing."""
+        if self.code == 409:
+            return self.reason == "Conflict" and not self.is_other_uid
+        return self.code in (408, 429) or self.code >= 500
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the API server no longer has the version to continue from."""
+        return self.code == 410
+
+    @property
+    def is_not_found(self) -> bool:
+        """Whether there is no such object, or no such kind."""
+        return self.code == 404 and not self.is_denial
+
+    @property
+    def already_exists(self) -> bool:
+        """Whether an object of this name is there already."""
+        return self.code == 409 and self.reason == "AlreadyExists" and not self.is_denial
+
+    @property
+    def is_other_uid(self) -> bool:
+        """Whether the object of this name is another one than the request was for."""
+        if self.code == 409:
+            return "UID in precondition" in self.message
+        immutable = "metadata.uid" in self.message and "field is immutable" in self.message
+        return self.code == 422 and (immutable or self.message == _FAILED_TEST)
+
+    @property
+    def is_denial(self) -> bool:
+        """Whether an admission webhook or policy refuses the request, or a webhook cannot be asked."""
+        return _DENIED.match(self.message) is not None
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the API server itself finds the object invalid, so that it will never take it."""
+        begins = _INVALID.get(self.code)
+        return begins is not None and begins.match(self.message) is not None
+
+    @property
+    def exceeds_quota(self) -> bool:
+        """Whether a ResourceQuota of the namespace leaves no room for the object."""
+        return self.code == 403 and QUOTA_EXCEEDED in self.message
+
+    @property
+    def namespace_terminates(self) -> bool:
+        """Whether the namespace is being deleted, and everything in it with it."""
+        return self.code == 403 and "because it is being terminated" in self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Which request it was."""
+
+    verb: str
+    resource: Resource
+    namespace: str | None
+
+
+class ApiError(Exception):
+    """A request did not succeed."""
+
+    def __init__(self, message: str, call: Call, status: Status | None = None) -> None:
+        """Keep what is known; `status` is None where no answer came."""
+        super().__init__(message)
+        self.call, self.status = call, status
+
+
+class UnreachableError(ApiError):
+    """The API server does not answer, or not now: trying again may help."""
+
+
+class InsecureError(ApiError):
+    """The API server's certificate is not one that is trusted."""
+
+
+class RefusedError(ApiError):
+    """The API server refuses, and would refuse again."""
+
+    status: Status
+
+
+class ExpiredError(RefusedError):
+    """The API server no longer has the version to continue from (410): everything must be listed again."""
+
+
+def error_of(status: Status, call: Call) -> ApiError:
+    """Return the error that an answer means."""
+    if status.is_transient or status.is_denial:
+        return UnreachableError(f"the API server cannot answer now ({status.code}): {status.message}", call, status)
+    return (ExpiredError if status.is_expired else RefusedError)(str(status), call, status)
+
+
+def cause_of(error: Exception) -> str:
+    """Return a client's error in a few words: urllib3 begins with its own objects."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"^HTTPS?Connection(Pool)?\([^)]*\): ", "", text)[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How long one request may take, and how often it is tried. Seconds."""
+
+    deadline: float = 10.0
+    """For one try."""
+    tries: int = 5
+    first_wait: float = 0.1
+    """Before the second try; doubles with each."""
+    longest_wait: float = 5.0
+
+    def wait(self, tried: int, retry_after: float | None = None, jitter: float = 1.0) -> float:
+        """Return how long to wait after `tried` tries.
+
+        `jitter`, from 0 to 1, spreads clients over time; `retry_after` is what the server asks for.
+        """
+        backoff = min(self.first_wait * 2.0 ** min(tried - 1, 100), self.longest_wait)
+        return max(backoff * (0.5 + jitter / 2), min(retry_after or 0.0, self.longest_wait))

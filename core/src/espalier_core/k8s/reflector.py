@@ -1,0 +1,203 @@
+"""Keeping up with objects of one kind: list, then watch, over dropped connections, expired versions and restarts of the
+API server.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from espalier_core.k8s.errors import ApiError, ExpiredError, RefusedError, Retries
+from espalier_core.k8s.resources import Raw, Resource, version_of
+
+if TYPE_CHECKING:
+    from espalier_core.k8s.client import Client, Watch
+
+_STABLE_SECONDS: Final = 1.0
+"""A watch that lasted this long was a good one; after a shorter one there is a pause."""
+
+_PAUSES: Final = Retries(first_wait=0.2, longest_wait=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """An object as it is now."""
+
+    object: Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """An object was deleted."""
+
+    object: Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The API server cannot be asked; it is tried again. Given once until it is `Reconnected`."""
+
+    error: ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The API server answers again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Nothing more comes: the API server refuses, or was away for longer than there is patience."""
+
+    error: ApiError
+
+
+Change = Changed | Deleted | Disconnected | Reconnected | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Times of a reflector, in seconds."""
+
+    watch: int = 30
+    """Length of one watch."""
+    silence: float = 40.0
+    """Without an event for so long, a connection counts as dead."""
+    patience: float = math.inf
+    """For which an API server may be away. If it is finite, a right that is missing at the start is not waited for."""
+    retries: Retries = _PAUSES
+    """Pauses between two attempts."""
+
+
+class Reflector:
+    """Follows the objects of one kind in a namespace that a field selector chooses, in a thread.
+
+    What is listed comes first, each object as `Changed`. A watch that ends in order continues from the version that it
+    reached. After an error or silence all are listed again, by which time another API server may answer that does not
+    know that version; what went meanwhile is `Deleted`.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        namespace: str,
+        fields: str,
+        handle: Callable[[Change], None],
+        *,
+        rhythm: Rhythm | None = None,
+        known: Iterable[Raw] = (),
+        synced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is asked before `start`. `handle` and `synced` (after each list) are called in the thread.
+
+        Of the objects `known`, only changes are given, their deletion included.
+        """
+        self._client, self._resource, self._namespace, self._fields = client, resource, namespace, fields
+        self._handle, self._synced, self._rhythm = handle, synced, rhythm or Rhythm()
+        self._known = {raw["metadata"]["uid"]: raw for raw in known}
+        self._listed = False
+        self._watching: Watch | None = None
+        self._stop = threading.Event()
+        self._random = random.Random()  # not the global generator: training is seeded by it
+        # A daemon: a process that ends does not wait for a read to end.
+        self._thread = threading.Thread(target=self._run, name=f"reflect-{resource.plural}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give no more changes, and end the watch. The thread may still wait for an answer; see `join`."""
+        self._stop.set()
+        if self._watching is not None:
+            self._watching.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread, for at most `seconds`."""
+        self._thread.join(seconds)
+
+    def is_alive(self) -> bool:
+        """Return whether its thread still runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        version: int | None = None
+        away_since: float | None = None
+        tried = 0
+        while not self._stop.is_set():
+            began, broken, listing = time.monotonic(), False, version is None
+            try:
+                if version is None:
+                    version = self._list()
+                    listing = False
+                    if away_since is not None:
+                        away_since = None
+                        self._give(Reconnected())
+                version = self._watch(version)
+            except ExpiredError:
+                version = None
+            except ApiError as error:
+                version, broken = None, True
+                if listing:  # a watch that broke is no outage while lists are answered
+                    if not self._listed and isinstance(error, RefusedError) and self._rhythm.patience < math.inf:
+                        self._give(Failed(error))
+                        return
+                    # An API server that has just started refuses what it does not know yet: later refusals may pass.
+                    if away_since is None:
+                        away_since = began
+                        self._give(Disconnected(error))
+                    if time.monotonic() - away_since >= self._rhythm.patience:
+                        self._give(Failed(error))
+                        return
+            if time.monotonic() - began >= _STABLE_SECONDS and away_since is None:
+                tried = 0
+                if not broken:
+                    continue
+            tried += 1
+            self._stop.wait(self._rhythm.retries.wait(tried, jitter=self._random.random()))
+
+    def _list(self) -> int:
+        listing = self._client.list(self._resource, self._namespace, fields=self._fields, tries=1)
+        found = {raw["metadata"]["uid"]: raw for raw in listing.items}
+        for uid in [uid for uid in self._known if uid not in found]:
+            self._give(Deleted(self._known.pop(uid)))
+        for uid, raw in found.items():
+            if uid not in self._known or version_of(self._known[uid]) != version_of(raw):
+                self._known[uid] = raw
+                self._give(Changed(raw))
+        self._listed = True
+        self._synced()
+        return listing.version
+
+    def _watch(self, version: int) -> int:
+        """Give what happens after `version` until the watch is over; return the version that it reached."""
+        self._watching = self._client.watch(
+            self._resource,
+            self._namespace,
+            version,
+            seconds=self._rhythm.watch,
+            silence=self._rhythm.silence,
+            fields=self._fields,
+        )
+        if self._stop.is_set():  # meanwhile, so that `stop` could not close it
+            self._watching.close()
+        for event in self._watching:
+            raw: Raw = event["object"]
+            version = version_of(raw)
+            if event["type"] in ("ADDED", "MODIFIED"):
+                self._known[raw["metadata"]["uid"]] = raw
+                self._give(Changed(raw))
+            elif event["type"] == "DELETED":
+                self._known.pop(raw["metadata"]["uid"], None)
+                self._give(Deleted(raw))
+        return version
+
+    def _give(self, change: Change) -> None:
+        if not self._stop.is_set():
+            self._handle(change)

@@ -1,0 +1,104 @@
+"""The kinds of objects that Espalier reads and writes, and their paths at an API server. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from espalier_core.types.job import GROUP, KIND, PLURAL, VERSION
+from espalier_core.types.queue import QUEUE_KIND, QUEUE_PLURAL
+
+Raw = Mapping[str, Any]
+"""An object as the API server sends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One kind of object."""
+
+    kind: str
+    group: str
+    version: str
+    plural: str
+    namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the path of an object, or of all; without `namespace` those of all namespaces."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part is not None]
+        return "/" + "/".join(parts)
+
+
+JOBS: Final = Resource(KIND, GROUP, VERSION, PLURAL)
+QUEUES: Final = Resource(QUEUE_KIND, GROUP, VERSION, QUEUE_PLURAL, namespaced=False)
+PODS: Final = Resource("Pod", "", "v1", "pods")
+NODES: Final = Resource("Node", "", "v1", "nodes", namespaced=False)
+CONFIG_MAPS: Final = Resource("ConfigMap", "", "v1", "configmaps")
+PRIORITY_CLASSES: Final = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
+RESOURCE_QUOTAS: Final = Resource("ResourceQuota", "", "v1", "resourcequotas")
+LIMIT_RANGES: Final = Resource("LimitRange", "", "v1", "limitranges")
+CLAIMS: Final = Resource("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims")
+VOLUMES: Final = Resource("PersistentVolume", "", "v1", "persistentvolumes", namespaced=False)
+DEVICE_CLASSES: Final = Resource("DeviceClass", "resource.k8s.io", "v1", "deviceclasses", namespaced=False)
+RESOURCE_SLICES: Final = Resource("ResourceSlice", "resource.k8s.io", "v1", "resourceslices", namespaced=False)
+RESOURCE_CLAIM_TEMPLATES: Final = Resource("ResourceClaimTemplate", "resource.k8s.io", "v1", "resourceclaimtemplates")
+RESOURCE_CLAIMS: Final = Resource("ResourceClaim", "resource.k8s.io", "v1", "resourceclaims")
+DEVICE_KINDS: Final = (DEVICE_CLASSES, RESOURCE_SLICES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS)
+"""Kinds of dynamic resource allocation, as Kubernetes serves them from 1.34 on."""
+SERVICES: Final = Resource("Service", "", "v1", "services")
+SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "", "v1", "serviceaccounts")
+ROLES: Final = Resource("Role", "rbac.authorization.k8s.io", "v1", "roles")
+ROLE_BINDINGS: Final = Resource("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
+LEASES: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases")
+SECRETS: Final = Resource("Secret", "", "v1", "secrets")
+NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
+EVENTS: Final = Resource("Event", "", "v1", "events")
+ACCESS_REVIEWS: Final = Resource(
+    "SubjectAccessReview", "authorization.k8s.io", "v1", "subjectaccessreviews", namespaced=False
+)
+TOKEN_REVIEWS: Final = Resource("TokenReview", "authentication.k8s.io", "v1", "tokenreviews", namespaced=False)
+
+_MADE: Final = {
+    each.kind: each
+    for each in (
+        PODS,
+        CONFIG_MAPS,
+        SERVICES,
+        SERVICE_ACCOUNTS,
+        ROLES,
+        ROLE_BINDINGS,
+        SECRETS,
+        NETWORK_POLICIES,
+        EVENTS,
+    )
+}
+"""Kinds that the operator makes."""
+
+
+def resource_of(manifest: Raw) -> Resource:
+    """Return the kind of an object that the operator makes; `KeyError` for others."""
+    return _MADE[manifest["kind"]]
+
+
+def key_of(raw: Raw) -> str:
+    """Return `namespace/name`, or the name alone of what is in no namespace."""
+    metadata = raw["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])
+
+
+def version_of(raw: Raw) -> int:
+    """Return `metadata.resourceVersion` of an object or a list; larger is newer."""
+    return int(raw["metadata"]["resourceVersion"])
+
+
+def controller_of(raw: Raw) -> Mapping[str, str]:
+    """Return the reference to the object that owns this one and controls it; empty where there is none."""
+    for reference in raw["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            found: Mapping[str, str] = reference
+            return found
+    return {}

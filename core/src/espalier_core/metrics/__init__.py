@@ -1,0 +1,1 @@
+"""The catalogue of metrics, how they are exported, and the names of traces."""

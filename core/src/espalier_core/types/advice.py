@@ -1,0 +1,282 @@
+"""Requests of a trainer to the agent, the agent's answers, and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from espalier_core.base import YEAR_SECONDS, Record
+from espalier_core.growth import NOTHING, OPERATIONS, described, operation, operation_names
+from espalier_core.growth.architecture import Architecture
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.mixing import mixes
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import MAX_ARMS, Arm, Metric
+from espalier_core.types.task import ACCURACY
+
+MAX_DECISION_IDS: Final = 1000
+"""Maximum in one report. A job makes at most a hundred decisions (`maxAdaptations`)."""
+DecisionId = Annotated[str, Field(max_length=200)]
+"""Maximum length. The agent uses UUIDs of 36 characters; another agent may use other ids."""
+
+MAX_JOB: Final = 320
+"""Maximum length of a job's name, in characters: `namespace/name` has at most 317."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed; send `namespace/name` as the API server has it")
+    return text
+
+
+JobText = Annotated[str, Field(max_length=MAX_JOB), AfterValidator(_printable)]
+"""How a request names its job. Logs and the history contain it."""
+
+
+def _growth_or_nothing(kind: str) -> str:
+    return OPERATIONS.check(kind, NOTHING)
+
+
+class Action(Record):
+    """One change that a model allows.
+
+    Equation 1 of Lamelas, `{Deepen(l_1), ..., Deepen(l_n), Do Nothing}`, and in addition `Widen(g_1), ..., Widen(g_m)`.
+    """
+
+    kind: Annotated[str, AfterValidator(_growth_or_nothing)]
+    """A growth operation: `Deepen`, `Widen`, or one that a package adds; or `Nothing`."""
+    target: str | None = None
+    """The growth point's id for `Deepen`, the group's for `Widen`; absent for `Nothing`."""
+    width: int | None = Field(default=None, ge=1)
+    """For `Widen` only: the new number of channels of the group; if absent, twice the current number."""
+
+    @model_validator(mode="after")
+    def _target_fits_kind(self) -> Self:
+        if self.grows != (self.target is not None):
+            raise ValueError(f"a {self.kind} action {'needs a' if self.grows else 'has no'} target")
+        if self.width is not None and not (self.grows and operation(self.kind).sized):
+            raise ValueError(f"a {self.kind} action has no width")
+        return self
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is anything else than `Nothing`."""
+        return self.kind != NOTHING
+
+    def __str__(self) -> str:
+        if self.width is not None:
+            return f"{self.kind}({self.target}, {self.width})"
+        return "Nothing" if self.target is None else f"{self.kind}({self.target})"
+
+    @classmethod
+    def nothing(cls) -> Action:
+        """Return the action that does not change the model."""
+        return cls(kind=NOTHING)
+
+    @classmethod
+    def deepen(cls, point: str) -> Action:
+        """Return the action that adds a layer at growth point `point`."""
+        return cls(kind=DEEPEN.name, target=point)
+
+    @classmethod
+    def widen(cls, group: str, width: int | None = None) -> Action:
+        """Return the action that gives `group` `width` channels; without a width, twice the current number."""
+        return cls(kind=WIDEN.name, target=group, width=width)
+
+    def carried_out(self, architecture: Architecture) -> Architecture:
+        """Return the description after this action; raise `GrowthError` if it cannot be carried out."""
+        if self.target is None:
+            return architecture
+        return operation(self.kind).grown(architecture, self.target, self.width)
+
+    def is_possible(self, architecture: Architecture) -> bool:
+        """Return whether the width that the action names is one that its target can have."""
+        return self.width is None or operation(self.kind).takes(architecture, str(self.target), self.width)
+
+
+def offered(architecture: Architecture) -> tuple[Action, ...]:
+    """Return every growth that a description offers: operation by operation, each target in its order."""
+    return tuple(
+        Action(kind=each.name, target=target)
+        for each in described(architecture)
+        for target in each.targets(architecture)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ActionColumns:
+    """Numbers for the actions of several models: each operation's targets, in their order, and last `Nothing`."""
+
+    counts: Mapping[str, int]
+    """By the operation's name: how many columns there are for its targets."""
+
+    @classmethod
+    def over(cls, architectures: Iterable[Architecture]) -> ActionColumns:
+        """Return columns for every action that one of the descriptions offers; growth points come first."""
+        counts: dict[str, int] = {DEEPEN.name: 0}
+        for architecture in architectures:
+            for each in described(architecture):
+                counts[each.name] = max(counts.get(each.name, 0), len(each.targets(architecture)))
+        order = [*filter(counts.__contains__, operation_names())]
+        return cls({name: counts[name] for name in order})
+
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return sum(self.counts.values()) + 1
+
+    def of(self, architecture: Architecture, actions: Iterable[Action]) -> list[int | None]:
+        """Return the column of each action; None where there is none, as for an action that names a width."""
+        columns: dict[tuple[str, str | None], int] = {}
+        first = 0
+        for name, count in self.counts.items():
+            for place, target in enumerate(operation(name).targets(architecture)[:count]):
+                columns[name, target] = first + place
+            first += count
+        columns[NOTHING, None] = first
+        return [None if action.width is not None else columns.get((action.kind, action.target)) for action in actions]
+
+
+class Progress(Record):
+    """The progress of training at a request for advice."""
+
+    epoch: int = Field(default=0, ge=0)
+    step: int = Field(default=0, ge=0)
+    adaptations: int = Field(default=0, ge=0)
+    """Consultations so far."""
+    metrics: tuple[Metric, ...] = ()
+
+
+class AdviceRequest(Record):
+    """`POST /v1/advice`: the state of Lamelas 3.1 (model, time left, time budget), and what is allowed."""
+
+    job: JobText
+    architecture: Architecture
+    time_left_seconds: float = Field(ge=0, le=YEAR_SECONDS)
+    time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
+    allocation: Allocation = Allocation()
+    progress: Progress = Progress()
+    allowed_actions: tuple[Action, ...] | None = None
+    """Allowed answers; if absent, everything that the architecture offers, and `Nothing`."""
+    places: dict[str, Annotated[int, Field(ge=1, le=2**40)]] = Field(default_factory=dict)
+    """At how many places of an example each layer with weights is applied (pixels, tokens, or 1), from which the cost
+    of a growth follows; empty where that is not known."""
+    batch_size: int | None = Field(default=None, ge=1, le=2**40)
+    """Of a training step; absent where it is not known."""
+    forecast: bool = False
+    """It is only asked what growing would gain. The answer is carried out by nobody, so the agent neither explores with
+    it nor keeps it."""
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_operations(cls, architecture: Architecture) -> Architecture:
+        # A package may add operations, and may be installed where a model is trained alone.
+        for name in architecture.targets or ():
+            OPERATIONS.check(name)
+        return architecture
+
+    def actions(self) -> tuple[Action, ...]:
+        """Return the allowed actions that the architecture offers.
+
+        They come in the order of `offered`; after a target's own growth, those to widths that were listed, ascending.
+        `Nothing` is always last.
+
+        `Nothing` is allowed even when it is not listed: a trainer can always keep its model.
+        """
+        allowed = None if self.allowed_actions is None else set(self.allowed_actions)
+        named = sorted((action for action in allowed or () if action.width is not None), key=lambda one: one.width or 0)
+        found: list[Action] = []
+        for growth in offered(self.architecture):
+            found.append(growth)
+            alike = (one for one in named if (one.kind, one.target) == (growth.kind, growth.target))
+            found += (one for one in alike if one.is_possible(self.architecture))
+        return (*(a for a in found if allowed is None or a in allowed), Action.nothing())
+
+
+HEURISTIC_MIN_LEFT: Final = 0.1
+"""Share of the budget that must be left for the heuristic to deepen. On digits and cifar8 deepening the first block
+gained at every moment that `make bench-pays` compares, with 15 % left still .082 ± .028 and .018 ± .004 (95 %, five
+paired seeds); with 5 % left it was only .013 and .002 (three to five seeds)."""
+
+
+def heuristic(request: AdviceRequest) -> Action:
+    """Return the first layer to add that mixes places, else the first growth: the trainer's fallback `Heuristic`.
+
+    Nothing when too little budget is left. Of the fixed rules that always grow this one has the least regret on the
+    corpora of growth (`docs/study.md`).
+    """
+    actions = request.actions()
+    if request.time_left_seconds < HEURISTIC_MIN_LEFT * request.time_budget_seconds:
+        return Action.nothing()
+    mixing = {point.id for point in request.architecture.growth_points if any(map(mixes, point.insertion))}
+    deeper = (action for action in actions if action.kind == DEEPEN.name and action.target in mixing)
+    return next(deeper, actions[0])
+
+
+class PolicyVersion(Record):
+    """Which policy answered."""
+
+    name: str
+    version: str
+
+
+class ExpectedGain(Record):
+    """Final accuracy gained against doing nothing, as a policy expects it."""
+
+    mean: float
+    low: float
+    """End of the interval that four of five estimates are in."""
+    high: float
+
+
+class ActionProbability(Record):
+    """The probability that a policy gave one action."""
+
+    action: Action
+    probability: float = Field(ge=0, le=1)
+    gain: ExpectedGain | None = None
+    """Absent for doing nothing, and where the policy does not estimate it."""
+
+
+class AdviceResponse(Record):
+    """The answer to one consultation."""
+
+    decision_id: DecisionId
+    action: Action
+    policy: PolicyVersion
+    probabilities: tuple[ActionProbability, ...] = ()
+
+
+class TrialOutcome(Record):
+    """What came of a decision that was tried on extra workers before anything was done."""
+
+    decision_id: DecisionId
+    action: Annotated[str, Field(max_length=300)]
+    """What was carried out, as text, or `Nothing`: the trial decided, and not the agent."""
+    arms: tuple[Arm, ...] = Field(max_length=MAX_ARMS)
+
+
+class OutcomeReport(Record):
+    """`POST /v1/outcomes`: how a job ended whose decisions the agent made."""
+
+    job: JobText
+    decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
+    final_accuracy: float = Field(ge=0, le=1)
+    """Of a classification. Of another task its score as a number between 0 and 1, higher is better
+    (`espalier_core.types.task.Score.quality`)."""
+    measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
+    """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
+    time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)
+    trials: tuple[TrialOutcome, ...] = Field(default=(), max_length=MAX_DECISION_IDS)
+    """Of those of the decisions that were tried."""
+
+
+class OutcomeReceipt(Record):
+    """The answer to an `OutcomeReport`."""
+
+    accepted: int = Field(ge=0)
+    """Number of decision ids that were accepted."""

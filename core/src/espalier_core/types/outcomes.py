@@ -1,0 +1,224 @@
+"""Outcome tables: what every sequence of decisions led to, for one starting model and one scenario (Lamelas 6.4).
+
+The format is that of the tables published with the paper, with the starting model's architecture added, so that
+an agent can learn from a table of a model that it does not know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, DoubledKeyError, first_fault, read_bounded, without_doubles
+from espalier_core.growth import operation, target_counts
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import offered
+
+MEAN_TOLERANCE: Final = 1e-4
+"""Tolerance between a stored mean or deviation and the one of its figures, because both are rounded."""
+
+# Strict: text and booleans are not figures, although they could be parsed as such.
+_Index = Annotated[int, Field(strict=True)]
+_Seconds = Annotated[float, Field(strict=True)]
+_Accuracy = Annotated[float, Field(strict=True, ge=0, le=1)]
+_Text = Annotated[str, Field(min_length=1)]
+"""A bound on the length also ensures valid Unicode: JSON can contain a lone surrogate."""
+MAX_DECISIONS: Final = 32
+"""All sequences of more than these are no table that could be collected."""
+
+
+class _TablePart(Record):
+    # The published tables are snake_case; ours stay readable by the same programs.
+    model_config = ConfigDict(alias_generator=None)
+
+
+class _Measured(_TablePart):
+    accuracy: _Accuracy
+    """Final accuracy on the test split; of several seeds their mean."""
+    accuracy_std: Annotated[float, Field(strict=True, ge=0, le=1)] | None = None
+    """Standard deviation over the seeds (of a sample: n - 1), where there are two or more."""
+    accuracies: tuple[_Accuracy, ...] | None = None
+    """Of each of the table's seeds, in their order."""
+
+
+class SequenceOutcome(_Measured):
+    """The outcome of one sequence of decisions."""
+
+    actions: tuple[_Index, ...]
+    """Indices into the table's actions, in the order of the decisions."""
+    time_left_s: tuple[_Seconds, ...]
+    """Budget seconds left before each decision; of several seeds their mean."""
+
+
+class Control(_Measured):
+    """What else was trained under the same budget, to compare the sequences with."""
+
+    name: str = Field(min_length=1)
+    description: str
+
+
+class OutcomeTable(_TablePart):
+    """All sequences of `decisions_per_episode` decisions among the actions, each with its outcome.
+
+    The first actions are all growths that the starting model's description offers, in its order: each deepens a growth
+    point, then, where it has groups of channels, each doubles one. The last action does nothing.
+    """
+
+    source: _Text
+    model: _Text
+    scenario: _Text
+    time_budget_s: float = Field(gt=0, strict=True)
+    adapt_from_s: float = Field(ge=0, strict=True)
+    actions: tuple[_Text, ...] = Field(min_length=1)
+    decisions_per_episode: int = Field(ge=1, le=MAX_DECISIONS, strict=True)
+    sequences: tuple[SequenceOutcome, ...] = Field(min_length=1)
+    architecture: Architecture | None = None
+    """Of the starting model; absent in the published tables, whose models the agent knows by name."""
+    seeds: tuple[_Index, ...] | None = Field(default=None, min_length=1)
+    """Of the runs that every accuracy is the mean of; absent where that is not known."""
+    controls: tuple[Control, ...] | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        count = self.decisions_per_episode
+        _check_distinct("actions", self.actions)
+        if self.adapt_from_s >= self.time_budget_s:
+            raise ValueError(
+                f"adapt_from_s {self.adapt_from_s} is not before the end of the budget, {self.time_budget_s}"
+            )
+        seen: set[tuple[int, ...]] = set()
+        for index, outcome in enumerate(self.sequences):
+            place = f"sequences[{index}]"
+            if len(outcome.actions) != count or len(outcome.time_left_s) != count:
+                raise ValueError(
+                    f"{place}: {len(outcome.actions)} actions and {len(outcome.time_left_s)} times left, "
+                    f"where decisions_per_episode is {count}"
+                )
+            for action in outcome.actions:
+                if not 0 <= action < len(self.actions):
+                    raise ValueError(f"{place}: action {action} is not among the {len(self.actions)} actions")
+            for left in outcome.time_left_s:
+                if not 0 <= left <= self.time_budget_s:
+                    raise ValueError(f"{place}: time left {left} is outside the budget of {self.time_budget_s} s")
+            for earlier, later in itertools.pairwise(outcome.time_left_s):
+                if later > earlier:
+                    raise ValueError(f"{place}: time left rises from {earlier} to {later} s")
+            if outcome.actions in seen:
+                raise ValueError(f"{place}: sequence {list(outcome.actions)} appears twice")
+            seen.add(outcome.actions)
+        for sequence in itertools.product(range(len(self.actions)), repeat=count):
+            if sequence not in seen:
+                missing = len(self.actions) ** count - len(seen)
+                raise ValueError(f"sequence {list(sequence)} is missing ({missing} in all)")
+        self._check_actions()
+        self._check_seeds()
+        return self
+
+    def _check_actions(self) -> None:
+        if self.architecture is None:
+            return
+        growths = offered(self.architecture)
+        if len(growths) != len(self.actions) - 1:
+            raise ValueError(
+                f"architecture has {target_counts(self.architecture)}, "
+                f"where {len(self.actions)} actions need {len(self.actions) - 1}"
+            )
+        for growth in growths:
+            if not str(growth.target).isprintable():
+                what = operation(growth.kind).target_is
+                raise ValueError(f"architecture: {what} {growth.target!r} has a name that cannot be printed")
+
+    def _check_seeds(self) -> None:
+        _check_distinct("seeds", self.seeds or ())
+        controls = self.controls or ()
+        _check_distinct("controls", [control.name for control in controls])
+        measured: list[tuple[str, _Measured]] = [
+            *((f"sequences[{index}]", outcome) for index, outcome in enumerate(self.sequences)),
+            *((f"controls[{index}]", control) for index, control in enumerate(controls)),
+        ]
+        for place, one in measured:
+            if one.accuracies is None:
+                continue
+            if len(one.accuracies) != len(self.seeds or ()):
+                raise ValueError(
+                    f"{place}: {len(one.accuracies)} accuracies, where the table has {len(self.seeds or ())} seeds"
+                )
+            mean = statistics.fmean(one.accuracies)
+            if abs(mean - one.accuracy) > MEAN_TOLERANCE:
+                raise ValueError(f"{place}: accuracy {one.accuracy} is not the mean of its accuracies, {mean:.5f}")
+            spread = statistics.stdev(one.accuracies) if len(one.accuracies) > 1 else 0.0
+            if one.accuracy_std is not None and abs(spread - one.accuracy_std) > MEAN_TOLERANCE:
+                raise ValueError(
+                    f"{place}: accuracy_std {one.accuracy_std} is not that of its accuracies, {spread:.5f}"
+                )
+
+    @property
+    def name(self) -> str:
+        """`<model>-<scenario>`."""
+        return f"{self.model}-{self.scenario}"
+
+    def outcome(self, sequence: tuple[int, ...]) -> SequenceOutcome:
+        """Return the outcome of a sequence; `KeyError` for one of another length or with an unknown action."""
+        return self._by_sequence[sequence]
+
+    @property
+    def _by_sequence(self) -> dict[tuple[int, ...], SequenceOutcome]:
+        return {outcome.actions: outcome for outcome in self.sequences}
+
+    def rank(self, accuracy: float) -> int:
+        """Return 1 + the number of sequences that end with a higher accuracy (rank 1 is the best)."""
+        return 1 + sum(outcome.accuracy > accuracy for outcome in self.sequences)
+
+
+def _check_distinct(place: str, values: Sequence[object]) -> None:
+    seen = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            raise ValueError(f"{place}[{index}]: {value!r} appears twice")
+        seen.add(value)
+
+
+def reward(accuracy: float) -> float:
+    """Return equation 2 of Lamelas: 100·tan(a·π/2), for an accuracy a in [0, 1).
+
+    An accuracy of 1 would be infinite; it is taken as the float just below 1 - 1e-6.
+    """
+    return 100.0 * math.tan(min(accuracy, 1.0 - 1e-6) * math.pi / 2.0)
+
+
+def read_table(path: Path) -> OutcomeTable:
+    """Read one table; `DocumentError` names the file, the place in it and the reason."""
+    try:
+        text = read_bounded(path).decode()
+        return OutcomeTable.model_validate(json.loads(text, object_pairs_hook=without_doubles))
+    except ValidationError as error:
+        raise DocumentError(f"{path}: {first_fault(error)}") from error
+    except DoubledKeyError as error:
+        raise DocumentError(f"{path}: {error}") from error
+    except DocumentError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{path}: not JSON text ({error})") from error
+    except OSError as error:
+        raise DocumentError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_tables(folder: Path) -> tuple[OutcomeTable, ...]:
+    """Read all tables of a folder, by name; `DocumentError` where there is none or one is damaged."""
+    return tuple(read_table(path) for path in table_files(folder))
+
+
+def table_files(folder: Path) -> list[Path]:
+    """Return the tables of a folder (`*.json`), by name; `DocumentError` where there is none."""
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise DocumentError(f"{folder}: holds no outcome table (*.json)")
+    return paths

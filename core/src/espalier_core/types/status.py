@@ -1,0 +1,232 @@
+"""The status of a job: one writer, the operator."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import AwareDatetime, Field
+
+from espalier_core.base import Record
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.measurements import Measurements
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, Metric
+
+MAX_ADAPTATIONS_KEPT = 20
+"""How many of the newest entries `status.adaptations` keeps."""
+MAX_AVOIDED_NODES = 16
+"""How many of the newest entries `status.scheduling.avoidedNodes` keeps."""
+MAX_POLICY = 512
+"""Maximum length of a scheduling policy with its settings, in characters."""
+
+
+class ConditionType(StrEnum):
+    """The conditions of a job."""
+
+    ADMITTED = "Admitted"
+    RUNNING = "Running"
+    EXTRA_GPUS_GRANTED = "ExtraGPUsGranted"
+    RECLAIM_PENDING = "ReclaimPending"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionStatus(StrEnum):
+    """As metav1."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Record):
+    """A condition in the metav1 shape."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: Reason
+    message: str = ""
+    """The reason as a sentence."""
+    last_transition_time: AwareDatetime
+    """When `status` last changed."""
+    observed_generation: int = Field(default=0, ge=0)
+    """Generation of the job that the condition is about."""
+
+
+class JobPhase(StrEnum):
+    """A summary for people."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    EVALUATING = "Evaluating"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class TimeBudgetStatus(Record):
+    """State of the time budget."""
+
+    used_seconds: float = Field(default=0.0, ge=0)
+    """Seconds of the time budget that are used."""
+    remaining_seconds: float = Field(default=0.0, ge=0)
+    """Seconds of the time budget that are left."""
+    gpu_seconds_used: float = Field(default=0.0, ge=0)
+    """GPU-seconds of all workers."""
+
+
+class TrainingStatus(Record):
+    """The last report of the leader, or what was read of a program."""
+
+    epoch: int = 0
+    """Epochs completed."""
+    step: int = 0
+    """Steps taken."""
+    progress_percentage: int = Field(default=0, ge=0, le=100)
+    """Time budget used, in percent."""
+    done_percentage: int | None = Field(default=None, ge=0, le=100)
+    """Of a program that says it: the part of its work that is done, in percent."""
+    metrics: tuple[Metric, ...] = ()
+    """The latest figures, by name."""
+    depth: int = 0
+    """Layers of the model."""
+    parameters: int = 0
+    """Trainable parameters of the model."""
+    last_updated_time: AwareDatetime | None = None
+    """When the report was written."""
+
+
+class StandingReclaim(Record):
+    """A pending notice: the job must reduce its extra workers to `extra` by `deadline`."""
+
+    extra: int = Field(ge=0)
+    """Extra workers that remain."""
+    deadline: AwareDatetime
+    """After this time, the others are taken by force."""
+    reason: Reason
+
+
+class StandingStop(Record):
+    """A pending request: the job must save a checkpoint and end by `deadline`."""
+
+    reason: Reason
+    deadline: AwareDatetime
+    """After this time, the job is ended by force."""
+
+
+class AvoidedNode(Record):
+    """A node that refused, failed or ended a worker of the job. The job prefers other nodes for a while."""
+
+    node: str
+    """Name of the node."""
+    last_time: AwareDatetime
+    """When it last did."""
+    times: int = Field(default=1, ge=1)
+    """How often in a row."""
+    message: str = ""
+    """The last cause: the kubelet's message, or how the worker ended."""
+    refused: bool = False
+    """Whether the kubelet said so; otherwise the worker failed as it started."""
+    elsewhere: bool = False
+    """Whether the job has trained on another node since."""
+    loan: int = Field(default=0, ge=0)
+    """The newest loan of extra workers that it failed; see `extraGeneration`."""
+
+
+class SchedulingStatus(Record):
+    """The scheduler's state of a job. An operator that starts reads it and continues from there.
+
+    It is written with the rest of the status before the operator acts on it, so that an operator that restarts in
+    between can repeat the action.
+    """
+
+    admitted_at: AwareDatetime | None = None
+    """When the base GPUs were granted; unset while the job waits."""
+    gpu_type: str | None = None
+    """The type of GPU that the job was admitted on."""
+    extra: int = Field(default=0, ge=0)
+    """Number of lent extra workers, including those being reclaimed until they are released."""
+    extra_generation: int = Field(default=0, ge=0)
+    """Generation of the allocation that last lent extra workers; part of the names of their pods."""
+    reclaim: StandingReclaim | None = None
+    granted_at: AwareDatetime | None = None
+    """When extra GPUs were last lent to the job."""
+    changed_at: AwareDatetime | None = None
+    """When the number of extra GPUs last changed, up or down."""
+    promised_until: AwareDatetime | None = None
+    """Until then the job counts as holding all its extra workers, even if fewer are observed."""
+    stopping: StandingStop | None = None
+    counted_until: AwareDatetime | None = None
+    """The time up to which the budgets are counted."""
+    budget_end_seconds: float | None = Field(default=None, ge=0)
+    """The used seconds at which the time budget ends: timeBudgetSeconds, or what was used when that was lowered to
+    less, or when it was found to be used up."""
+    trained: bool = False
+    """Whether the job has trained since it was admitted."""
+    failures: int = Field(default=0, ge=0)
+    """Number of worker failures that count against backoffLimit."""
+    last_failure: str = ""
+    """Description of the last failure."""
+    attempts: tuple[int, ...] = ()
+    """For each base worker, how often its pod was replaced; part of the name of the pod."""
+    pod_uids: tuple[str, ...] = ()
+    """For each base worker, the UID of the pod last seen at this attempt; empty if there was none yet."""
+    completed_workers: tuple[int, ...] = ()
+    """Indexes of base workers that ended with exit code 0 before the leader: they need no GPUs, and are not started
+    again."""
+    down_since: AwareDatetime | None = None
+    """Since when no leader runs, though the job has trained; unset while one does."""
+    not_before: AwareDatetime | None = None
+    """A failed leader is not restarted before this time."""
+    unplaced: int = Field(default=0, ge=0)
+    """How often in a row kube-scheduler found no node for the workers that the job was granted GPUs for."""
+    hold_until: AwareDatetime | None = None
+    """After that, the job is granted no more GPUs before this time."""
+    extra_losses: int = Field(default=0, ge=0)
+    """How often in a row lent extra workers ended by themselves or were ended from outside."""
+    lend_after: AwareDatetime | None = None
+    """After that, no extra GPUs are lent to the job before this time."""
+    avoided_nodes: tuple[AvoidedNode, ...] = Field(default=(), max_length=MAX_AVOIDED_NODES)
+    """The nodes that last refused, failed or ended workers of the job."""
+
+
+class JobStatus(Record):
+    """`status` of an `AdaptiveTrainingJob`."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    """Generation of the job that this status is about."""
+    phase: JobPhase = JobPhase.PENDING
+    conditions: tuple[Condition, ...] = ()
+    """Conditions of the job, one entry per type."""
+    start_time: AwareDatetime | None = None
+    """When the job first trained."""
+    completion_time: AwareDatetime | None = None
+    """When the job ended."""
+    time_budget: TimeBudgetStatus = TimeBudgetStatus()
+    allocation: Allocation = Allocation()
+    training: TrainingStatus = TrainingStatus()
+    adaptations: tuple[Adaptation, ...] = Field(default=(), max_length=MAX_ADAPTATIONS_KEPT)
+    """The newest consultations of the agent, with their results."""
+    measurements: Measurements = Measurements()
+    """What the job's trainers measured of it, over all attempts."""
+    adaptation_count: int = Field(default=0, ge=0)
+    """How often the model has grown."""
+    restarts: int = Field(default=0, ge=0)
+    """How often the leader was restarted, for any reason."""
+    preemptions: int = Field(default=0, ge=0)
+    """How often GPUs were taken by force, or the leader was ended from outside."""
+    last_checkpoint_time: AwareDatetime | None = None
+    """When the leader last wrote a checkpoint."""
+    replicas: int = Field(default=0, ge=0)
+    """Wanted number of workers, base and extra."""
+    selector: str = ""
+    """Label selector of the job's pods, for the scale subresource."""
+    scheduling_policy: str = Field(default="", max_length=MAX_POLICY)
+    """The scheduling policy, with its settings, by which the operator decides about the job."""
+    scheduling: SchedulingStatus = SchedulingStatus()
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return the condition of `kind`, None where there is none."""
+        return next((entry for entry in self.conditions if entry.type is kind), None)

@@ -1,0 +1,1 @@
+"""Files with jobs and queues: every problem with its position, and what is allowed."""

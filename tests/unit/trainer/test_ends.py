@@ -52,9 +52,10 @@ def swallowed():
 
 RUN
 """
-MIDDLE = Failure("exit code 0 before its loop or its budget was over")
+MIDDLE = Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early")
 NOTHING = Ended(reason=Reason.NOTHING_TRAINED, failed=True, message="it ended with exit code 0 before it trained")
 LEFT = Ended(reason=Reason.COMPLETED, failed=False, message="the script left the loop")
+NEVER = Ended(reason=Reason.NOTHING_TRAINED, failed=True, message="all epochs are done, and no step was taken")
 DONE = Ended(reason=Reason.COMPLETED, failed=False, message="all epochs are done")
 
 
@@ -77,9 +78,26 @@ def script(**changes: str) -> str:
         ({"ACT": "os._exit(3)"}, Failure("exit code 3; see its log")),
         ({"ACT": "os.kill(os.getpid(), signal.SIGKILL)"}, Failure("ended by SIGKILL; see its log")),
         ({"ACT": "if os.fork() == 0: sys.exit(0)\n            os.wait(); os._exit(0)"}, MIDDLE),
+        ({"ACT": "loop.stop()"}, LEFT),
+        ({"ACT": "loop.stop(); break"}, LEFT),
+        ({"ACT": "loop.stop(); return", "LOOP": "held", "RUN": "held = loop.epochs(COUNT); main()"}, LEFT),
+        ({"ACT": "loop.stop(); sys.exit(0)"}, LEFT),
+        ({"ACT": "loop.stop(); sys.exit(3)"}, Failure("exit code 3; see its log")),
+        ({"ACT": "loop.stop(); os._exit(0)"}, MIDDLE),
+        ({"RUN": "loop.stop(); main()"}, NEVER),
         ({"ACT": "break"}, LEFT),
         ({"ACT": "return", "LOOP": "tqdm(loop.epochs(COUNT), disable=True)"}, LEFT),
         ({"ACT": "break", "LOOP": "epochs()"}, LEFT),
+        ({"ACT": "try: break\n            finally: print()"}, LEFT),
+        ({"ACT": "return", "LOOP": "held", "RUN": "held = loop.epochs(COUNT); main()"}, MIDDLE),
+        (
+            {
+                "ACT": "raise ValueError",
+                "LOOP": "tqdm(loop.epochs(COUNT), disable=True)",
+                "RUN": "swallowed()",
+            },
+            MIDDLE,
+        ),
         ({"ACT": "raise ValueError", "LOOP": "epochs()", "RUN": "swallowed()"}, MIDDLE),
         ({"ACT": "break", "RUN": "main(); os._exit(0)"}, LEFT),
         ({"ACT": "break", "RUN": "main(); sys.exit(3)"}, Failure("exit code 3; see its log")),

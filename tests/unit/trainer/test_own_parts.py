@@ -614,7 +614,7 @@ def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: Adapti
         assert step.finish() is None
         assert (scaler.get_scale(), int(average.n_averaged)) == (scale, 0)
         assert torch.equal(weights(model), before)
-        break
+        loop.stop()
 
 
 def test_the_budget_is_reported_in_seconds_and_as_a_part(
@@ -635,6 +635,18 @@ def test_the_budget_is_reported_in_seconds_and_as_a_part(
     assert told == sorted(told, key=lambda each: each[0])
     assert all(0 <= part <= 1 and left == pytest.approx(3600 * (1 - part)) for part, left in told)
     assert told[-1][0] > 0
+
+
+def test_without_a_job_no_epoch_follows_the_one_that_stops() -> None:
+    model = net()
+    loop, _ = join(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(13))
+    seen = []
+    for epoch in loop.epochs(3):
+        seen.append(epoch)
+        if epoch == 1:
+            loop.stop()
+    assert seen == [0, 1]
+    assert loop.fraction == 1
 
 
 def test_without_a_job_the_part_is_that_of_the_epochs() -> None:

@@ -355,7 +355,10 @@ for epoch in loop.epochs():
         mean = loop.backward(loss)
         optimizer.step()
     print(f"epoch {epoch}: {mean}", flush=True)
-    if (sys.argv[1] == "all" and loop.workers == 2 and mean < 0.4) or (not loop.leads and os.path.exists("end")):
+    alike = loop.workers == 2 and mean < 0.4
+    if (sys.argv[1] == "stop" and alike and loop.leads) or (sys.argv[1] == "all" and alike):
+        loop.stop()
+    if (sys.argv[1] in ("all", "break") and alike) or (not loop.leads and os.path.exists("end")):
         break
 print("behind", flush=True)
 while loop.leads and not os.path.exists("end"):
@@ -364,8 +367,9 @@ while loop.leads and not os.path.exists("end"):
 """A loop that ends early, in all workers or in one alone."""
 
 
-def test_only_the_leader_goes_on_after_a_loop_that_all_have_left(scripted: Callable[..., Workplace]) -> None:
-    place = scripted(LEFT, "all")
+@pytest.mark.parametrize("how", ["all", "stop", "break"])
+def test_only_the_leader_goes_on_after_a_loop_that_is_over(scripted: Callable[..., Workplace], how: str) -> None:
+    place = scripted(LEFT, how)
     place.allocate(2)
     leader = place.start()
     extra = place.start(0)
@@ -375,6 +379,7 @@ def test_only_the_leader_goes_on_after_a_loop_that_all_have_left(scripted: Calla
     (place.folder / "end").touch()
     assert ended(leader, place) == 0, place.log
     assert place.report().phase == "Completed"
+    assert ("call loop.stop()" in place.log) == (how == "break")
     assert extra.is_alive()
     os.kill(extra.pid, signal.SIGTERM)
     assert ended(extra, place) == 0

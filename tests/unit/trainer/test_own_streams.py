@@ -57,6 +57,7 @@ def _trained(loop: Any, batches: Any, model: nn.Module, optimizer: torch.optim.O
             if len(seen) == stop:
                 loop._stop._asked = True
                 loop._run.save()
+                loop.stop()
                 return seen
     return seen
 

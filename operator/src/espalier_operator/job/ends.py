@@ -79,7 +79,7 @@ def judge_exit(
         return Failure(_with_cause(_describe(code), message))
     if report.step == 0 and (failed or phase is TrainerPhase.STARTING):
         return Ended(reason=Reason.NOTHING_TRAINED, failed=True, message="it ended with exit code 0 before it trained")
-    return Failure("exit code 0 before its loop or its budget was over")
+    return Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early")
 
 
 def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -124,7 +124,11 @@ def stopped_itself() -> JobState:
     [
         (0, says(COMPLETED, Reason.BUDGET_EXHAUSTED), completes(Reason.BUDGET_EXHAUSTED)),
         (0, says(COMPLETED, Reason.GPU_BUDGET_EXHAUSTED, "well"), completes(Reason.GPU_BUDGET_EXHAUSTED, "well")),
-        (0, says(TRAINING), failed("exit code 0 before its loop or its budget was over")),
+        (
+            0,
+            says(TRAINING),
+            failed("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early"),
+        ),
         (0, None, completes(Reason.COMPLETED)),
         (0, says(STOPPED), stopped_itself()),
         (1, says(TRAINING), failed("exit code 1; see its log")),

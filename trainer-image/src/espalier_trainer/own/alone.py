@@ -29,6 +29,7 @@ class Alone:
         """Calls of `backward` in this epoch."""
         self._total = 0
         """Calls of `backward` in all."""
+        self._stopped = False
         self._writers: list[Write] = []
         self._sums: dict[torch.nn.Parameter, Tensor] = {}
 
@@ -59,9 +60,15 @@ class Alone:
 
     def _epochs(self, count: int) -> Iterator[int]:
         for self._epoch in range(count):
+            if self._stopped:
+                break
             self._seen, self._sums = 0, {}  # of a step that the script has left
             yield self._epoch
         self._epoch, self._seen = count, 0
+
+    def stop(self) -> None:
+        """Let no epoch follow the current one."""
+        self._stopped = True
 
     def backward(self, loss: Tensor) -> float:
         """Call `loss.backward()`; returns the loss."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.own.feed import ONCE, Feed
-from espalier_trainer.own.leaving import on_purpose
+from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.schedules import Moment
@@ -80,8 +79,9 @@ class Following:
         self._epoch: int | None = None
         self._alone: int | None = None
         """While the script trains a copy by itself, for a trial: the number of that state."""
-        self._in_body = self._through = False
-        """Whether the script may loop over the batches; whether the leader has announced the end of the epoch."""
+        self._in_body = self._through = self._stopped = False
+        """Whether the script may loop over the batches; whether the leader has announced the end of the epoch; whether
+        the script has called `stop` in this epoch."""
         self._left_early: int | None = None
         """If the script left the epoch before the leader announced its end: the number of the state at that time."""
         self._before: Checkpoint | None = None
@@ -135,15 +135,20 @@ class Following:
             if turn.command.code is Code.STEP:
                 self._moment = turn.command.moment
             self._state.enter_epoch()
+            loop = looping(sys._getframe(1))
             try:
                 yield turn.command.epoch
             except GeneratorExit:
-                frame = inspect.currentframe()
-                if frame is not None and on_purpose(frame.f_back):
+                if self._stopped or was_left(sys._getframe(1), loop):
                     self._loop_left()
                 raise
+            self._stopped = False  # the leader's call counts
             self._epoch_left()
         self._wait_to_end()
+
+    def stop(self) -> None:
+        """Let the script leave its loop as the leader does; where the leader does not, this worker goes on or fails."""
+        self._stopped = True
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the batches of an epoch."""

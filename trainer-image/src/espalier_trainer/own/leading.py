@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
@@ -27,12 +26,14 @@ from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.evaluation import Evaluation
 from espalier_trainer.own.feed import ONCE, Feed
-from espalier_trainer.own.leaving import on_purpose
+from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.progress import Ending
 from espalier_trainer.schedules import Moment
 from espalier_trainer.settings import StopSignal
+
+LEFT: Final = "the script left the loop"
 
 
 class Leading:
@@ -50,9 +51,9 @@ class Leading:
         self._hooks = Hooks(state.optimizer)
         self._step: Step | None = None
         self._due: Due | None = None
-        self._inside = self._epoch_end_sent = self._closed = False
-        """Whether the script is in an epoch; whether the other workers know that its batches are over; whether the
-        loop over epochs has ended."""
+        self._inside = self._epoch_end_sent = self._stopped = self._closed = False
+        """Whether the script is in an epoch; whether the other workers know that its batches are over; whether it has
+        called `stop`; whether the loop over epochs has ended."""
         self._moment = run.moment()
         """Where the script stands in the budget, for it and for the other workers."""
         self._entered = False
@@ -95,11 +96,12 @@ class Leading:
         """Yield the epochs from the current one to the end of the budget, at most `count` in all."""
         if self._closed:
             raise OwnLoopError("epochs() has ended, and the job with it; a script has one loop over epochs")
-        self._stop.training = True
+        self._stop.training, loop = True, None
         try:
-            for epoch in self._run.epochs(count):
+            for epoch in self._run.epochs(0 if self._stopped else count):
                 self._inside, self._moment, self._entered = True, self._run.moment(), True
                 self._state.enter_epoch()
+                loop = looping(sys._getframe(1))
                 yield epoch
                 self._inside = False
                 self._commit(left=True)
@@ -107,15 +109,22 @@ class Leading:
                     self._batches_over()
                     self._epoch_end_sent = False
                     self._state.leave_epoch()
+                    if self._stopped:
+                        self._run.complete(LEFT)
+                        self._run.end(done=False)
+                        break
             self._ended()
         except LossNotFiniteError as error:
             self._fail(error)
         except SupersededError as error:
             self._give_way(error)
         except GeneratorExit:
-            frame = inspect.currentframe()
             if not self._closed and os.getpid() == self._pid:
-                self._left(on_purpose=frame is not None and on_purpose(frame.f_back))
+                self._left(on_purpose=self._stopped or was_left(sys._getframe(1), loop))
+
+    def stop(self) -> None:
+        """Let no epoch follow the current one."""
+        self._stopped = True
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's parts of the batches of an epoch."""
@@ -230,7 +239,7 @@ class Leading:
         try:
             if on_purpose:
                 self._commit(left=True)
-                run.complete("the script left the loop")
+                run.complete(LEFT)
                 run.end(done=False)
                 self._over()
             else:
@@ -276,7 +285,7 @@ class Leading:
             return  # a process that the script has forked
         run, error = self._run, getattr(sys, "last_value", None)  # the interpreter has printed its traceback
         if not self._closed:
-            self._close()
+            self._left(on_purpose=self._stopped)
         ending = run.ending
         if self._gave_way or run.journal.phase in (TrainerPhase.STOPPED, TrainerPhase.FAILED):
             pass

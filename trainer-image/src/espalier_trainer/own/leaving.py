@@ -1,22 +1,42 @@
-"""Whether a script has left its loop on purpose."""
+"""Whether a script has left its loop by `break` or `return` without `Loop.stop()`, which works for one release more.
+
+Delete this file then: a loop that is left without `stop()` has failed.
+"""
 
 from __future__ import annotations
 
-import dis
+import gc
 import inspect
-from types import FrameType
+import warnings
+from types import CodeType, FrameType, TracebackType
 
 
-def on_purpose(frame: FrameType | None) -> bool:
-    """Return whether the loop over a generator that is being closed was left by `break` or `return`.
-
-    `frame` is what closes it. Such a loop drops its iterator by an instruction of its own; an exception, also that of
-    `sys.exit`, drops it at the instruction that raised it. Generators in between (tqdm) are closed by their loops.
-    """
-    while frame is not None:
-        if dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("POP_TOP", "POP_ITER"):
-            return True
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return False
+def looping(frame: FrameType | None) -> CodeType | None:
+    """Return the code of the loop over a generator that `frame` runs; generators in between (tqdm) are no loops."""
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
-    return False
+    return None if frame is None else frame.f_code
+
+
+def was_left(frame: FrameType | None, loop: CodeType | None) -> bool:
+    """Return whether `frame` closes a generator because `loop` was left, and warn; False where an exception ended it.
+
+    An exception that passes through a frame has a traceback that refers to it. Where this cannot be told, because the
+    script keeps the iterator, or an exception that it caught in the loop's function, the answer is False: a failure.
+    """
+    if loop is None or looping(frame) is not loop:
+        return False
+    gc.collect()  # exceptions that only refer to themselves
+    while frame is not None:
+        between = frame.f_code is not loop
+        # What closes a generator in between is raised in it, not below.
+        traces = (one for one in gc.get_referrers(frame) if isinstance(one, TracebackType))
+        if any(one.tb_next is not None or not between for one in traces):
+            return False
+        if not between:
+            break
+        frame = frame.f_back
+    text = "call loop.stop() before a break or return that leaves epochs(): alone, it fails from the next release on"
+    with warnings.catch_warnings(action="always"):  # nothing can be raised where a generator is closed
+        warnings.warn_explicit(text, FutureWarning, loop.co_filename, 0 if frame is None else frame.f_lineno)
+    return True

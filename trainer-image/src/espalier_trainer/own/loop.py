@@ -50,6 +50,12 @@ class Loop(Protocol):
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the numbers of the epochs, `count` of them, or as many as the time budget allows."""
 
+    def stop(self) -> None:
+        """Let no epoch follow the current one, and the job be complete; call it before a `break` or `return`, too.
+
+        The leader's call counts. A worker that leaves the loop without it, by an exception say, has failed.
+        """
+
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss.
 

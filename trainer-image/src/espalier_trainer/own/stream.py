@@ -66,7 +66,7 @@ class Stream:
                     yield batch
                 except GeneratorExit:
                     if self._leaving or self._stopped():
-                        return  # out of the loop over epochs
+                        self.loop.stop()
                     raise
             self.passes = epoch + 1
             self._ended()

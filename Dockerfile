@@ -33,9 +33,8 @@ COPY core/pyproject.toml core/
 COPY operator/pyproject.toml operator/
 COPY trainer-image/pyproject.toml trainer-image/
 COPY agent-image/pyproject.toml agent-image/
-COPY scheduling/pyproject.toml scheduling/
-COPY rewriting/pyproject.toml rewriting/
 COPY cli/pyproject.toml cli/
+COPY lab/pyproject.toml lab/
 RUN mkdir /locked && \
     export="/tools/bin/uv export --quiet --frozen --offline --no-dev --no-emit-workspace --no-annotate --no-header" && \
     for part in operator trainer agent; do \
@@ -59,13 +58,13 @@ FROM core AS trainer-wheels
 COPY trainer-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-# The agent's image also runs the policy server: learned scheduling with what it uses of the operator, which needs nothing
-# that the agent does not have.
-FROM operator-wheels AS scheduling-wheels
-COPY scheduling /src
+# The agent's image also runs the policy server: the laboratory's learned scheduling with what it uses of the operator,
+# which needs nothing that the agent does not have.
+FROM operator-wheels AS lab-wheels
+COPY lab /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM scheduling-wheels AS agent-wheels
+FROM lab-wheels AS agent-wheels
 COPY agent-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

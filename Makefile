@@ -16,7 +16,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN) && echo $$((cores < 4 ? c
 # Tests start hundreds of processes. Without bytecode, each of them compiles torch again, which doubles the time.
 unexport PYTHONDONTWRITEBYTECODE
 
-MEMBERS := core operator trainer-image agent-image scheduling rewriting cli
+MEMBERS := core operator trainer-image agent-image cli lab
 
 .PHONY: help
 help:  ## list the targets

@@ -15,16 +15,16 @@ import click
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_features import STATIC, Facts, static_features
-from espalier_cli.collect.progress_line import ProgressLine
-from espalier_cli.corpus.families import Families
-from espalier_cli.judge.case import Case, CaseFile
-from espalier_cli.judge.deciding import Setting
-from espalier_cli.judge.judging import Judgement
-from espalier_cli.judge.running import cores
-from espalier_cli.judge.trialling import RACE_GPUS, proposal, race_winner
-from espalier_cli.judge.verdict import Rule, Verdict, decisions_of, judged
 from espalier_core.types.advice import Action
 from espalier_core.types.growth_corpus import CaseRecord, MomentRecord
+from espalier_lab.growth.corpus.families import Families
+from espalier_lab.growth.judge.case import Case, CaseFile
+from espalier_lab.growth.judge.deciding import Setting
+from espalier_lab.growth.judge.judging import Judgement
+from espalier_lab.growth.judge.running import cores
+from espalier_lab.growth.judge.trialling import RACE_GPUS, proposal, race_winner
+from espalier_lab.growth.judge.verdict import Rule, Verdict, decisions_of, judged
+from espalier_lab.growth.progress_line import ProgressLine
 
 MODELS = Path(__file__).with_name("unseen_models.py")
 QUICK = 5
@@ -133,7 +133,7 @@ def main(
     verdict = judged(decisions_of(records, tried, rules))
     show(verdict)
     if picture is not None:
-        from espalier_cli.judge.picture import draw
+        from espalier_lab.growth.judge.picture import draw
 
         draw(verdict, picture)
     if quick and verdict.regret["advice"] > max(verdict.regret["none"], verdict.regret["first"]):

@@ -22,15 +22,15 @@ from typing import Final
 import numpy as np
 from harness.printed import command, environment, rendered
 
+from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
+from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.serving import LearnedAllocation
+from espalier_lab.scheduling.learned.twin import Twin
+from espalier_lab.scheduling.placement.beliefs import wide_prior
+from espalier_lab.scheduling.product.reader import AllocationFile, tensors_of
 from espalier_operator.policies.questions import SpeedTable, asked, question_of
 from espalier_operator.policies.view import Candidate, View
-from espalier_scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
-from espalier_scheduling.learned.network import Network
-from espalier_scheduling.learned.picture import Picture
-from espalier_scheduling.learned.serving import LearnedAllocation
-from espalier_scheduling.learned.twin import Twin
-from espalier_scheduling.placement.beliefs import wide_prior
-from espalier_scheduling.product.reader import AllocationFile, tensors_of
 
 SIZES: Final = ((200, 1_000), (1_000, 4_000), (2_000, 1_000))
 """Waiting jobs, and GPUs."""

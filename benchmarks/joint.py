@@ -24,16 +24,16 @@ import numpy as np
 from harness.printed import command, environment, rendered
 from harness.statistics import paired
 
-from espalier_scheduling.placement.beliefs import Belief, wide_prior
-from espalier_scheduling.placement.candidates import candidates
-from espalier_scheduling.placement.cluster import Cluster
-from espalier_scheduling.placement.costs import Costs, Gang
-from espalier_scheduling.placement.joint import one_by_one, together
-from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import Truth
-from espalier_scheduling.placement.placers import Model, Oracle, run, run_together
-from espalier_scheduling.placement.tasks import KINDS, Episode, Family, draw_task, episode
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.beliefs import Belief, wide_prior
+from espalier_lab.scheduling.placement.candidates import candidates
+from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.costs import Costs, Gang
+from espalier_lab.scheduling.placement.joint import one_by_one, together
+from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.performance import Truth
+from espalier_lab.scheduling.placement.placers import Model, Oracle, run, run_together
+from espalier_lab.scheduling.placement.tasks import KINDS, Episode, Family, draw_task, episode
+from espalier_lab.scheduling.purposes import Purpose
 
 FAMILY: Final = Family(nodes=24)
 LARGE: Final = Family(nodes=64)

@@ -33,13 +33,13 @@ from harness.printed import command, environment, progress, rendered
 from harness.statistics import half_width, paired
 from matplotlib.figure import Figure
 
-from espalier_scheduling.allocation.judging import NODES, greedy, judge
-from espalier_scheduling.allocation.learning import learn_slots
-from espalier_scheduling.allocation.rules import RULES, fixed
-from espalier_scheduling.allocation.source import source
-from espalier_scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
-from espalier_scheduling.learners.learner import Settings
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.allocation.judging import NODES, greedy, judge
+from espalier_lab.scheduling.allocation.learning import learn_slots
+from espalier_lab.scheduling.allocation.rules import RULES, fixed
+from espalier_lab.scheduling.allocation.source import source
+from espalier_lab.scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.purposes import Purpose
 
 SETTINGS: Final = Settings()
 UNSEEN: Final = ("seq2seq", "cnn-text-classification")

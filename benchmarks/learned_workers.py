@@ -33,21 +33,21 @@ from harness.data import unpacked
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
+from espalier_lab.scheduling.allocation.forms import WorkerForm
+from espalier_lab.scheduling.allocation.learning import learn_workers
+from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
+from espalier_lab.scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_lab.scheduling.learned.serving import LearnedAllocation
+from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.jobs import SimulatedJob
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.rounds import Rounds
+from espalier_lab.simulator.traces import read_pollux
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Elasticity
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.jobs import SimulatedJob
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Rounds
-from espalier_operator.simulation.traces import read_pollux
-from espalier_scheduling.allocation.forms import WorkerForm
-from espalier_scheduling.allocation.learning import learn_workers
-from espalier_scheduling.allocation.workloads import Mixed, StepByStep
-from espalier_scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
-from espalier_scheduling.learned.serving import LearnedAllocation
-from espalier_scheduling.learners.learner import Settings
 
 CLUSTER: Final = "16x4"
 HALVES: Final = (("1", "2"), ("3", "6"))

@@ -23,9 +23,9 @@ import torch
 from harness.printed import environment, progress, rendered
 from torch import nn
 
-from espalier_cli.collect.training import WallScheduler
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import parse_jobs
+from espalier_lab.growth.collect.training import WallScheduler
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint

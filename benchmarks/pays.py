@@ -24,10 +24,10 @@ from harness.runs import DefaultPolicy, job_of, parser, run_all
 from harness.statistics import Paired, mean_and_deviation, paired
 from matplotlib.figure import Figure
 
-from espalier_cli.collect.training import WallScheduler
 from espalier_cli.timeline import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_lab.growth.collect.training import WallScheduler
 from espalier_trainer.core.growth import Study
 from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data

@@ -46,13 +46,13 @@ from harness.statistics import error_bars, paired
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from espalier_scheduling.placement.actor import Actor
-from espalier_scheduling.placement.beliefs import Belief, Prior, wide_prior
-from espalier_scheduling.placement.cluster import Cluster, Pending
-from espalier_scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
-from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.recurrent import RecurrentActor
-from espalier_scheduling.placement.reinforced import (
+from espalier_lab.scheduling.placement.actor import Actor
+from espalier_lab.scheduling.placement.beliefs import Belief, Prior, wide_prior
+from espalier_lab.scheduling.placement.cluster import Cluster, Pending
+from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
+from espalier_lab.scheduling.placement.prior import learn_prior
+from espalier_lab.scheduling.placement.recurrent import RecurrentActor
+from espalier_lab.scheduling.placement.reinforced import (
     SETTINGS,
     Placing,
     fine_tuned,
@@ -60,7 +60,7 @@ from espalier_scheduling.placement.reinforced import (
     learn_placement,
     learn_remembering,
 )
-from espalier_scheduling.placement.tasks import (
+from espalier_lab.scheduling.placement.tasks import (
     KIND_DEVIATION,
     KINDS,
     TASK_DEVIATION,
@@ -71,7 +71,7 @@ from espalier_scheduling.placement.tasks import (
     episode,
     kinds,
 )
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.purposes import Purpose
 
 Floats = NDArray[np.float64]
 MEMORIES: Final = (math.inf, 40_000.0)

@@ -25,20 +25,20 @@ from random import Random
 from harness.data import unpacked
 from harness.printed import Columns, columned, environment
 
+from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.jobs import SimulatedJob
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.planned_types import planned_types
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.traces import read_pollux
+from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.jobs import SimulatedJob
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.planned_types import planned_types
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_operator.simulation.traces import read_pollux
-from espalier_operator.simulation.typed import TypedRounds
 
 CLUSTER = "16x4"
 LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}

@@ -28,7 +28,7 @@ from rewritten.cases import Case, Sizes, case_of
 from rewritten.ranks import rank_of
 from torch import nn
 
-from espalier_rewriting.nets import NETS
+from espalier_lab.rewriting.nets import NETS
 from espalier_trainer.rewriting import SEARCHES, Errors, Plan, apply, search
 from espalier_trainer.rewriting.costs import Sums
 from espalier_trainer.rewriting.emitting import emitted

@@ -24,7 +24,7 @@ from harness.printed import environment, progress, rendered
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from espalier_rewriting.nets import NETS
+from espalier_lab.rewriting.nets import NETS
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.rewriting import Costs, RewritesRefusedError, apply, capture, search, verify
 from espalier_trainer.rewriting.matching import Matches

@@ -33,7 +33,7 @@ import torch
 from harness.printed import environment, progress, rendered
 from rewrites_learned import DRAWS, NETS, Reference, interval
 
-from espalier_rewriting.dreaming import (
+from espalier_lab.rewriting.dreaming import (
     Awake,
     Dream,
     Judged,
@@ -44,10 +44,10 @@ from espalier_rewriting.dreaming import (
     learn_world,
     record,
 )
-from espalier_rewriting.environment import Action
-from espalier_rewriting.learning import Settings, learn, walks
-from espalier_rewriting.learning.learnable import Policy
-from espalier_rewriting.learning.rollout import play
+from espalier_lab.rewriting.environment import Action
+from espalier_lab.rewriting.learning import Settings, learn, walks
+from espalier_lab.rewriting.learning.learnable import Policy
+from espalier_lab.rewriting.learning.rollout import play
 from espalier_trainer.rewriting import Found
 from espalier_trainer.rewriting.search import SEARCHES, at_random
 

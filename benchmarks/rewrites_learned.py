@@ -31,9 +31,9 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes, case_of
 
 from espalier_core.files.documents import json_lines
-from espalier_rewriting.environment import RewritesEnvironment
-from espalier_rewriting.families import FAMILIES, member
-from espalier_rewriting.learning import Settings, learn, walks
+from espalier_lab.rewriting.environment import RewritesEnvironment
+from espalier_lab.rewriting.families import FAMILIES, member
+from espalier_lab.rewriting.learning import Settings, learn, walks
 from espalier_trainer.rewriting import Costs, Found
 from espalier_trainer.rewriting.search import SEARCHES, at_random
 

@@ -6,10 +6,10 @@
 For each net, the cheapest `--candidates` of the different graphs of random walks are all measured twice, in interleaved
 pairs of training steps (CPU seconds): by one half plans are chosen, by the other half they are judged. *all* measures
 every candidate. The others measure a third of them: *table* the cheapest by the table, *random* any, *residual* what
-`espalier_rewriting.residual` chooses with the plans of other nets (of other families, *unseen*), *alone* without any.
-The model stays as it is where no plan gains. *loss*: log of the gain of the plan of *all* over that of the chosen one,
-both judged, as a percentage, the mean over nets and seeds with a 95 % interval over nets (Student's t). *equal*: nets
-where it is at most 1 %.
+`espalier_lab.rewriting.residual` chooses with the plans of other nets (of other families, *unseen*), *alone* without
+any. The model stays as it is where no plan gains. *loss*: log of the gain of the plan of *all* over that of the chosen
+one, both judged, as a percentage, the mean over nets and seeds with a 95 % interval over nets (Student's t). *equal*:
+nets where it is at most 1 %.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes
 from rewritten.ranks import walked
 
-from espalier_rewriting.families import member
-from espalier_rewriting.residual import Measured, choose
+from espalier_lab.rewriting.families import member
+from espalier_lab.rewriting.residual import Measured, choose
 from espalier_trainer.rewriting import Costs, capture
 from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.search import State

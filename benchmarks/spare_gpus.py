@@ -29,16 +29,16 @@ from typing import Final
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import half_width, paired
 
-from espalier_cli.simulation_sources import carried_curves
+from espalier_lab.commands.simulation_sources import carried_curves
+from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.generate import generate
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.planned import Planned
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import served_before
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Elasticity, Share, View
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.generate import generate
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.planned import Planned
 
 CLUSTER: Final = "8x8"
 TRACE: Final = (

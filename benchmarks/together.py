@@ -34,13 +34,13 @@ from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
 from espalier_core.files.documents import json_lines
-from espalier_scheduling.placement.beliefs import Belief, Prior
-from espalier_scheduling.placement.elastic import ElasticCluster
-from espalier_scheduling.placement.placers import RULES, Model, Oracle
-from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
-from espalier_scheduling.placement.tasks import Family, episode
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.beliefs import Belief, Prior
+from espalier_lab.scheduling.placement.elastic import ElasticCluster
+from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle
+from espalier_lab.scheduling.placement.prior import learn_prior
+from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
+from espalier_lab.scheduling.placement.tasks import Family, episode
+from espalier_lab.scheduling.purposes import Purpose
 
 FAMILY: Final = Family()
 FIRST: Final = "learnt prior, one after the other"

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier_cli.corpus.families import BATCH_SIZE, DATA_SETS, UNSEEN
-from espalier_cli.corpus.inputs import KINDS, Inputs, inputs_of
-from espalier_cli.corpus.layers import Branches, Last, Mean, Placed, Residual, Swap, TransformerBlock
+from espalier_lab.growth.corpus.families import BATCH_SIZE, DATA_SETS, UNSEEN
+from espalier_lab.growth.corpus.inputs import KINDS, Inputs, inputs_of
+from espalier_lab.growth.corpus.layers import Branches, Last, Mean, Placed, Residual, Swap, TransformerBlock
 
 SEED = UNSEEN.seed
 

@@ -23,17 +23,17 @@ from typing import Final
 from harness.printed import command, environment, progress, rendered
 from harness.statistics import paired
 
+from espalier_lab.scheduling.placement.beliefs import Prior
+from espalier_lab.scheduling.placement.candidates import Nodes
+from espalier_lab.scheduling.placement.cluster import Cluster, ContendingJob
+from espalier_lab.scheduling.placement.placers import RULES, Rule, run
+from espalier_lab.scheduling.placement.prior import learn_prior
+from espalier_lab.scheduling.placement.tasks import Family, episode
+from espalier_lab.scheduling.product.placing import placed
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.rounds import answer
 from espalier_operator.policies.learned import Allotment
 from espalier_operator.policies.view import Candidate, View
-from espalier_operator.simulation.rounds import answer
-from espalier_scheduling.placement.beliefs import Prior
-from espalier_scheduling.placement.candidates import Nodes
-from espalier_scheduling.placement.cluster import Cluster, ContendingJob
-from espalier_scheduling.placement.placers import RULES, Rule, run
-from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.tasks import Family, episode
-from espalier_scheduling.product.placing import placed
-from espalier_scheduling.purposes import Purpose
 
 OPENINGS: Final = (1.0, 2.0, 3.0)
 CHOSEN_BY: Final = 2

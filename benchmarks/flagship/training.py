@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from espalier_cli.collect.training import Fork
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion, Trials
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
+from espalier_lab.growth.collect.training import Fork
 from espalier_trainer.advisor import Advisor, Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.checkpoint_store import CheckpointStore

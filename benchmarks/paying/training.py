@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from espalier_cli.collect.training import data_of, deepened_from_scratch
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
+from espalier_lab.growth.collect.training import data_of, deepened_from_scratch
 from espalier_trainer.advisor import Advisor
 from espalier_trainer.core.services import Services, TeamMaker
 from espalier_trainer.journal import Journal

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from espalier_cli.collect.training import Fork, data_of
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import with_spec
+from espalier_lab.growth.collect.training import Fork, data_of
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.growth import Study

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from espalier_cli.collect.cost import StepCost
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_lab.growth.collect.cost import StepCost
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import Shrinker
 from espalier_trainer.models import build_model

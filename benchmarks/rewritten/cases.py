@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from espalier_rewriting.nets import NETS
+from espalier_lab.rewriting.nets import NETS
 from espalier_trainer.rewriting import Comparison, Costs, Errors, Graph, Plan, apply, capture, compare, verify
 
 

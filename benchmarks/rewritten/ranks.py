@@ -9,7 +9,7 @@ from collections.abc import Callable
 from scipy import stats
 from torch import nn
 
-from espalier_rewriting.environment import RewritesEnvironment
+from espalier_lab.rewriting.environment import RewritesEnvironment
 from espalier_trainer.rewriting.comparing import seconds_of
 from espalier_trainer.rewriting.emitting import emitted
 from espalier_trainer.rewriting.search import State

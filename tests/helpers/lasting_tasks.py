@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier_cli.judge.case import Case
 from espalier_core.base import Record
+from espalier_lab.growth.judge.case import Case
 
 LASTS = 600.0
 """Seconds."""

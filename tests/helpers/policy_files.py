@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
-from espalier_scheduling.learned.network import Network, shapes
-from espalier_scheduling.placement.beliefs import wide_prior
-from espalier_scheduling.placement.tasks import KINDS
-from espalier_scheduling.product.reader import tensors_of
+from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
+from espalier_lab.scheduling.learned.network import Network, shapes
+from espalier_lab.scheduling.placement.beliefs import wide_prior
+from espalier_lab.scheduling.placement.tasks import KINDS
+from espalier_lab.scheduling.product.reader import tensors_of
 
 APART: Final = "apart"
 """Jobs that share a node slow each other down, and the network is fast."""

@@ -22,7 +22,7 @@ class Nothing:
         if name.partition(".")[0] in {WITHOUT}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Nothing())
-from espalier_scheduling.product.__main__ import main
+from espalier_lab.scheduling.product.__main__ import main
 main()
 """
 

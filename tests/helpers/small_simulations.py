@@ -6,7 +6,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from espalier_operator.simulation.rounds import Node
+from espalier_lab.simulator.rounds import Node
 
 COMMON_POLICIES: Final = (
     "fair",

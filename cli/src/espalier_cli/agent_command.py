@@ -1,4 +1,4 @@
-"""`espalier agent`: the agent's own commands, and `collect` and `judge`, which need a trainer."""
+"""`espalier agent`: the agent's own commands, and those that other packages add."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from typing import Final
 
 from espalier_agent.commands.agent import COMMANDS, HELP
 from espalier_agent.commands.lazy import LazyGroup
+from espalier_cli.extensions import installed_commands
 
 agent: Final = LazyGroup(
     name="agent",
     help=HELP,
-    elsewhere={
-        **COMMANDS,
-        "collect": "espalier_cli.collect.command:collect",
-        "judge": "espalier_cli.judge.command:judge",
-    },
+    elsewhere=installed_commands("agent") | COMMANDS,
 )

@@ -10,6 +10,7 @@ import click
 from espalier_agent.commands.lazy import LazyGroup
 from espalier_agent.commands.ranges import RealRange
 from espalier_cli.errors import InputError
+from espalier_cli.extensions import installed_commands
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.tables import plain_console
 from espalier_core.files.documents import DocumentError
@@ -22,7 +23,6 @@ Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be
 
 _ELSEWHERE = {
     "run": "espalier_cli.run_command:run",
-    "simulate": "espalier_cli.simulate_command:simulate",
     "points": "espalier_cli.points_command:points",
     "export": "espalier_cli.export_command:export",
     "agent": "espalier_cli.agent_command:agent",
@@ -32,14 +32,13 @@ _ELSEWHERE = {
     "watch": "espalier_cli.cluster.watch_command:watch",
     "snapshot": "espalier_cli.cluster.plan_command:snapshot",
     "plan": "espalier_cli.cluster.plan_command:plan",
-    "policies": "espalier_cli.policies_command:policies",
 }
 """Commands whose imports take time (torch takes seconds); they are imported on use."""
 
 
 @click.group(
     cls=LazyGroup,
-    elsewhere=_ELSEWHERE,
+    elsewhere=installed_commands() | _ELSEWHERE,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -84,11 +85,13 @@ def test_the_files_are_fresh() -> None:
 
 def test_the_command_writes_the_file(tmp_path: Path) -> None:
     """`make crd` calls it; a folder that is missing is said."""
-    command = [sys.executable, "-m", "espalier_generate.crd"]
-    done = subprocess.run([*command, tmp_path], capture_output=True, text=True, timeout=60)
+    command, environment = [sys.executable, "-m", "espalier_generate.crd"], os.environ | {"PYTHONPATH": "hack"}
+    done = subprocess.run([*command, tmp_path], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, [f"{tmp_path / name}.yaml" for name in definitions()]), done
     assert (tmp_path / FILE.name).read_text(encoding="utf-8") == definitions()[NAME]
-    failed = subprocess.run([*command, tmp_path / "missing"], capture_output=True, text=True, timeout=60)
+    failed = subprocess.run(
+        [*command, tmp_path / "missing"], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert failed.returncode == 2
     assert "usage" in failed.stderr
 

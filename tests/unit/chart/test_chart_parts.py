@@ -10,11 +10,11 @@ import pytest
 from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates, rights
 
 from espalier_agent.commands.serve import serve
+from espalier_lab.scheduling.product.__main__ import arguments
 from espalier_operator.kube.process.main import main
 from espalier_operator.kube.process.options import settings_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.policies.settings import configured
-from espalier_scheduling.product.__main__ import arguments
 
 
 def names(objects: list[Raw], *, without: tuple[str, ...] = ()) -> set[tuple[str, str]]:

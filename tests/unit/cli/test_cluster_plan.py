@@ -27,6 +27,7 @@ from espalier_cli.cluster.decisions import rows_of, says
 from espalier_cli.cluster.shares import described_share, share_rows
 from espalier_cli.main import cli
 from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_lab.scheduling.learned.files import Serves
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import (
@@ -45,7 +46,6 @@ from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import LearnedPolicy
 from espalier_operator.policies.view import Share
-from espalier_scheduling.learned.files import Serves
 from policy_files import write_giving
 
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from espalier_cli.collect.assemble import assemble
-from espalier_cli.collect.collecting import collect, set_up
-from espalier_cli.collect.plan import Kind, Run, runs_for
-from espalier_cli.collect.state import StateError, WorkFolder
-from espalier_cli.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
 from espalier_cli.main import cli
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.outcomes import OutcomeTable, read_table
 from espalier_core.validation.reading import load_job
+from espalier_lab.growth.collect.assemble import assemble
+from espalier_lab.growth.collect.collecting import collect, set_up
+from espalier_lab.growth.collect.plan import Kind, Run, runs_for
+from espalier_lab.growth.collect.state import StateError, WorkFolder
+from espalier_lab.growth.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.checkpoint import Checkpoint
 from espalier_trainer.core.services import Services
@@ -187,7 +187,7 @@ def command(output: Path, *more: str) -> list[str]:
 
 TWO_RUNS = """
 import time
-from espalier_cli.collect.state import WorkFolder
+from espalier_lab.growth.collect.state import WorkFolder
 from espalier_cli.main import main
 keep, kept = WorkFolder.keep, []
 def keep_two(self, run, record):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_cli.collect.command import collect
-from espalier_cli.collect.corpus import CorpusOptions, Way
 from espalier_cli.errors import InputError
 from espalier_core.types.growth_corpus import read_corpus
+from espalier_lab.growth.collect.command import collect
+from espalier_lab.growth.collect.corpus import CorpusOptions, Way
 
 MODELS = Path(__file__).parents[1] / "judge/models.py"
 

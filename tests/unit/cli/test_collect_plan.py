@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from espalier_agent.data import carried_tables
-from espalier_cli.collect.cost import StepCost, StepCostError, parse_cost
-from espalier_cli.collect.plan import Kind, Run, next_run, runs_for
 from espalier_core.growth.deepen import deepened
+from espalier_lab.growth.collect.cost import StepCost, StepCostError, parse_cost
+from espalier_lab.growth.collect.plan import Kind, Run, next_run, runs_for
 
 POINTS = ("block0", "block1", "block2")
 

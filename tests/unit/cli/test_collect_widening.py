@@ -13,10 +13,6 @@ from click.testing import CliRunner
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree, read_playable
-from espalier_cli.collect.collecting import set_up
-from espalier_cli.collect.cost import StepCost, parse_cost
-from espalier_cli.collect.plan import Kind, Run
-from espalier_cli.collect.training import CollectError, Collection, Time, train
 from espalier_cli.main import cli
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import deepened
@@ -24,6 +20,10 @@ from espalier_core.growth.widen import widened
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.validation.reading import load_job
+from espalier_lab.growth.collect.collecting import set_up
+from espalier_lab.growth.collect.cost import StepCost, parse_cost
+from espalier_lab.growth.collect.plan import Kind, Run
+from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.architecture import describe
 from espalier_trainer.checkpoint import Checkpoint
@@ -134,8 +134,8 @@ def test_a_step_costs_more_for_each_channel() -> None:
 
 
 def test_what_doubling_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier_cli.collect.cost.ROUNDS", 1)
-    monkeypatch.setattr("espalier_cli.collect.cost.STEPS", 3)
+    monkeypatch.setattr("espalier_lab.growth.collect.cost.ROUNDS", 1)
+    monkeypatch.setattr("espalier_lab.growth.collect.cost.STEPS", 3)
     collection = setting(job_with("Deepen", "Widen"), decisions=1, step_cost=None)
     assert isinstance(collection.cost, StepCost)
     assert [(group, width) for group, width, _ in collection.cost.doubled] == [

@@ -14,8 +14,8 @@ from reclaiming.arms import Case, Run, run_seed  # noqa: E402
 from reclaiming.costs import Prices  # noqa: E402
 from shrinking import difference, draw, markdown  # noqa: E402
 
-from espalier_cli.collect.cost import StepCost  # noqa: E402
 from espalier_core.validation.reading import load_job, with_spec  # noqa: E402
+from espalier_lab.growth.collect.cost import StepCost  # noqa: E402
 
 
 def run_of(arm: str, seed: int, accuracy: float) -> Run:

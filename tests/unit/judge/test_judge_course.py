@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_cli.judge.case import Case, CaseFile
-from espalier_cli.judge.course import Course, Slice
-from espalier_cli.judge.deciding import OPERATIONS, Setting, chosen, decided
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion
+from espalier_lab.growth.judge.case import Case, CaseFile
+from espalier_lab.growth.judge.course import Course, Slice
+from espalier_lab.growth.judge.deciding import OPERATIONS, Setting, chosen, decided
 
 
 def case(name: str) -> Case:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier_cli.judge.case import CaseFile
-from espalier_cli.judge.running import Runner
+from espalier_lab.growth.judge.case import CaseFile
+from espalier_lab.growth.judge.running import Runner
 from lasting_tasks import Lasting
 from waiting import until
 

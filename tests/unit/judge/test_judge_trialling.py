@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from espalier_agent.policies.files import open_policy
-from espalier_cli.corpus.families import FREE
-from espalier_cli.judge.case import CaseFile
-from espalier_cli.judge.course import Course
-from espalier_cli.judge.deciding import Setting, decided
-from espalier_cli.judge.trialling import Proposal, confirmation, raced, tried
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.growth_corpus import MARKS, ArmRecord, MomentRecord
 from espalier_core.types.job import Trials
 from espalier_core.types.trials import SHARES
+from espalier_lab.growth.corpus.families import FREE
+from espalier_lab.growth.judge.case import CaseFile
+from espalier_lab.growth.judge.course import Course
+from espalier_lab.growth.judge.deciding import Setting, decided
+from espalier_lab.growth.judge.trialling import Proposal, confirmation, raced, tried
 from espalier_trainer.trials.rules import best
 
 NOTHING = Action.nothing()

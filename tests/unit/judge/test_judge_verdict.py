@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from espalier_cli.judge.verdict import Decision, Verdict, gain_of, judged, sentence, unseen_gain
+from espalier_lab.growth.judge.verdict import Decision, Verdict, gain_of, judged, sentence, unseen_gain
 
 
 def decision(family: str, arms: Mapping[str, tuple[float, ...]], **advised: tuple[float, ...]) -> Decision:

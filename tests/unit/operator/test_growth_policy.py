@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_lab.simulator.growth import GrowingJob, GrowthCurve
+from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.spares import fill
 from espalier_operator.policies.growth import AGAIN_SECONDS, GrowthPolicy
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, Prospect, Share, View
-from espalier_operator.simulation.growth import GrowingJob, GrowthCurve
-from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_operator.simulation.spares import fill
 
 CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
 

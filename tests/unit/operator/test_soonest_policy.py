@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from espalier_lab.scheduling.allocation.workloads import StepByStep
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from espalier_scheduling.allocation.workloads import StepByStep
 from outlooks import Amdahl
 
 

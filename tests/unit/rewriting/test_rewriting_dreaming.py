@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from espalier_rewriting import IllegalActionError, RewritesEnvironment
-from espalier_rewriting.dreaming import (
+from espalier_lab.rewriting import IllegalActionError, RewritesEnvironment
+from espalier_lab.rewriting.dreaming import (
     Awake,
     Controller,
     Dream,
@@ -30,17 +30,17 @@ from espalier_rewriting.dreaming import (
     learn_world,
     record,
 )
-from espalier_rewriting.dreaming.blocks import Block, mask_of
-from espalier_rewriting.dreaming.controller import Thought
-from espalier_rewriting.dreaming.memory import HIDDEN, Foretold, Memory, State
-from espalier_rewriting.dreaming.mind import MIND_SIZE
-from espalier_rewriting.dreaming.mixture import Mixture
-from espalier_rewriting.dreaming.vision import LATENT
-from espalier_rewriting.dreaming.world import _descended
-from espalier_rewriting.environment import FORBIDDEN, LOCATIONS, STOP
-from espalier_rewriting.learning import Settings, walks
-from espalier_rewriting.learning.rollout import Episode, play
-from espalier_rewriting.learning.seen import Seen
+from espalier_lab.rewriting.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.dreaming.controller import Thought
+from espalier_lab.rewriting.dreaming.memory import HIDDEN, Foretold, Memory, State
+from espalier_lab.rewriting.dreaming.mind import MIND_SIZE
+from espalier_lab.rewriting.dreaming.mixture import Mixture
+from espalier_lab.rewriting.dreaming.vision import LATENT
+from espalier_lab.rewriting.dreaming.world import _descended
+from espalier_lab.rewriting.environment import FORBIDDEN, LOCATIONS, STOP
+from espalier_lab.rewriting.learning import Settings, walks
+from espalier_lab.rewriting.learning.rollout import Episode, play
+from espalier_lab.rewriting.learning.seen import Seen
 from espalier_trainer.rewriting import Costs, apply, verify
 
 TINY = WorldSettings(seeing=2, remembering=2)

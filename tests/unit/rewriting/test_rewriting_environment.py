@@ -13,9 +13,9 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
-from espalier_rewriting import NETS, IllegalActionError, RewritesEnvironment
-from espalier_rewriting.environment import STOP
-from espalier_rewriting.nets import Net
+from espalier_lab.rewriting import NETS, IllegalActionError, RewritesEnvironment
+from espalier_lab.rewriting.environment import STOP
+from espalier_lab.rewriting.nets import Net
 from espalier_trainer.rewriting import Costs, apply, capture, verify
 
 
@@ -26,7 +26,7 @@ def net() -> Net:
 
 
 def test_the_environment_is_as_gymnasium_asks(net: Net) -> None:
-    environment = gymnasium.make("espalier_rewriting:espalier/Rewrites-v0", net=net, illegal="penalize")
+    environment = gymnasium.make("espalier_lab.rewriting:espalier/Rewrites-v0", net=net, illegal="penalize")
     check_env(environment.unwrapped, skip_render_check=True)
 
 

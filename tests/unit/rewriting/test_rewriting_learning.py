@@ -11,14 +11,14 @@ import torch
 from drawn_models import row_model
 from torch import Tensor
 
-from espalier_rewriting import RewritesEnvironment
-from espalier_rewriting.environment import LOCATIONS, STOP
-from espalier_rewriting.families import member
-from espalier_rewriting.learning import RewritePolicy, Settings, learn, walks
-from espalier_rewriting.learning.rollout import play
-from espalier_rewriting.learning.seen import Batch, Seen
-from espalier_rewriting.nets import Net
-from espalier_rewriting.residual import Measured, choose
+from espalier_lab.rewriting import RewritesEnvironment
+from espalier_lab.rewriting.environment import LOCATIONS, STOP
+from espalier_lab.rewriting.families import member
+from espalier_lab.rewriting.learning import RewritePolicy, Settings, learn, walks
+from espalier_lab.rewriting.learning.rollout import play
+from espalier_lab.rewriting.learning.seen import Batch, Seen
+from espalier_lab.rewriting.nets import Net
+from espalier_lab.rewriting.residual import Measured, choose
 from espalier_trainer.rewriting import Costs, apply, capture, search, verify
 from espalier_trainer.rewriting.search import State
 

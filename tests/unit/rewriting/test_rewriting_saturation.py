@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from rewritten.extraction import by_greedy_graph, by_tree, exact
 
-from espalier_rewriting.nets import Handwritten, Reparametrised
+from espalier_lab.rewriting.nets import Handwritten, Reparametrised
 from espalier_trainer.rewriting import Costs, capture, verify
 from espalier_trainer.rewriting.emitting import emitted
 

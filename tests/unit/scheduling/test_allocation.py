@@ -19,21 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import Rbf
 
-from espalier_operator.simulation.jobs import FixedJob
-from espalier_operator.simulation.rounds import Node
-from espalier_scheduling.allocation import AllocationEnvironment, IllegalActionError, SideBySide
-from espalier_scheduling.allocation.episodes import SlotEpisodes
-from espalier_scheduling.allocation.forms import SlotForm, WorkerForm
-from espalier_scheduling.allocation.judging import greedy
-from espalier_scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
-from espalier_scheduling.allocation.slots import Slots
-from espalier_scheduling.allocation.source import Source, interpolated, source
-from espalier_scheduling.allocation.tables import OPTIONS
-from espalier_scheduling.allocation.traces import Trace, draw
-from espalier_scheduling.learned.twin import Twin
-from espalier_scheduling.learners.learner import Learner, Settings
-from espalier_scheduling.learners.rollout import STOP, collect, estimated
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.allocation import AllocationEnvironment, IllegalActionError, SideBySide
+from espalier_lab.scheduling.allocation.episodes import SlotEpisodes
+from espalier_lab.scheduling.allocation.forms import SlotForm, WorkerForm
+from espalier_lab.scheduling.allocation.judging import greedy
+from espalier_lab.scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
+from espalier_lab.scheduling.allocation.slots import Slots
+from espalier_lab.scheduling.allocation.source import Source, interpolated, source
+from espalier_lab.scheduling.allocation.tables import OPTIONS
+from espalier_lab.scheduling.allocation.traces import Trace, draw
+from espalier_lab.scheduling.learned.twin import Twin
+from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learners.rollout import STOP, collect, estimated
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.jobs import FixedJob
+from espalier_lab.simulator.rounds import Node
 
 SMALL = replace(source(), jobs=5, slots=source().slots / 10, most_slots=60)
 """Few and short jobs."""
@@ -188,7 +188,7 @@ def test_a_job_that_never_trains_is_given_up() -> None:
 
 
 def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make("espalier_scheduling.allocation:espalier/Allocation-v0", illegal="stop")
+    environment = gymnasium.make("espalier_lab.scheduling.allocation:espalier/Allocation-v0", illegal="stop")
     check_env(environment.unwrapped, skip_render_check=True)
     with pytest.raises(ResetNeeded):
         AllocationEnvironment().step(0)
@@ -259,7 +259,7 @@ def test_the_return_is_the_time_that_jobs_were_there(form: Any) -> None:
 
 
 def test_the_vectorised_environment_plays_the_same_episodes() -> None:
-    gymnasium.make("espalier_scheduling.allocation:espalier/Allocation-v0").close()
+    gymnasium.make("espalier_lab.scheduling.allocation:espalier/Allocation-v0").close()
     many = gymnasium.make_vec("espalier/Allocation-v0", num_envs=2, vectorization_mode="vector_entry_point", nodes=24)
     observation, info = many.reset(seed=5)
     assert many.observation_space.contains(observation)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import answers
 import joint
 
-from espalier_scheduling.placement.tasks import Family
+from espalier_lab.scheduling.placement.tasks import Family
 
 
 def test_the_benchmark_of_answers_prints_a_row_for_each_size(capsys: pytest.CaptureFixture[str]) -> None:

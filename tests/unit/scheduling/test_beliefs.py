@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from espalier_scheduling.placement.beliefs import Belief, wide_prior
-from espalier_scheduling.placement.cluster import Cluster
-from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import StepTime, slowdown
-from espalier_scheduling.placement.placers import Model, run
-from espalier_scheduling.placement.prior import learn_prior
-from espalier_scheduling.placement.tasks import KINDS, Family, episode, kinds
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.beliefs import Belief, wide_prior
+from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.performance import StepTime, slowdown
+from espalier_lab.scheduling.placement.placers import Model, run
+from espalier_lab.scheduling.placement.prior import learn_prior
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, episode, kinds
+from espalier_lab.scheduling.purposes import Purpose
 
 NODES = 4
 

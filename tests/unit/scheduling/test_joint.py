@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_scheduling.placement.candidates import Nodes, candidates
-from espalier_scheduling.placement.cluster import Cluster
-from espalier_scheduling.placement.costs import Costs, Gang
-from espalier_scheduling.placement.joint import MOST_TRIED, one_by_one, together
-from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import Truth, step_time
-from espalier_scheduling.placement.placers import Oracle, run, run_together
-from espalier_scheduling.placement.tasks import KINDS, Family, draw_task, episode, kinds
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.candidates import Nodes, candidates
+from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.costs import Costs, Gang
+from espalier_lab.scheduling.placement.joint import MOST_TRIED, one_by_one, together
+from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.performance import Truth, step_time
+from espalier_lab.scheduling.placement.placers import Oracle, run, run_together
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, draw_task, episode, kinds
+from espalier_lab.scheduling.purposes import Purpose
 
 FAMILY = Family(nodes=6, rack_nodes=3, jobs=20)
 Situation = tuple[Truth, Occupancy, dict[str, float], list[Gang]]

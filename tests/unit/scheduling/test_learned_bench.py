@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import learned
 
 from espalier_cli.main import cli
-from espalier_scheduling.allocation import judging, learning
-from espalier_scheduling.allocation.source import source
-from espalier_scheduling.learned.files import LearnedPolicyError, read_policy
-from espalier_scheduling.learned.serving import LearnedAllocation
-from espalier_scheduling.learners.learner import Settings
+from espalier_lab.scheduling.allocation import judging, learning
+from espalier_lab.scheduling.allocation.source import source
+from espalier_lab.scheduling.learned.files import LearnedPolicyError, read_policy
+from espalier_lab.scheduling.learned.serving import LearnedAllocation
+from espalier_lab.scheduling.learners.learner import Settings
 
 
 @pytest.fixture(autouse=True)

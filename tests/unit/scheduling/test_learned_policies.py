@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from espalier_operator.policies.view import Candidate, View
-from espalier_scheduling.learned import description
-from espalier_scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
-from espalier_scheduling.learned.files import (
+from espalier_lab.scheduling.learned import description
+from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
+from espalier_lab.scheduling.learned.files import (
     LearnedPolicy,
     LearnedPolicyError,
     Lineage,
@@ -28,12 +27,13 @@ from espalier_scheduling.learned.files import (
     read_policy,
     write_policy,
 )
-from espalier_scheduling.learned.network import Network
-from espalier_scheduling.learned.picture import Picture
-from espalier_scheduling.learned.ranking import Ranking
-from espalier_scheduling.learned.serving import LearnedAllocation, by_type
-from espalier_scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
-from espalier_scheduling.learned.twin import Twin
+from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.ranking import Ranking
+from espalier_lab.scheduling.learned.serving import LearnedAllocation, by_type
+from espalier_lab.scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
+from espalier_lab.scheduling.learned.twin import Twin
+from espalier_operator.policies.view import Candidate, View
 from outlooks import Amdahl
 
 SERVES = Serves(min_gpus=1, max_gpus=512, max_jobs=512)

@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import learned_workers
 from learned_workers import Trace, Workloads
 
+from espalier_lab.scheduling.learned.files import read_policy
+from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import Elasticity
-from espalier_operator.simulation.jobs import SimulatedJob
-from espalier_scheduling.learned.files import read_policy
-from espalier_scheduling.learners.learner import Settings
 
 
 def test_the_benchmark_prints_a_table_for_each_load_and_one_for_all(

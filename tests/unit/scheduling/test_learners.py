@@ -11,30 +11,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from espalier_lab.scheduling.allocation.episodes import WorkerEpisodes
+from espalier_lab.scheduling.allocation.forms import WorkerForm
+from espalier_lab.scheduling.allocation.learning import learn_workers
+from espalier_lab.scheduling.allocation.rules import chosen_by
+from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
+from espalier_lab.scheduling.learned.network import MASKED
+from espalier_lab.scheduling.learned.serving import LearnedAllocation
+from espalier_lab.scheduling.learned.twin import Twin
+from espalier_lab.scheduling.learners import sac
+from espalier_lab.scheduling.learners.actor_critic import _remembered
+from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.registry import LEARNERS
+from espalier_lab.scheduling.learners.rollout import STOP, collect
+from espalier_lab.scheduling.placement.actor import Actor
+from espalier_lab.scheduling.placement.candidates import emptiest
+from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.episodes import SLOT_SECONDS, PlacementEpisodes
+from espalier_lab.scheduling.placement.placers import Rule, run
+from espalier_lab.scheduling.placement.reinforced import fine_tuned, frozen, learn_placement
+from espalier_lab.scheduling.placement.tasks import Family, episode
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.jobs import FixedJob
+from espalier_lab.simulator.rounds import Node, Rounds
 from espalier_operator.policies.view import Outlook
-from espalier_operator.simulation.jobs import FixedJob
-from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_scheduling.allocation.episodes import WorkerEpisodes
-from espalier_scheduling.allocation.forms import WorkerForm
-from espalier_scheduling.allocation.learning import learn_workers
-from espalier_scheduling.allocation.rules import chosen_by
-from espalier_scheduling.allocation.workloads import Mixed, StepByStep
-from espalier_scheduling.learned.network import MASKED
-from espalier_scheduling.learned.serving import LearnedAllocation
-from espalier_scheduling.learned.twin import Twin
-from espalier_scheduling.learners import sac
-from espalier_scheduling.learners.actor_critic import _remembered
-from espalier_scheduling.learners.learner import Settings
-from espalier_scheduling.learners.registry import LEARNERS
-from espalier_scheduling.learners.rollout import STOP, collect
-from espalier_scheduling.placement.actor import Actor
-from espalier_scheduling.placement.candidates import emptiest
-from espalier_scheduling.placement.cluster import Cluster
-from espalier_scheduling.placement.episodes import SLOT_SECONDS, PlacementEpisodes
-from espalier_scheduling.placement.placers import Rule, run
-from espalier_scheduling.placement.reinforced import fine_tuned, frozen, learn_placement
-from espalier_scheduling.placement.tasks import Family, episode
-from espalier_scheduling.purposes import Purpose
 
 NODES = [Node("a", 4), Node("b", 4)]
 MOMENT = 600.0

@@ -13,13 +13,13 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_scheduling.placement import Family, IllegalActionError, PlacementEnvironment, Purpose
-from espalier_scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
-from espalier_scheduling.placement.cluster import Cluster, Pending
-from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import Truth, step_time
-from espalier_scheduling.placement.placers import RULES, Oracle, Random, Rule, run, seconds_added
-from espalier_scheduling.placement.tasks import KINDS, episode, kinds
+from espalier_lab.scheduling.placement import Family, IllegalActionError, PlacementEnvironment, Purpose
+from espalier_lab.scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
+from espalier_lab.scheduling.placement.cluster import Cluster, Pending
+from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.performance import Truth, step_time
+from espalier_lab.scheduling.placement.placers import RULES, Oracle, Random, Rule, run, seconds_added
+from espalier_lab.scheduling.placement.tasks import KINDS, episode, kinds
 
 SMALL = Family(jobs=20)
 
@@ -53,7 +53,9 @@ def occupied(draw: Any) -> Occupancy:
 
 
 def test_the_environment_is_as_gymnasium_asks() -> None:
-    environment = gymnasium.make("espalier_scheduling.placement:espalier/Placement-v0", family=SMALL, illegal="wrap")
+    environment = gymnasium.make(
+        "espalier_lab.scheduling.placement:espalier/Placement-v0", family=SMALL, illegal="wrap"
+    )
     check_env(environment.unwrapped, skip_render_check=True)
 
 

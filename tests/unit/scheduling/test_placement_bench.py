@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import placement
 
-from espalier_scheduling.learners.learner import Settings
-from espalier_scheduling.placement.tasks import Family
+from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.placement.tasks import Family
 
 
 def test_the_benchmark_prints_a_table_for_each_kind_of_episode(

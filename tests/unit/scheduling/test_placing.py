@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_lab.scheduling.learned.files import LearnedPolicyError, read_policy
+from espalier_lab.scheduling.placement.beliefs import wide_prior
+from espalier_lab.scheduling.placement.tasks import KINDS
+from espalier_lab.scheduling.product.placing import MOST_NODES, placed, scarcity
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
 from espalier_operator.model.actions import Admit
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import Allotment, LearnedPolicy
 from espalier_operator.policies.view import Candidate, View
-from espalier_scheduling.learned.files import LearnedPolicyError, read_policy
-from espalier_scheduling.placement.beliefs import wide_prior
-from espalier_scheduling.placement.tasks import KINDS
-from espalier_scheduling.product.placing import MOST_NODES, placed, scarcity
 from policy_files import APART, TOGETHER, write_giving
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from espalier_lab.scheduling.learned import files
+from espalier_lab.scheduling.learned.files import Serves, make_policy, write_policy
+from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.product.server import Served
 from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
 from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
 from espalier_operator.policies.remote import AwayError
 from espalier_operator.policies.view import Candidate, View
-from espalier_scheduling.learned import files
-from espalier_scheduling.learned.files import Serves, make_policy, write_policy
-from espalier_scheduling.learned.network import Network
-from espalier_scheduling.product.server import Served
 from policy_files import giving, write_giving
 from policy_server_process import serving
 from waiting import PATIENCE

@@ -10,16 +10,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from espalier_scheduling.learned.description import Inputs
-from espalier_scheduling.learners.learner import Learner, Settings
-from espalier_scheduling.learners.passed import Chosen, Passed
-from espalier_scheduling.learners.recurrent import remembering
-from espalier_scheduling.learners.rollout import Seen, tensors
-from espalier_scheduling.placement.actor import JOB, NODE, Actor
-from espalier_scheduling.placement.recurrent import STATE, RecallingEpisodes, RecurrentActor
-from espalier_scheduling.placement.reinforced import frozen, learn_remembering
-from espalier_scheduling.placement.tasks import Family
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.learned.description import Inputs
+from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learners.passed import Chosen, Passed
+from espalier_lab.scheduling.learners.recurrent import remembering
+from espalier_lab.scheduling.learners.rollout import Seen, tensors
+from espalier_lab.scheduling.placement.actor import JOB, NODE, Actor
+from espalier_lab.scheduling.placement.recurrent import STATE, RecallingEpisodes, RecurrentActor
+from espalier_lab.scheduling.placement.reinforced import frozen, learn_remembering
+from espalier_lab.scheduling.placement.tasks import Family
+from espalier_lab.scheduling.purposes import Purpose
 
 SMALL = Family(jobs=8)
 SETTINGS = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=4, steps=8, decisions=32, minibatch=8)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_scheduling.placement.beliefs import Prior
-from espalier_scheduling.placement.candidates import Nodes, candidates, emptiest
-from espalier_scheduling.placement.configurations import Configurations, Weighed, counts
-from espalier_scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
-from espalier_scheduling.placement.occupancy import Occupancy, Placed
-from espalier_scheduling.placement.performance import Truth, step_time
-from espalier_scheduling.placement.placers import Oracle
-from espalier_scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
-from espalier_scheduling.placement.tasks import KINDS, Arrival, Family, draw_task, episode
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.beliefs import Prior
+from espalier_lab.scheduling.placement.candidates import Nodes, candidates, emptiest
+from espalier_lab.scheduling.placement.configurations import Configurations, Weighed, counts
+from espalier_lab.scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
+from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.performance import Truth, step_time
+from espalier_lab.scheduling.placement.placers import Oracle
+from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
+from espalier_lab.scheduling.placement.tasks import KINDS, Arrival, Family, draw_task, episode
+from espalier_lab.scheduling.purposes import Purpose
 
 # Benchmarks are no package of the workspace.
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))

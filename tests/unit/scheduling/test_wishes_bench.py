@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import wishes
 
-from espalier_scheduling.placement.beliefs import wide_prior
-from espalier_scheduling.placement.cluster import Cluster
-from espalier_scheduling.placement.tasks import Episode, Family, episode
-from espalier_scheduling.purposes import Purpose
+from espalier_lab.scheduling.placement.beliefs import wide_prior
+from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.tasks import Episode, Family, episode
+from espalier_lab.scheduling.purposes import Purpose
 
 
 def test_the_benchmark_prints_a_table_for_each_load(

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_cli.simulate_command import simulate
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.gavel import Throughputs, read_gavel
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.traces import read_csv, read_pollux
+from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.gavel import Throughputs, read_gavel
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.traces import read_csv, read_pollux
 
 PLAIN = "timestamp,duration,num_gpus\n0,600,2\n90,60.5,1\n"
 
@@ -107,7 +107,7 @@ def test_more_workers_than_were_measured_are_named(pollux: Path, tmp_path: Path)
 
 
 def test_pollux_workloads_take_the_same_liberties(pollux: Path, tmp_path: Path) -> None:
-    from espalier_operator.simulation.profiles import Profiles
+    from espalier_lab.simulator.profiles import Profiles
 
     original = pollux / "workloads" / "workload-1.csv"
     lines = original.read_text().splitlines()

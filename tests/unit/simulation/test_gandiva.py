@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.leases import ALLOCATION_SECONDS
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.typed import TypedRounds
 
 
 @pytest.mark.parametrize(("seed", "published"), [(0, 17_379.4), (1, 18_148.7)])

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_cli.intervals import Interval
-from espalier_cli.simulate_command import simulate
+from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.gavel import Throughputs
+from espalier_lab.simulator.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed
 from espalier_operator.policies.settings import takes_seed
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.gavel import Throughputs
-from espalier_operator.simulation.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed
 
 
 def simulated(*arguments: object) -> Result:

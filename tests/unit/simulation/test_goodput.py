@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.jobs import FixedJob, ProfiledJob
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.traces import read_pollux
 from espalier_operator.policies.goodput import GoodputPolicy
 from espalier_operator.policies.nearness import near
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.jobs import FixedJob, ProfiledJob
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_operator.simulation.traces import read_pollux
 
 LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
 

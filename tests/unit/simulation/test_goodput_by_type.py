@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.outcome import Outcome, outcome_of
+from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.outcome import Outcome, outcome_of
-from espalier_operator.simulation.typed import TypedRounds
 
 
 def simulated(trace: Path, policy: str = "goodput") -> Outcome:

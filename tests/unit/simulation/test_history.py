@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_cli.simulate_command import simulate
 from espalier_core.estimates.throughput import StepTime
+from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.scheduling.product.history import HistoryWorkload, workload_of
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.history import read_history
+from espalier_lab.simulator.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.measured import MeasuredJob
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.rounds import Node
 from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.model import JobFacts, Snapshot, Terms
 from espalier_operator.model.actions import Plan
 from espalier_operator.policies.settings import configured
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.history import read_history
-from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.measured import MeasuredJob
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Node
-from espalier_scheduling.product.history import HistoryWorkload, workload_of
-from espalier_scheduling.purposes import Purpose
 from policy_files import write_giving
 
 NODES = (Node("a", 4), Node("b", 2))

@@ -11,18 +11,18 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_cli.simulate_command import simulate
+from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.jobs import FixedJob
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.outcome import Ended, fairness_of, outcome_of
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.planned_types import planned_types
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.traces import read_pollux
+from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.jobs import FixedJob
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import Ended, fairness_of, outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.planned_types import planned_types
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Node, Rounds
-from espalier_operator.simulation.traces import read_pollux
-from espalier_operator.simulation.typed import TypedRounds
 
 
 def ended(submitted: float, gpus: int, duration: float, completed: float) -> FixedJob:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.rounds import Rounds
 from espalier_operator.policies.settings import configured
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Rounds
 from small_simulations import COMMON_POLICIES, GPUS, JOBS, NODES
 
 POLICIES = (*COMMON_POLICIES, "growth")

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.jobs import RESTART_SECONDS
+from espalier_lab.simulator.latencies import LATENCIES
+from espalier_lab.simulator.outcome import Outcome, outcome_of
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.planned_types import planned_types
+from espalier_lab.simulator.typed import TypedNode
+from espalier_lab.simulator.typed_jobs import Kind, TypedJob
 from espalier_operator.policies.settings import configured
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.jobs import RESTART_SECONDS
-from espalier_operator.simulation.latencies import LATENCIES
-from espalier_operator.simulation.outcome import Outcome, outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.planned_types import planned_types
-from espalier_operator.simulation.typed import TypedNode
-from espalier_operator.simulation.typed_jobs import Kind, TypedJob
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from espalier_lab.simulator.cluster import nodes_of
+from espalier_lab.simulator.profiles import Profiles
+from espalier_lab.simulator.rounds import Rounds
+from espalier_lab.simulator.traces import read_pollux
 from espalier_operator.policies.settings import configured
-from espalier_operator.simulation.cluster import nodes_of
-from espalier_operator.simulation.profiles import Profiles
-from espalier_operator.simulation.rounds import Rounds
-from espalier_operator.simulation.traces import read_pollux
 
 LOADS = {"half-load": "half-load-", "full-load": "", "double-load": "double-load-"}
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.planned import Planned
+from espalier_lab.simulator.rounds import Node, Rounds
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Elasticity, Share, View
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.jobs import FixedJob, SimulatedJob
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.planned import Planned
-from espalier_operator.simulation.rounds import Node, Rounds
 from small_simulations import COMMON_POLICIES, JOBS, NODES
 
 POLICIES = (*COMMON_POLICIES, "goodput")

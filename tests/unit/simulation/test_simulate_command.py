@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_cli.simulate_command import simulate
-from espalier_operator.simulation.holdings import Span, hold
+from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.simulator.holdings import Span, hold
 
 HEADER = "timestamp,duration,num_gpus\n"
 

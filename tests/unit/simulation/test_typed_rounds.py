@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
+from espalier_lab.simulator.outcome import outcome_of
+from espalier_lab.simulator.typed import Lease, TypedNode, TypedRounds
+from espalier_lab.simulator.typed_jobs import Kind, TypedJob
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Share, View
-from espalier_operator.simulation.errors import TraceError
-from espalier_operator.simulation.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_operator.simulation.outcome import outcome_of
-from espalier_operator.simulation.typed import Lease, TypedNode, TypedRounds
-from espalier_operator.simulation.typed_jobs import Kind, TypedJob
 
 POLICIES = (
     "fifo",

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
-from espalier_rewriting.nets import repvgg
+from espalier_lab.rewriting.nets import repvgg
 from espalier_trainer.advisor import Scripted
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.broken import GroupBrokenError

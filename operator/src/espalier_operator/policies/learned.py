@@ -184,7 +184,7 @@ def read_file(path: Path) -> PolicyFile:
         return READERS.load(path.suffix.removeprefix(".") or "none")(path)
     except RegistryError as error:
         known = ", ".join(f".{name}" for name in READERS.names())
-        ending = f"its name is to end with {known}" if known else "install espalier-scheduling, which reads it"
+        ending = f"its name is to end with {known}" if known else "install espalier-lab, which reads it"
         raise PolicyFileError(f"{path}: nothing here reads such a file: {ending}") from error
 
 

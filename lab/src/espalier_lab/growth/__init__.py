@@ -1,0 +1,1 @@
+"""What growth leads to, measured: corpora of models, trainings in virtual time that are collected and judged."""

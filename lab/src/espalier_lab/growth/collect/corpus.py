@@ -1,0 +1,150 @@
+"""`espalier agent collect --corpus`: the decisions of many models, written into one file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from espalier_cli.errors import InputError
+from espalier_core.growth.widen import WIDEN
+from espalier_lab.growth.progress_line import ProgressLine
+
+if TYPE_CHECKING:
+    from espalier_lab.growth.judge.deciding import Setting
+
+
+class Way(StrEnum):
+    """How a model comes to the decisions of a record."""
+
+    PLAIN = "plain"
+    """It has never grown, and its steps stay as fast as they are."""
+    GROWN = "grown"
+    """It has grown at the first moment."""
+    FASTER = "faster"
+    """From each decision on, more workers make its steps faster, whether it grows or not."""
+    INSERTED = "inserted"
+    """It has never grown, and may add whole blocks alone: exactly, scaled, and such that they unfold."""
+
+
+_USUAL: Final = (Way.PLAIN, Way.GROWN, Way.FASTER)
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusOptions:
+    """What is to be collected."""
+
+    name: str
+    """A set of families, or a file of Python with `cases()`."""
+    moments: tuple[float, ...]
+    """Shares of the budget, ascending."""
+    most: int
+    """Growths that are tried of a model, and again as many that widen."""
+    ways: Sequence[Way]
+    """None: all that these moments allow, but `INSERTED`."""
+    speed: float
+    """Of `Way.FASTER`."""
+    seeds: Sequence[int]
+    part: tuple[int, int] = (1, 1)
+    """Which of how many parts of the cases, counted from 1."""
+
+    def chosen(self) -> list[Way]:
+        """Return the ways; raises `InputError` where moments do not allow one that was asked for."""
+        wanted = set(self.ways or _USUAL)
+        if len(self.moments) == 1:
+            if Way.GROWN in self.ways:
+                raise InputError("--way grown: needs two --moments, one to grow at and one to decide at; name two")
+            wanted.discard(Way.GROWN)
+        return [way for way in Way if way in wanted]
+
+    def source(self) -> str:
+        """Return the command that makes the same corpus with one seed."""
+        moments = ",".join(f"{share * 100:g}%" for share in self.moments)
+        return " ".join(
+            (
+                f"espalier agent collect --corpus {Path(self.name).name} --moments {moments} --most {self.most}",
+                *(f"--way {way}" for way in self.chosen()),
+                f"--throughput {self.speed:g}",
+                *(["--part {}/{}".format(*self.part)] if self.part[1] > 1 else []),
+            )
+        )
+
+
+def collect_corpus(
+    options: CorpusOptions, parallel: int, work_dir: Path | None, output: Path, *, restart: bool = False
+) -> None:
+    """Train all arms of all cases in all ways, first of one seed, then of the next, and write the corpus.
+
+    What is done is kept in the work folder, and used unless `restart` is set; of a file of cases in a folder of its
+    contents, as a changed file has other cases. The corpus is written after each seed, so that a part can be used
+    already. Raises `InputError`.
+    """
+    from espalier_core.types.growth_corpus import GrowthCorpus, write_corpus
+    from espalier_lab.growth.corpus.families import SETS
+    from espalier_lab.growth.judge.case import CaseError, CaseFile, Cases
+    from espalier_lab.growth.judge.judging import made
+    from espalier_lab.growth.judge.running import Runner
+    from espalier_lab.growth.judge.tasks import Arms
+
+    name = options.name
+    if name not in SETS and not name.endswith(".py"):
+        raise InputError(f"--corpus {name!r}: no such set of families ({', '.join(SETS)}), and no file of Python")
+    if not output.absolute().parent.is_dir():
+        raise InputError(f"{output}: there is no folder {output.absolute().parent}")
+    settings = _settings(options)
+    folder = work_dir or output.with_name(f"{output.name}.work")
+    records = []
+    try:
+        make: Cases = SETS.get(name) or CaseFile(name)
+        if isinstance(make, CaseFile):
+            folder /= make.digest()[:12]
+        cases = made(make)
+        if restart:
+            for done in folder.glob("*.json"):
+                done.unlink()
+        number, parts = options.part
+        if parts > len(cases):
+            raise InputError(f"--part {number}/{parts}: there are {len(cases)} cases; name as many parts at most")
+        places = range(number - 1, len(cases), parts)
+        with Runner(make, cases, folder, parallel) as runner:
+            for seed in options.seeds:
+                tasks = [Arms(place, seed, setting) for setting in settings for place in places]
+                found = runner.run(tasks, ProgressLine(f"cases of seed {seed}"), time.monotonic)
+                records += [record for record in found if record.moments]
+                if not records:
+                    raise InputError(
+                        f"--corpus {name}: no model in it can grow as asked, so there is nothing to decide"
+                    )
+                corpus = GrowthCorpus(name=Path(name).stem, source=options.source(), cases=tuple(records))
+                write_corpus(corpus, output)
+    except (CaseError, OSError) as error:
+        raise InputError(str(error)) from error
+    families = len({record.family for record in records})
+    click.echo(f"{output}: {len(records)} records of {families} families, {output.stat().st_size / 1024:.0f} KiB")
+
+
+def _settings(options: CorpusOptions) -> list[Setting]:
+    from espalier_core.types.job import Insertion
+    from espalier_lab.growth.judge.deciding import OPERATIONS, Setting
+
+    plain = Setting(options.moments, (*OPERATIONS, WIDEN.name), options.most)
+    known = {
+        Way.PLAIN: plain,
+        Way.GROWN: replace(plain, grown=True),
+        Way.FASTER: replace(plain, speed=options.speed),
+        Way.INSERTED: replace(plain, inserted=(Insertion.SCALED, Insertion.UNFOLD)),
+    }
+    return [known[way] for way in options.chosen()]
+
+
+def part_of(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, int]:
+    """Return the part that `2/8` means."""
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise click.BadParameter(f"{text!r} is not a part; write 2/8 for the second of eight")
+    return int(number), int(parts)

@@ -1,0 +1,184 @@
+"""A collection on disk: what is done, and the checkpoints that are still continued from.
+
+`collection.json` says what is collected, `runs/KEY.json` what each finished run came to, `checkpoints/KEY/` where a run
+stopped before a decision. A record is written after the checkpoint, so whatever is killed leaves runs done or not done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.growth.channel_groups import ChannelGroup
+from espalier_lab.growth.collect.cost import StepCost, cost_of
+from espalier_lab.growth.collect.plan import Run
+from espalier_lab.growth.collect.training import Collection, RunRecord
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
+
+
+class StateError(Exception):
+    """A work folder cannot be used. The message says why and what to do."""
+
+
+class InUseError(StateError):
+    """Another collection works in the folder."""
+
+
+class CollectionIdentity(Record):
+    """What must be equal for a collection to be continued with. Seeds may be added."""
+
+    job: str
+    """SHA-256 of the job as it is trained."""
+    time_budget_s: float
+    start_at_s: float
+    decisions: int
+    time: str
+    step_cost_s: tuple[float, ...]
+    throughput: float
+    device: str
+    torch: str
+
+
+def identity_of(collection: Collection) -> CollectionIdentity:
+    """Return what makes a collection what it is."""
+    cost = collection.cost
+    return CollectionIdentity(
+        job=hashlib.sha256(json.dumps(collection.job.to_json(), sort_keys=True).encode()).hexdigest(),
+        time_budget_s=collection.job.spec.time_budget_seconds,
+        start_at_s=collection.start_at,
+        decisions=collection.decisions,
+        time="wall" if cost is None else "virtual",
+        step_cost_s=()
+        if cost is None
+        else (cost.base, *(seconds for _, seconds in cost.added), *(seconds for _, _, seconds in cost.doubled)),
+        throughput=collection.throughput,
+        device=collection.device,
+        torch=torch.__version__,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkFolder:
+    """The folder of one collection."""
+
+    path: Path
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the folder from other collections; `StateError` where one works in it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InUseError(f"{self.path}: another collection works in it; wait, or name another") from error
+            yield
+        finally:
+            os.close(handle)
+
+    def step_cost(self, points: Sequence[str], groups: Sequence[ChannelGroup] = ()) -> StepCost | None:
+        """Return the step cost that the collection here began with; None where there is none."""
+        known = self._identity()
+        if known is None or len(known.step_cost_s) != len(points) + len(groups) + 1:
+            return None
+        return cost_of(known.step_cost_s[0], known.step_cost_s[1:], points, groups)
+
+    def begin(self, collection: Collection) -> None:
+        """Begin, or continue with, a collection; `StateError` where the folder holds another one."""
+        ours, theirs = identity_of(collection), self._identity()
+        if theirs is None:
+            write_document(self._identity_file, ours)
+        elif theirs != ours:
+            here, there = ours.model_dump(), theirs.model_dump()
+            differences = "; ".join(f"{k}: {there[k]} there, {here[k]} here" for k in here if here[k] != there[k])
+            raise StateError(f"{self.path}: holds the state of another collection ({differences})")
+
+    def clear(self) -> None:
+        """Forget everything; a folder that holds anything else is refused."""
+        strange = sorted(
+            {entry.name for entry in self.path.iterdir()} - {"collection.json", "runs", "checkpoints", "lock"}
+        )
+        if strange:
+            raise StateError(f"{self.path}: not a folder of collections alone (it holds {strange[0]}); name another")
+        self._identity_file.unlink(missing_ok=True)
+        for name in ("runs", "checkpoints"):
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
+
+    def remove(self) -> None:
+        """Remove the folder with all that collections keep in it."""
+        self.clear()
+        (self.path / "lock").unlink(missing_ok=True)
+        self.path.rmdir()
+
+    def done(self, runs: Sequence[Run], decisions: int) -> tuple[dict[Run, RunRecord], list[str]]:
+        """Return the records of the runs that need not be trained again, and complaints about damaged ones.
+
+        A run whose checkpoint is gone counts only where all that continue from it are done.
+        """
+        records: dict[Run, RunRecord] = {}
+        complaints: list[str] = []
+        for run in reversed(runs):  # children come after their parents
+            try:
+                record = read_document(self._record_file(run), RunRecord)
+            except FileNotFoundError:
+                continue
+            except DocumentError as error:
+                complaints.append(f"{error}; trained again")
+                continue
+            children = [other for other in runs if other.parent == run]
+            waiting = not run.ends(decisions) and not all(child in records for child in children)
+            if waiting and self.checkpoint(run) is None:
+                complaints.append(f"{self._checkpoints(run).folder}: no whole checkpoint; trained again")
+                continue
+            records[run] = record
+        return records, complaints
+
+    def keep(self, run: Run, record: RunRecord) -> None:
+        """Write down that a run is done."""
+        self._record_file(run).parent.mkdir(exist_ok=True)
+        write_document(self._record_file(run), record)
+
+    def save(self, run: Run, checkpoint: Checkpoint) -> None:
+        """Write the checkpoint of a run that others continue from."""
+        self._checkpoints(run).save(checkpoint)
+
+    def checkpoint(self, run: Run) -> Checkpoint | None:
+        """Return the checkpoint of a run; None where there is no whole one."""
+        return self._checkpoints(run).load_latest()
+
+    def forget_checkpoint(self, run: Run) -> None:
+        """Remove the checkpoint of a run from which nothing continues any more."""
+        if self._checkpoints(run).folder.exists():
+            shutil.rmtree(self._checkpoints(run).folder)
+
+    @property
+    def _identity_file(self) -> Path:
+        return self.path / "collection.json"
+
+    def _identity(self) -> CollectionIdentity | None:
+        try:
+            return read_document(self._identity_file, CollectionIdentity)
+        except FileNotFoundError:
+            return None
+        except DocumentError as error:
+            raise StateError(str(error)) from error
+
+    def _record_file(self, run: Run) -> Path:
+        return self.path / "runs" / f"{run.key}.json"
+
+    def _checkpoints(self, run: Run) -> CheckpointStore:
+        return CheckpointStore(self.path / "checkpoints" / run.key)

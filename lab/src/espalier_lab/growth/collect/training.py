@@ -1,0 +1,255 @@
+"""One run of a collection: from its parent's checkpoint to the next decision, or to the end of the budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from espalier_core.base import Record
+from espalier_core.causes import in_one_line
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.advice import Action
+from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec, Insertion
+from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_core.validation.reading import with_spec
+from espalier_lab.growth.collect.cost import StepCost
+from espalier_lab.growth.collect.plan import Kind, Run
+from espalier_trainer.advisor import Scripted
+from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.core.growth import Study
+from espalier_trainer.core.services import Services
+from espalier_trainer.data import load_data
+from espalier_trainer.data.source import Data
+from espalier_trainer.models import build_model
+from espalier_trainer.net2net import deepen
+from espalier_trainer.randomness import seed_everything
+from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.scheduler import Arrival, VirtualScheduler
+
+
+class CollectError(Exception):
+    """A table cannot be collected. The message names the run, the reason and the remedy."""
+
+
+class Time(StrEnum):
+    """What a second of the budget is."""
+
+    VIRTUAL = "virtual"
+    """A step costs what it was measured to cost: the table does not depend on the machine's load."""
+    WALL = "wall"
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What is collected."""
+
+    job: AdaptiveTrainingJob
+    """As `prepared` returns it."""
+    architecture: Architecture
+    """Of the starting model."""
+    start_at: float
+    """When a GPU arrives, in budget seconds."""
+    decisions: int
+    cost: StepCost | None
+    """None in wall time."""
+    throughput: float
+    """How much faster steps are in the control that has more throughput alone."""
+    device: str = "cpu"
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        """The starting model's growth points."""
+        return tuple(point.id for point in self.architecture.growth_points)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The starting model's groups of channels, where the job widens."""
+        return tuple(group.id for group in self.architecture.channel_groups)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What may be done, in the table's order; last nothing."""
+        deeper, wider = map(Action.deepen, self.points), map(Action.widen, self.groups)
+        return (*deeper, *wider, Action.nothing())
+
+
+class RunRecord(Record):
+    """What a run came to."""
+
+    key: str
+    time_left_s: tuple[float, ...]
+    """At the decisions that it took."""
+    used_s: float = Field(ge=0)
+    """Budget seconds used at its end."""
+    steps: int = Field(ge=0)
+    """From the beginning of the budget."""
+    accuracy: float | None = Field(default=None, ge=0, le=1)
+    """On the test split, where it trained to the end of the budget."""
+
+
+@dataclass
+class Fork(CheckpointStore):
+    """Gives a run the checkpoint that it begins with, and holds its last one in memory."""
+
+    start: Checkpoint | None = None
+    last: Checkpoint | None = None
+
+    def load_latest(self) -> Checkpoint | None:
+        """Return the parent's checkpoint."""
+        return self.start
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Hold it: its tensors are the run's own, so only the one of the end is good for anything."""
+        self.last = checkpoint
+        return self.folder
+
+
+@dataclass
+class WallScheduler(VirtualScheduler):
+    """Real time, with arrivals that are known beforehand."""
+
+    time_scale: float = 1.0
+    """Budget seconds in a wall second: less than 1 where steps are to count as if they were faster."""
+    _started: float = field(init=False, default=0.0)
+    _used_before: float = field(init=False, default=0.0)
+
+    def start(self, used_seconds: float) -> None:
+        """Begin to count from `used_seconds`."""
+        self._used_before = used_seconds
+        self._started = time.monotonic()
+
+    def used_seconds(self) -> float:
+        """Return the seconds used."""
+        self._used = self._used_before + (time.monotonic() - self._started) * self.time_scale
+        return self._used
+
+    def time_left(self) -> float:
+        """Return the seconds left."""
+        return max(0.0, self.budget_seconds - self.used_seconds())
+
+    def wall_time_left(self) -> float:
+        """Return the wall seconds left."""
+        return self.time_left() / self.time_scale
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Nothing: the clock moves by itself."""
+
+
+def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTrainingJob:
+    """Return the job as its runs train it: `decisions` of them, and nothing on the way that only costs time."""
+    # In virtual time evaluations are free, so the result is the same without them, but for schedules that read them.
+    free = time is Time.VIRTUAL and job.spec.training.schedule.name != "torch:ReduceLROnPlateau"
+    return with_spec(
+        job,
+        training={"evaluateEveryEpochs": 1_000_000 if free else None},
+        checkpoint={"intervalSeconds": 86400},
+        adaptation={"mode": "Auto", "maxAdaptations": decisions},
+    )
+
+
+def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
+    """Train one run from the checkpoint of its parent; return also its own, where others continue from it.
+
+    Raises `CollectError` where a decision is not reached or not carried out, or training fails.
+    """
+    seed_everything(run.seed)
+    job, ends = collection.job, run.ends(collection.decisions)
+    data = data_of(job.spec.training.dataset)
+    model = build_model(job.spec.training.model, data.classes, data.example_input())
+    if run.kind is Kind.SCRATCH:
+        points = [collection.points[index] for index in run.actions]
+        model = deepened_from_scratch(model, points, data.example_input(), job.spec.adaptation.insertion)
+    advisor = Scripted(_script(collection, run))
+    fork = Fork(Path(), start=start)
+    trainer = Trainer(
+        job,
+        model,
+        data,
+        Services(_scheduler(collection, run), advisor=advisor, checkpoints=fork),
+        device=collection.device,
+        seed=run.seed,
+        study=Study(run.kind is Kind.RESTART, None if ends else len(run.actions)),
+    )
+    result = trainer.run()
+    wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
+    # A net from scratch decides nothing, and its epochs are longer: it need not come by all the moments.
+    asked = {Kind.TRUNK: 0, Kind.EDGE: 1, Kind.SCRATCH: len(advisor.asked)}.get(run.kind, collection.decisions)
+    if result.phase is TrainerPhase.FAILED:
+        raise CollectError(f"{run.key}: {result.message}")
+    if result.phase is not wanted or len(advisor.asked) != asked:
+        raise CollectError(
+            f"{run.key}: the budget of {job.spec.time_budget_seconds:g} s ends before all {collection.decisions} "
+            "decisions, one an epoch, are made; start earlier, or have fewer decisions"
+        )
+    if run.kind is Kind.EDGE and result.adaptations[-1].result is AdaptationResult.FAILED:
+        raise CollectError(f"{run.key}: {collection.actions[run.actions[-1]]} failed: {result.adaptations[-1].message}")
+    record = RunRecord(
+        key=run.key,
+        time_left_s=tuple(request.time_left_seconds for request in advisor.asked),
+        used_s=result.used_seconds,
+        steps=result.steps,
+        accuracy=result.test_accuracy,
+    )
+    return record, None if ends else fork.last
+
+
+def deepened_from_scratch(
+    model: nn.Module, points: Sequence[str], example: torch.Tensor, insertion: Insertion
+) -> nn.Module:
+    """Return the model with a layer more at each of `points`, these with random weights of their own."""
+    known = set(dict(model.named_modules()))
+    for point in points:
+        model = deepen(model, point, example, insertion)
+    for name, module in model.named_modules():
+        reset = getattr(module, "reset_parameters", None)
+        if name not in known and callable(reset):
+            reset()
+    return model
+
+
+def _script(collection: Collection, run: Run) -> tuple[Action, ...]:
+    if run.kind is Kind.EDGE:
+        return tuple(collection.actions[index] for index in run.actions)
+    if run.kind is Kind.RESTART:
+        return (collection.actions[0],) * collection.decisions
+    return ()
+
+
+def _scheduler(collection: Collection, run: Run) -> VirtualScheduler:
+    budget = collection.job.spec.time_budget_seconds
+    base = collection.job.spec.min_replicas
+    arrivals = (Arrival(collection.start_at, base + 1),)
+    faster = collection.throughput if run.kind is Kind.THROUGHPUT else 1.0
+    if collection.cost is None:
+        return WallScheduler(budget, lambda _: 0.0, arrivals, base, time_scale=1 / faster)
+    cost = collection.cost
+    return VirtualScheduler(budget, lambda architecture: cost(architecture) / faster, arrivals, base)
+
+
+@lru_cache(maxsize=1)
+def _read(dataset: str) -> Data:
+    return load_data(DatasetSpec.model_validate_json(dataset))
+
+
+def data_of(dataset: DatasetSpec) -> Data:
+    """Return the data, read once a process."""
+    return _read(dataset.model_dump_json(by_alias=True, exclude_none=True))
+
+
+def usable_device(name: str) -> torch.device:
+    """Return the device of this name; `CollectError` where there is none."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CollectError(f"--device {name}: {in_one_line(str(error))}") from error
+    return device

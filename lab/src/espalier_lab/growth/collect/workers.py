@@ -1,0 +1,108 @@
+"""Processes that train runs, one run each at a time. They end with the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+
+from espalier_cli.children import led_by_parent
+from espalier_core.growth.architecture import GrowthError
+from espalier_lab.growth.collect.plan import Run
+from espalier_lab.growth.collect.state import WorkFolder
+from espalier_lab.growth.collect.training import CollectError, Collection, RunRecord, train
+from espalier_trainer.errors import TrainerError
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    message: str
+
+
+@dataclass
+class Workers:
+    """`count` processes for one collection; a context manager."""
+
+    count: int
+    collection: Collection
+    folder: WorkFolder
+    _processes: dict[Connection, BaseProcess] = field(init=False, default_factory=dict)
+    _training: dict[Connection, Run] = field(init=False, default_factory=dict)
+
+    def __enter__(self) -> Workers:
+        """Start them."""
+        # Its server imports torch once, with the part that optimizers import on first use. Each process is its fork.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([train.__module__, "torch._dynamo"])
+        for _ in range(self.count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, self.collection, self.folder), daemon=True)
+            process.start()
+            theirs.close()  # so that its end is noticed
+            self._processes[ours] = process
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End them, whatever they do."""
+        for end, process in self._processes.items():
+            process.terminate()
+            process.join()
+            end.close()
+
+    @property
+    def idle(self) -> int:
+        """How many have nothing to do."""
+        return len(self._processes) - len(self._training)
+
+    def begin(self, run: Run) -> None:
+        """Give a run to one that is idle."""
+        end = next(end for end in self._processes if end not in self._training)
+        self._training[end] = run
+        end.send(run)
+
+    def finished(self) -> list[tuple[Run, RunRecord]]:
+        """Wait until one or more runs are finished; raises `CollectError` where one failed or a process died."""
+        finished: list[tuple[Run, RunRecord]] = []
+        for end in wait(list(self._training)):
+            if not isinstance(end, Connection):
+                raise TypeError(f"waited for {end!r}")
+            run = self._training.pop(end)
+            try:
+                answer = end.recv()
+            except (EOFError, ConnectionResetError) as error:
+                self._processes[end].join()
+                raise CollectError(
+                    f"{run.key}: its process ended with code {self._processes[end].exitcode} "
+                    "(a negative one is a signal: -9 mostly means that memory ran out; lower --parallel)"
+                ) from error
+            if isinstance(answer, _Failed):
+                raise CollectError(answer.message)
+            finished.append((run, answer))
+        return finished
+
+
+def _work(end: Connection, collection: Collection, folder: WorkFolder) -> None:
+    led_by_parent()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            run = end.recv()
+        except EOFError:
+            return
+        end.send(_trained(run, collection, folder))
+
+
+def _trained(run: Run, collection: Collection, folder: WorkFolder) -> RunRecord | _Failed:
+    try:
+        start = None if run.parent is None else folder.checkpoint(run.parent)
+        if run.parent is not None and start is None:
+            return _Failed(f"{run.key}: the checkpoint of {run.parent.key} is gone from {folder.path}; run it again")
+        record, checkpoint = train(collection, run, start)
+        if checkpoint is not None:
+            folder.save(run, checkpoint)
+    except (CollectError, TrainerError, GrowthError, OSError) as error:
+        return _Failed(str(error))
+    return record

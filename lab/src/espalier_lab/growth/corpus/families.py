@@ -1,0 +1,141 @@
+"""Sets of families: those that are learnt from, and those that are held back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from torch import nn
+
+from espalier_core.types.job import OptimizerSpec
+from espalier_lab.growth.corpus.designs import BODIES, SIZES, Design, built, drawn
+from espalier_lab.growth.corpus.free import free_model, free_steps
+from espalier_lab.growth.corpus.inputs import KINDS, inputs_of
+from espalier_lab.growth.judge.case import Case
+
+BATCH_SIZE: Final = 32
+DATA_SETS: Final = 2
+"""Of each family."""
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """A set of families that is drawn from one seed."""
+
+    name: str
+    seed: int
+    counts: tuple[tuple[str, int], ...]
+    """Families by kind of input."""
+
+    def designs(self) -> tuple[Design, ...]:
+        """Draw the designs; the kinds of input take turns, so that a part of them is a mix, too."""
+        found = []
+        for kind, count in self.counts:
+            chance = random.Random(f"{self.seed}/{kind}")
+            pairs = [(body, size) for body in BODIES[kind] for size in SIZES]
+            chance.shuffle(pairs)
+            again = pairs[: max(0, count - len(pairs))]
+            for body, size in [*pairs, *again][:count]:
+                design = drawn(kind, body, size, chance)
+                found.append((chance.random(), design))
+        return tuple(design for _, design in sorted(found, key=lambda one: one[0]))
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Return the cases: each family with the data sets of its kind, the first ones of all families first."""
+        designs = self.designs()
+        return tuple(
+            case_of(design, place, data_set, self.seed)
+            for turn in range(DATA_SETS)
+            for place, design in enumerate(designs)
+            for data_set in [_data_set(design, place, turn)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FreeFamilies:
+    """A set of families whose layers are drawn freely."""
+
+    name: str
+    seed: int
+    counts: tuple[tuple[str, int], ...]
+    """Families by kind of input."""
+
+    def __call__(self) -> tuple[Case, ...]:
+        """Return the cases: each family with a data set of its kind, then each with the next one."""
+        drawn_ones = []
+        for kind, count in self.counts:
+            chance = random.Random(f"{self.seed}/{kind}")
+            for place in range(count):
+                steps, rate = free_steps(kind, chance), chance.choice([0.003, 0.005, 0.01])
+                drawn_ones.append((place / count, kind, place, chance.randrange(2**31), steps, rate))
+        return tuple(
+            self._case(turn, *one[1:])
+            for turn in range(DATA_SETS)
+            for one in sorted(drawn_ones, key=lambda one: one[0])
+        )
+
+    def _case(self, turn: int, kind: str, place: int, choices: int, steps: int, rate: float) -> Case:
+        names = KINDS[kind]
+        data_set = names[(place + turn) % len(names)]
+        inputs = inputs_of(data_set, self.seed)
+        family = f"{self.name}-{kind}-{place:02}"
+        return Case(
+            name=f"{family}-{data_set}",
+            family=family,
+            module=partial(_free_module, kind, choices, data_set, self.seed),
+            train=inputs.train,
+            validation=inputs.validation,
+            test=inputs.test,
+            steps=steps,
+            batch_size=BATCH_SIZE,
+            optimizer=OptimizerSpec(name="Adam", learning_rate=rate),
+        )
+
+
+def _free_module(kind: str, choices: int, data_set: str, data_seed: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return free_model(kind, choices, inputs_of(data_set, data_seed))
+
+
+def _data_set(design: Design, place: int, turn: int) -> str:
+    names = KINDS[design.kind]
+    return names[(place + turn) % len(names)]
+
+
+def case_of(design: Design, place: int, data_set: str, seed: int) -> Case:
+    """Return the case of a design and a data set."""
+    inputs = inputs_of(data_set, seed)
+    return Case(
+        name=f"{place:03}-{design.name}-{data_set}",
+        family=f"{place:03}-{design.name}",
+        module=partial(_module, design, data_set, seed),
+        train=inputs.train,
+        validation=inputs.validation,
+        test=inputs.test,
+        steps=design.steps,
+        batch_size=BATCH_SIZE,
+        optimizer=OptimizerSpec(name="Adam", learning_rate=design.learning_rate),
+    )
+
+
+def _module(design: Design, data_set: str, data_seed: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return built(design, inputs_of(data_set, data_seed))
+
+
+LEARNING: Final = Families("growth", 18, (("image", 30), ("tokens", 18), ("table", 16)))
+"""What the shipped policy learns from. Signals are absent on purpose."""
+FREE: Final = FreeFamilies("free", 1807, (("image", 40), ("tokens", 24), ("table", 16)))
+"""The same, of layers that are drawn freely."""
+UNSEEN: Final = Families("unseen", 4081, (("image", 6), ("tokens", 5), ("table", 4), ("signal", 7)))
+"""The drawn part of the families that judge it: another seed, and a kind of input that it has not met."""
+SETS: Final[dict[str, Families | FreeFamilies]] = {families.name: families for families in (LEARNING, FREE, UNSEEN)}
+
+
+def names() -> Iterator[str]:
+    """Yield the names of the sets."""
+    yield from SETS

@@ -1,0 +1,189 @@
+"""The arms of one case and seed: the base is trained once, and every arm continues from its copy."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.growth.deepen import DEEPEN
+from espalier_core.growth.widen import WIDEN
+from espalier_core.types.advice import Action, offered
+from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
+from espalier_core.types.job import Insertion, Trials
+from espalier_core.types.trials import SHARES
+from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.course import Course, Slice
+from espalier_lab.growth.judge.records import rounded
+from espalier_trainer.places import known_places
+
+OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
+MOMENTS: Final = (0.2, 0.5)
+MAX_GROWTHS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is decided, and when."""
+
+    moments: tuple[float, ...] = MOMENTS
+    """Shares of the budget, ascending."""
+    operations: tuple[str, ...] = OPERATIONS
+    most: int = MAX_GROWTHS
+    """Growths that are tried of a model that offers more, and again as many that widen: the first of all, and others
+    evenly spaced."""
+    grown: bool = False
+    """Whether the model grows at the first moment, and the others are what is decided."""
+    speed: float = 1.0
+    """How many times as fast all arms are."""
+    inserted: tuple[Insertion, ...] = ()
+    """Ways other than the exact one in which whole blocks are inserted. If there are any, nothing else grows."""
+
+    def facts(self) -> tuple[object, ...]:
+        """Return what records depend on; ways of deciding that are not the plain one add theirs."""
+        ways = (("grown", self.grown), ("speed", self.speed), ("inserted", self.inserted))
+        plain = Setting()
+        return (
+            self.moments,
+            self.operations,
+            self.most,
+            *(way for way in ways if way[1] != getattr(plain, way[0])),
+        )
+
+    def growths(self, architecture: Architecture | None) -> tuple[Action, ...]:
+        """Return what a model may grow by; nothing where it cannot be described."""
+        found = () if architecture is None else offered(architecture)
+        return tuple(action for action in found if not self.inserted or action.kind == ADD_BLOCK.name)
+
+
+def chosen(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
+    """Return at most `most` growths that add layers, and as many that widen, in their order."""
+    adding = [action for action in actions if action.kind != WIDEN.name]
+    widening = [action for action in actions if action.kind == WIDEN.name]
+    found = {*_spaced(adding, most), *_spaced(widening, most)}
+    return tuple(action for action in actions if action in found)
+
+
+def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
+    """Return at most `most` of the growths: first, last, and between them evenly spaced."""
+    if len(actions) <= most or most < 2:
+        return tuple(actions[:most])
+    places = sorted({round(place * (len(actions) - 1) / (most - 1)) for place in range(most)})
+    return tuple(actions[place] for place in places)
+
+
+def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
+    """Train all arms of a case at all moments; raises `CaseError`.
+
+    There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
+    several ways, and there are none.
+    """
+    course = Course.begin(case, seed, setting.operations)
+    shares: tuple[float, ...] = setting.moments
+    grown: tuple[Action, ...] = ()
+    if setting.grown:
+        share, *rest = setting.moments
+        course.advance(share * course.budget)
+        course, grown = _grown_before(course, setting.most)
+        shares = tuple(rest) if grown else ()
+    architecture = course.network.architecture
+    growths = chosen(setting.growths(architecture), setting.most)
+    if setting.inserted and not growths:
+        shares = ()
+    found = known_places(course.network.module, case.example) if architecture is not None else {}
+    moments: list[MomentRecord] = []
+    left_out: dict[str, str] = {}
+    for share in shares:
+        moment, refused = _moment(course, share, growths, setting)
+        moments.append(moment)
+        left_out |= refused
+    return CaseRecord(
+        case=case.name,
+        family=case.family,
+        seed=seed,
+        steps=case.steps,
+        batch_size=case.batch_size,
+        architecture=architecture,
+        grown=grown,
+        speed=setting.speed,
+        places=found,
+        moments=tuple(moments),
+        left_out=tuple(f"{action}: {why}" for action, why in left_out.items()),
+    )
+
+
+def _grown_before(course: Course, most: int) -> tuple[Course, tuple[Action, ...]]:
+    """Return the course after a growth, the same one for all seeds, and which; unchanged where none is possible."""
+    architecture = course.network.architecture
+    growths = list(chosen(offered(architecture) if architecture is not None else (), most))
+    random.Random(course.case.name).shuffle(growths)
+    for action in growths:
+        try:
+            return course.grown(action), (action,)
+        except GrowthError:
+            continue
+    return course, ()
+
+
+def _moment(
+    course: Course, share: float, growths: Sequence[Action], setting: Setting
+) -> tuple[MomentRecord, dict[str, str]]:
+    course.advance(share * course.budget)
+    validation = course.case.validation
+    now = course.score(validation)
+    refused: dict[str, str] = {}
+
+    def trained(action: Action, insertion: Insertion) -> ArmRecord | None:
+        """Return an arm that has trained to its end; None where the growth is not possible."""
+        try:
+            return _trained(replace(course.grown(action, insertion), speed=setting.speed), action)
+        except GrowthError as error:
+            refused[str(action) if insertion is Insertion.EXACT else f"{action}, {insertion}"] = str(error)
+            return None
+
+    arms = [trained(action, Insertion.EXACT) for action in (Action.nothing(), *growths)]
+    inserted = [(trained(action, kind), kind) for action in growths for kind in setting.inserted]
+    moment = MomentRecord(
+        share=share,
+        validation_accuracy=rounded(now.accuracy),
+        validation_loss=_finite(now.loss),
+        train_loss=_finite(course.recent),
+        arms=tuple(arm for arm in arms if arm is not None),
+        inserted=tuple(InsertedRecord(insertion=kind, arm=arm) for arm, kind in inserted if arm is not None),
+    )
+    return moment, refused
+
+
+def _trained(arm: Course, action: Action) -> ArmRecord:
+    """Train an arm to its end."""
+    validation = arm.case.validation
+    confirmed = _after_slice(arm, Trials.CONFIRM)
+    losses, begun = [], arm.used
+    for mark in MARKS:
+        arm.advance(begun + mark * (arm.budget - begun))
+        losses.append(_finite(arm.score(validation).loss))
+    test = arm.finish()
+    return ArmRecord(
+        action=action,
+        accuracy=rounded(test.accuracy),
+        validation_loss=_finite(arm.score(validation).loss),
+        step_cost=rounded(arm.cost),
+        slice_loss=confirmed,
+        losses=tuple(losses),
+    )
+
+
+def _after_slice(arm: Course, manner: Trials) -> float | None:
+    """Return the validation loss that a trial of an arm ends with."""
+    copy = arm.copied()
+    part = Slice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))
+    copy.advance(part.ends, within=part)
+    return _finite(copy.score(copy.case.validation).loss)
+
+
+def _finite(loss: float) -> float | None:
+    return rounded(loss) if math.isfinite(loss) else None

@@ -1,0 +1,56 @@
+"""A judgement from beginning to end: all arms of all cases, the policy's trials, and the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from espalier_agent.policies.files import open_policy
+from espalier_core.types.growth_corpus import CaseRecord
+from espalier_lab.growth.judge.case import Case, CaseError, Cases
+from espalier_lab.growth.judge.deciding import Setting
+from espalier_lab.growth.judge.records import TrialsRecord
+from espalier_lab.growth.judge.running import Runner, Watcher
+from espalier_lab.growth.judge.tasks import Arms, Trials
+from espalier_lab.growth.judge.trialling import version_of
+from espalier_lab.growth.judge.verdict import Verdict, decisions_of, judged
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is judged, and how."""
+
+    make: Cases
+    cases: Sequence[Case]
+    """Those that `make` makes."""
+    seeds: int
+    setting: Setting
+    folder: Path
+    """What is done is kept here."""
+    parallel: int
+    policy: Path | None = None
+    """Its folder; None: the shipped one."""
+
+    def verdict(self, watcher: Watcher) -> Verdict:
+        """Train all that is missing, and judge; raises `CaseError`, and `PolicyError` for an unusable policy."""
+        return judged(decisions_of(*self.records(watcher)))
+
+    def records(self, watcher: Watcher, *, trials: bool = True) -> tuple[list[CaseRecord], list[TrialsRecord]]:
+        """Train all that is missing; return arms, and trials where they are wanted. Raises as `verdict`."""
+        version = version_of(open_policy(self.policy))
+        places = {case.name: place for place, case in enumerate(self.cases)}
+        arms = [Arms(place, seed, self.setting) for seed in range(self.seeds) for place in range(len(self.cases))]
+        with Runner(self.make, self.cases, self.folder, self.parallel) as runner:
+            found = runner.run(arms, watcher, time.monotonic)
+            tasks = [Trials(places[record.case], record, self.setting, self.policy, version) for record in found]
+            return found, runner.run(tasks, watcher, time.monotonic) if trials else []
+
+
+def made(make: Cases) -> Sequence[Case]:
+    """Return the cases; raises `CaseError` where there are none."""
+    cases = make()
+    if not cases:
+        raise CaseError("there is no case to judge")
+    return cases

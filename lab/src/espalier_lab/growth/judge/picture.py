@@ -1,0 +1,57 @@
+"""`judge.png`: what each decision was worth, and the regret of the advisors."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from espalier_cli.picture import BLUE, BROWN, GREEN, GREY
+from espalier_lab.growth.judge.verdict import Decision, Verdict
+
+mpl.use("Agg")
+
+SHOWN: Final = 40
+"""Decisions that are drawn, those in which the arms differ most."""
+_COLOURS: Final = {"first": BROWN, "advice": GREEN, "confirm": BLUE}
+
+
+def draw(verdict: Verdict, path: Path) -> None:
+    """Draw to `path` (PNG): each arm's accuracy next to that of doing nothing, and the mean regrets."""
+    ordered = sorted(verdict.decisions, key=_spread, reverse=True)[:SHOWN]
+    figure = Figure(figsize=(9, 3.2 + 0.22 * len(ordered)), layout="constrained")
+    gains, regrets = figure.subplots(2, 1, height_ratios=[1 + 0.22 * len(ordered), 1.6])
+    for row, one in enumerate(reversed(ordered)):
+        nothing = statistics.fmean(one.advised["none"])
+        arms = [statistics.fmean(values) - nothing for values in one.arms.values()]
+        gains.plot(arms, [row] * len(arms), "o", color=GREY, ms=4, label="" if row else "an arm")
+        for name, colour in _COLOURS.items():
+            gains.plot(
+                [statistics.fmean(one.advised[name]) - nothing],
+                [row],
+                marker={"first": "<", "advice": "D", "confirm": "|"}[name],
+                color=colour,
+                ms=6,
+                label="" if row else name,
+            )
+    gains.axvline(0, color=GREY, lw=0.8)
+    gains.set_yticks(range(len(ordered)), [f"{one.case} at {one.share:.0%}" for one in reversed(ordered)], fontsize=7)
+    gains.set_xlabel("test accuracy above the model that does not grow")
+    gains.legend(fontsize=8, frameon=False)
+    names = list(verdict.regret)
+    values = [verdict.regret[name] for name in names]
+    bars = [
+        [max(0.0, verdict.regret[name] - verdict.interval[name][0]) for name in names],
+        [max(0.0, verdict.interval[name][1] - verdict.regret[name]) for name in names],
+    ]
+    regrets.bar(names, values, yerr=bars, color=[GREY, BROWN, GREEN, BLUE, BLUE][: len(names)], capsize=4)
+    regrets.set_ylabel("mean regret")
+    figure.savefig(path, dpi=110)
+
+
+def _spread(decision: Decision) -> float:
+    means = [statistics.fmean(values) for values in decision.arms.values()]
+    return max(means) - min(means)

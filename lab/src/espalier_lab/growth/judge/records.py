@@ -1,0 +1,65 @@
+"""What the runs of a case came to, as files: a case and seed each has its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TypeVar
+
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, read_document, write_document
+from espalier_core.types.advice import Action
+from espalier_lab.growth.judge.case import Case
+
+_DIGITS = 5
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+class TrialRecord(Record):
+    """What advice led to at a moment, alone and with trials."""
+
+    share: float
+    advice: Action
+    confirmed: bool | None = None
+    """Whether the trial spoke for the advice; None where the advice was to do nothing."""
+    confirm_accuracy: float
+    race_winner: Action
+    race_accuracy: float
+
+
+class TrialsRecord(Record):
+    """The trials of one case and seed, for one policy."""
+
+    case: str
+    seed: int
+    policy: str
+    moments: tuple[TrialRecord, ...]
+
+
+def key_of(case: Case, seed: int, *settings: object) -> str:
+    """Return a file name that differs where anything differs that the result depends on, but the case's code."""
+    optimizer = case.optimizer.to_json()
+    facts = [case.name, case.family, case.steps, case.batch_size, optimizer, len(case.train), seed, *settings]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    readable = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in case.name)[:60]
+    return f"{readable}-{seed}-{digest}.json"
+
+
+def kept(path: Path, kind: type[RecordT]) -> RecordT | None:
+    """Return a record that is there; None where it is not, or is damaged."""
+    try:
+        return read_document(path, kind)
+    except (FileNotFoundError, DocumentError):
+        return None
+
+
+def keep(path: Path, record: Record) -> None:
+    """Write a record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_document(path, record)
+
+
+def rounded(value: float) -> float:
+    """Return an accuracy or loss as it is stored."""
+    return round(value, _DIGITS)

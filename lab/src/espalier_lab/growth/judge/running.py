@@ -1,0 +1,131 @@
+"""Runs tasks of cases side by side on the cores; what is done stays in a folder, and is not done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+import torch
+
+from espalier_cli.children import led_by_parent
+from espalier_core.base import Record
+from espalier_lab.growth.judge.case import Case, CaseError, Cases
+from espalier_lab.growth.judge.records import keep, kept
+
+RecordT = TypeVar("RecordT", bound=Record)
+RecordT_co = TypeVar("RecordT_co", bound=Record, covariant=True)
+Watcher = Callable[[int, int, float | None], None]
+"""Receives tasks done, all tasks, and the seconds left, None while nothing is known."""
+
+
+class Task(Protocol[RecordT_co]):
+    """Something to do for one case; can be pickled."""
+
+    @property
+    def place(self) -> int:
+        """Which of the cases it is about."""
+
+    def file(self, case: Case) -> str:
+        """Return the name of the file for its record."""
+
+    def record(self) -> type[RecordT_co]:
+        """Return the class of its record."""
+
+    def __call__(self, case: Case) -> RecordT_co:
+        """Do it; raises `CaseError`."""
+
+
+_cases: Sequence[Case] | None = None
+
+
+def _set_up(make: Cases) -> None:
+    global _cases
+    led_by_parent()
+    torch.set_num_threads(1)
+    _cases = make()
+
+
+def _work(task: Task[RecordT]) -> RecordT:
+    if _cases is None:
+        raise RuntimeError("a worker has no cases; `_set_up` makes them")
+    return task(_cases[task.place])
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Runner:
+    """Does tasks of the same cases, in processes that are started when the first of them is needed."""
+
+    def __init__(self, make: Cases, cases: Sequence[Case], folder: Path, parallel: int) -> None:
+        """`cases` are those that `make` makes; workers make their own, for not every function can be pickled."""
+        self._make, self._cases, self._folder, self._parallel = make, cases, folder, parallel
+        self._pool: ProcessPoolExecutor | None = None
+        self._others: list[BaseProcess] = []
+        """Processes that run already, and are not of the pool."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            if kind is not None:  # a task takes minutes, and nobody waits for it any more
+                for child in active_children():
+                    if child not in self._others:
+                        child.terminate()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, tasks: Sequence[Task[RecordT]], watcher: Watcher, clock: Callable[[], float]) -> list[RecordT]:
+        """Return the records of all tasks, in their order.
+
+        Raises `CaseError` where a task fails; what is done by then stays in the folder.
+        """
+        files = [self._folder / task.file(self._cases[task.place]) for task in tasks]
+        done = {number: found for number, task in enumerate(tasks) if (found := kept(files[number], task.record()))}
+        waiting = [number for number in range(len(tasks)) if number not in done]
+        watcher(len(done), len(tasks), None)
+        began, before = clock(), len(done)
+        for number, record in self._results(tasks, waiting):
+            keep(files[number], record)
+            done[number] = record
+            left = (clock() - began) / (len(done) - before) * (len(tasks) - len(done))
+            watcher(len(done), len(tasks), left)
+        return [done[number] for number in range(len(tasks))]
+
+    def _results(self, tasks: Sequence[Task[RecordT]], waiting: Sequence[int]) -> Iterator[tuple[int, RecordT]]:
+        if self._parallel < 2 or (self._pool is None and len(waiting) < 2):
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                for number in waiting:
+                    yield number, tasks[number](self._cases[tasks[number].place])
+            finally:
+                torch.set_num_threads(threads)
+            return
+        if self._pool is None:
+            workers = min(self._parallel, len(waiting))
+            self._others = list(active_children())
+            self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _set_up, (self._make,))
+        # Workers inherit the mask: until they are set up, which takes seconds, Ctrl-C would end each with a traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {self._pool.submit(_work, tasks[number]): number for number in waiting}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for future in as_completed(futures):
+            try:
+                yield futures[future], future.result()
+            except BrokenProcessPool as error:
+                raise CaseError(
+                    "a worker ended while it trained (out of memory, or a crash below Python); --parallel 1 trains in "
+                    "this process and shows where"
+                ) from error

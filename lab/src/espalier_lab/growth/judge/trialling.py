@@ -1,0 +1,127 @@
+"""What a policy's advice leads to at the moments of one case and seed, alone, with `Confirm` and with `Race`.
+
+The rules of what is tried, how long, and who wins are the trainer's (`espalier_trainer.trials.rules`). The base goes on
+training meanwhile; `Confirm` has one extra GPU, which tries its arms in turn, and `Race` `RACE_GPUS`. An arm of a race
+trains as it does without one, so the winner ends as its arm does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from espalier_agent.policies.advice import decide
+from espalier_agent.policies.policy import Policy
+from espalier_core.types.advice import Action, ExpectedGain
+from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
+from espalier_core.types.job import Trials
+from espalier_core.types.report import Arm, Slice
+from espalier_core.types.trials import SHARES
+from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.course import Course
+from espalier_lab.growth.judge.deciding import Setting
+from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord, rounded
+from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
+
+RACE_GPUS: Final = 4
+"""Extra GPUs of a race: three growths and nothing."""
+_DO_NOTHING: Final = Action.nothing()
+_NOTHING: Final = str(Action.nothing())
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a policy says at a moment."""
+
+    action: Action
+    growths: tuple[Action, ...] = ()
+    """Those to try, the most promising first."""
+    gains: Mapping[str, ExpectedGain] = field(default_factory=dict)
+    """By the action's text."""
+
+
+def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Proposal:
+    """Return what the policy proposes; nothing where the model cannot grow."""
+    request = record.request(moment)
+    if request is None:
+        return Proposal(Action.nothing())
+    decision = decide(policy, request)
+    given = {str(entry.action): entry.probability for entry in decision.probabilities}
+    gains = {str(entry.action): entry.gain for entry in decision.probabilities if entry.gain is not None}
+    allowed = tuple(entry.action for entry in decision.probabilities)
+    return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains)
+
+
+def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
+    """Return what the policy's trials lead to. Their losses are in `record`; what grows late is trained."""
+    course: Course | None = None
+    moments = []
+    for moment in record.moments:
+        proposed = proposal(policy, record, moment)
+        outcome = {str(arm.action): arm.accuracy for arm in moment.arms}
+        confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains)
+        confirm = outcome[_NOTHING]
+        if confirmed is not None and confirmed.action != _NOTHING:
+            course = course or Course.begin(case, record.seed, setting.operations)
+            course.advance(moment.share * course.budget)
+            confirm = _late(course, proposed.growths[0])
+        moments.append(
+            TrialRecord(
+                share=moment.share,
+                advice=proposed.action,
+                confirmed=None if confirmed is None else confirmed.action != _NOTHING,
+                confirm_accuracy=confirm,
+                race_winner=(winner := race_winner(proposed, moment)),
+                race_accuracy=outcome[str(winner)],
+            )
+        )
+    return TrialsRecord(case=case.name, seed=record.seed, policy=version_of(policy), moments=tuple(moments))
+
+
+def confirmation(proposed: Proposal, moment: MomentRecord) -> tuple[Arm, ...]:
+    """Return what came of the arms of `Confirm`, tried in turn on one extra GPU."""
+    found = {arm.action: arm.slice_loss for arm in moment.arms}
+    wanted = [action for actions in arms(Trials.CONFIRM, proposed.growths, 1) for action in actions]
+    return tuple(Arm(action=str(action), loss=found[action]) for action in wanted)
+
+
+def race_winner(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> Action:
+    """Return what wins a race with `gpus` extra GPUs."""
+    won = best(raced(proposed, moment, gpus), Trials.RACE, proposed.gains)
+    return next((arm.action for arm in moment.arms if won is not None and str(arm.action) == won.action), _DO_NOTHING)
+
+
+def raced(proposed: Proposal, moment: MomentRecord, gpus: int = RACE_GPUS) -> tuple[Arm, ...]:
+    """Return what came of the arms of a `Race`: each trains on as it would without one; of one GPU against the base."""
+    wanted = [action for actions in arms(Trials.RACE, proposed.growths, gpus) for action in actions]
+    if wanted and Action.nothing() not in wanted:
+        wanted.append(Action.nothing())
+    growths = sum(action.grows for action in wanted)
+    trained = {arm.action: arm for arm in moment.arms}
+    found = {action: _run(trained[action], slices(Trials.RACE, growths)) for action in wanted}
+    gone: set[str] = set()
+    for share in slices(Trials.RACE, growths)[:-1]:
+        left = [arm for action, arm in found.items() if action.grows and arm.action not in gone]
+        gone |= behind(share, left, found[Action.nothing()], proposed.gains)
+    return tuple(arm.model_copy(update={"loss": None}) if arm.action in gone else arm for arm in found.values())
+
+
+def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
+    """Return an arm of a race as the worker that trains it tells it."""
+    losses = {share: arm.losses[MARKS.index(share)] for share in shares}
+    ends = tuple(Slice(share=share, loss=loss) for share, loss in losses.items() if loss is not None)
+    return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
+
+
+def _late(course: Course, action: Action) -> float:
+    """Return the accuracy in the end of a growth after both arms of `Confirm` have been tried in turn."""
+    late = course.restarted()
+    late.advance(course.used + 2 * SHARES[Trials.CONFIRM] * (course.budget - course.used))
+    return rounded(late.grown(action).finish().accuracy)
+
+
+def version_of(policy: Policy) -> str:
+    """Return name and version in one text, and those of the policy for strangers."""
+    own = f"{policy.name}@{policy.version}"
+    return own if policy.strangers is None else f"{own}, {version_of(policy.strangers)}"

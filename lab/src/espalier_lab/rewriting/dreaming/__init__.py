@@ -1,0 +1,22 @@
+"""A world model of rewriting (Ha and Schmidhuber 2018), and a controller that learns in its dream: a study.
+
+Symbolic rewrites take a millisecond, so that a dream cannot win by speed. What it can save are steps of the real
+environment: those that are recorded are all that it costs.
+
+>>> episodes = record(environment, steps=1000, seed=0)
+>>> world = learn_world(episodes, WorldSettings(), seed=0)
+>>> controller = learn_controller(Dream(world, episodes[0].seen[0]), Settings(updates=25), seed=0)
+>>> walks(Awake(environment, world), controller, evaluations=40).plan
+"""
+
+from espalier_lab.rewriting.dreaming.awake import Awake
+from espalier_lab.rewriting.dreaming.buffer import Uniform, record
+from espalier_lab.rewriting.dreaming.controller import Controller, learn_controller
+from espalier_lab.rewriting.dreaming.dream import Dream
+from espalier_lab.rewriting.dreaming.judging import Judged, judged
+from espalier_lab.rewriting.dreaming.world import World, WorldSettings, learn_world
+
+__all__ = [
+    "Awake", "Controller", "Dream", "Judged", "Uniform", "World", "WorldSettings",
+    "judged", "learn_controller", "learn_world", "record",
+]  # fmt: skip

@@ -1,0 +1,52 @@
+"""Episodes of a random policy in the real environment: all that a world model is learnt from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from espalier_lab.rewriting.environment import RewritesEnvironment
+from espalier_lab.rewriting.learning.learnable import Policy, Scores
+from espalier_lab.rewriting.learning.rollout import Episode, play
+from espalier_lab.rewriting.learning.seen import Seen
+
+STOPPING: Final = 0.05
+"""Probability that a random walk stops before a rewrite, so that a world model sees what stopping does."""
+
+
+class Uniform(Policy[Seen]):
+    """Draws any rewrite that holds with the same probability, and stops where none does."""
+
+    def __init__(self, stopping: float = STOPPING) -> None:
+        """Stop with a probability before each rewrite."""
+        super().__init__()
+        self.stopping = stopping
+
+    def read(self, observation: Any, info: dict[str, Any]) -> Seen:
+        """Return a graph without its padding."""
+        return Seen.of(observation, info)
+
+    def scores(self, seen: Sequence[Seen]) -> Scores:
+        """Score the actions of graphs; nothing is expected of them."""
+        matches = [len(one.rules) for one in seen]
+        chances = torch.zeros(len(seen), 1 + max(matches))
+        for row, count in enumerate(matches):
+            chances[row, 0] = self.stopping if count else 1.0
+            chances[row, 1 : 1 + count] = (1 - self.stopping) / max(1, count)
+        return Scores(chances.log(), torch.zeros(len(seen)))
+
+
+def record(
+    environment: RewritesEnvironment, steps: int, seed: int, policy: Policy[Seen] | None = None
+) -> list[Episode[Seen]]:
+    """Record whole episodes until they have at least `steps` steps; `Uniform` plays them, or another policy."""
+    policy, generator = policy or Uniform(), torch.Generator().manual_seed(seed)
+    episodes: list[Episode[Seen]] = []
+    while (missing := steps - sum(len(one.actions) for one in episodes)) > 0:
+        # No more episodes side by side than can be missing.
+        count = min(8, -(-missing // environment.horizon))
+        episodes += play([copy.copy(environment) for _ in range(count)], policy, generator)
+    return episodes

@@ -1,0 +1,53 @@
+"""How far a world model foretells episodes that it was not learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier_lab.rewriting.dreaming.blocks import Block
+from espalier_lab.rewriting.dreaming.world import World
+from espalier_lab.rewriting.learning.rollout import Episode
+from espalier_lab.rewriting.learning.seen import Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Shares over all steps; 1 is best."""
+
+    rewards: float
+    """Of the variance of the rewards that is foretold (R²); negative where the mean reward would foretell better."""
+    masks: float
+    """Steps after which all places of all rules are foretold."""
+    offered: float
+    """Of the rewrites that are offered by the foretold mask or hold, those that are both (Jaccard's index)."""
+    ends: float
+    """Steps of which is foretold whether they end the episode."""
+
+
+def judged(world: World, episodes: Sequence[Episode[Seen]], *, dreaming: bool) -> Judged:
+    """Foretell the steps of recorded actions, each from the real z_t, or `dreaming`: from the z that was foretold."""
+    block, latents = Block.of(episodes), world.latents(episodes)
+    masks, rewards, ends = [], [], []
+    latent, state = latents[:, :1], None
+    with torch.no_grad():
+        for step in range(block.played.shape[1]):
+            foretold, state = world.memory(latent, block.actions[:, step : step + 1], state)
+            latent = foretold.latents.mode() if dreaming else latents[:, step + 1 : step + 2]
+            masks.append(foretold.masks > 0)
+            rewards.append(foretold.rewards * world.unit)
+            ends.append(foretold.ends > 0)
+    played = block.played
+    mask, real = torch.cat(masks, 1)[played], block.masks[played].bool()
+    reward, earned = torch.cat(rewards, 1)[played], block.rewards[played]
+    end: Tensor = torch.cat(ends, 1)[played] == block.ends[played].bool()
+    error, spread = ((reward - earned) ** 2).mean(), earned.var(correction=0)
+    return Judged(
+        rewards=1 - float(error / spread.clamp_min(1e-12)),
+        masks=float((mask == real).flatten(1).all(1).float().mean()),
+        offered=float((mask & real).sum() / (mask | real).sum().clamp_min(1)),
+        ends=float(end.float().mean()),
+    )

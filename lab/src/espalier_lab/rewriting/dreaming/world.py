@@ -1,0 +1,149 @@
+"""A world model, learnt from recorded episodes: first what is seen, then what follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+from torch.nn.utils.rnn import pad_sequence
+
+from espalier_agent.learners.rollouts import descend
+from espalier_lab.rewriting.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.dreaming.memory import Memory
+from espalier_lab.rewriting.dreaming.vision import LATENT, Vision
+from espalier_lab.rewriting.learning.rollout import Episode
+from espalier_lab.rewriting.learning.seen import Batch, Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldSettings:
+    """How a world model is learnt."""
+
+    seeing: int = 15
+    """Passes of V over all graphs."""
+    graphs: int = 64
+    """Of a minibatch of V."""
+    remembering: int = 60
+    """Passes of M over all episodes."""
+    episodes: int = 16
+    """Of a minibatch of M."""
+    rate: float = 3e-3
+    """Adam's learning rate; it falls to a tenth."""
+    gradient_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What is seen, and what follows; nothing of it is learnt any more."""
+
+    vision: Vision
+    memory: Memory
+    unit: float
+    """Of the rewards that the memory foretells."""
+
+    def latents(self, episodes: Sequence[Episode[Seen]]) -> Tensor:
+        """Return z of all graphs of E episodes, zeros after the last: (E, T + 1, `LATENT`)."""
+        lengths = [len(one.seen) + 1 for one in episodes]
+        found = self.vision.latents([seen for one in episodes for seen in (*one.seen, one.last)])
+        return pad_sequence(list(torch.split(found, lengths)), batch_first=True)
+
+
+Heard = Callable[[str, int, float], None]
+"""Hears the part ("vision", "memory"), its passes so far, and the mean loss of the last."""
+
+
+def learn_world(
+    episodes: Sequence[Episode[Seen]],
+    settings: WorldSettings,
+    seed: int,
+    heard: Heard = lambda part, passes, loss: None,
+) -> World:
+    """Learn a world model; the same episodes and seed give the same one.
+
+    Raises `ValueError` for fewer than two graphs in which something was decided, as numbers are scaled by their spread
+    over graphs, and `espalier_agent.learners.learning.LearningError` where a loss is not
+    finite.
+    """
+    if (graphs := sum(len(one.seen) for one in episodes)) < 2:
+        raise ValueError(f"episodes: {graphs} graphs were recorded; record at least two")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        block = Block.of(episodes)
+        spread = float(block.rewards[block.played].std(correction=0))
+        world = World(Vision(), Memory(), max(spread, 1e-6))
+        _see(world, episodes, block, settings, heard)
+        world.vision.eval().requires_grad_(requires_grad=False)
+        _remember(world, world.latents(episodes), block, settings, heard)
+        world.memory.eval().requires_grad_(requires_grad=False)
+    return world
+
+
+def _see(world: World, episodes: Sequence[Episode[Seen]], block: Block, settings: WorldSettings, heard: Heard) -> None:
+    graphs = [seen for one in episodes for seen in one.seen]
+    actions, rewards = block.actions[block.played], block.rewards[block.played] / world.unit
+    masks = torch.stack([mask_of(seen) for seen in graphs])
+    _begin_at(world.vision.masks, masks)
+
+    def loss(chunk: Tensor) -> Tensor:
+        batch = Batch.of([graphs[one] for one in chunk.tolist()])
+        logits, whole, reward = world.vision.predicted(world.vision(batch), actions[chunk])
+        wrong = binary_cross_entropy_with_logits(logits, masks[chunk], reduction="sum") / len(chunk)
+        return wrong + mse_loss(whole, batch.whole) + mse_loss(reward, rewards[chunk])
+
+    for passes, value in _descended(world.vision, loss, len(graphs), settings.graphs, settings.seeing, settings):
+        heard("vision", passes, value)
+
+
+def _remember(world: World, latents: Tensor, block: Block, settings: WorldSettings, heard: Heard) -> None:
+    _begin_at(world.memory.masks, block.masks[block.played])
+
+    def loss(chunk: Tensor) -> Tensor:
+        played = block.played[chunk]
+        foretold, _ = world.memory(latents[chunk, :-1], block.actions[chunk])
+        likely = foretold.latents.log_prob(latents[chunk, 1:])[played].mean()
+        wrong = binary_cross_entropy_with_logits(
+            foretold.masks[played], block.masks[chunk][played], reduction="sum"
+        ) / played.sum()  # fmt: skip
+        end = binary_cross_entropy_with_logits(foretold.ends[played], block.ends[chunk][played])
+        error = mse_loss(foretold.rewards[played], block.rewards[chunk][played] / world.unit)
+        # The density of a number of z, so that all parts are of one size.
+        total: Tensor = wrong + end + error - likely / LATENT
+        return total
+
+    count = len(block.played)
+    for passes, value in _descended(world.memory, loss, count, settings.episodes, settings.remembering, settings):
+        heard("memory", passes, value)
+
+
+def _begin_at(head: nn.Linear, masks: Tensor) -> None:
+    """Let a head begin at how often rules hold: at most places they never do, and that takes many steps to learn."""
+    with torch.no_grad():
+        head.bias.copy_(torch.logit(masks.mean(0).flatten(), eps=1e-4))
+
+
+def _descended(
+    network: nn.Module,
+    loss: Callable[[Tensor], Tensor],
+    count: int,
+    minibatch: int,
+    passes: int,
+    settings: WorldSettings,
+) -> Iterator[tuple[int, float]]:
+    """Descend in passes over `count` rows; yield the number of passes and the mean loss after each."""
+    network.train()
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.rate, fused=True)
+    # Of nearly one size: a last minibatch of one graph has no variance to be scaled by.
+    chunks = math.ceil(count / minibatch)
+    for done in range(passes):
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate * (1 - 0.9 * done / passes)
+        total = 0.0
+        for chunk in torch.tensor_split(torch.randperm(count), chunks):
+            value = loss(chunk)
+            descend(optimizer, value, network, settings.gradient_norm, done)
+            total += float(value.detach()) * len(chunk)
+        yield done + 1, total / count

@@ -1,0 +1,50 @@
+"""What PPO asks of a policy, whatever it reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from espalier_lab.rewriting.environment import Action
+
+EAGER: Final = 3.0
+"""What the score of stopping is lowered by at first, so that the first episodes are longer than a few steps."""
+
+
+class Readable(Protocol):
+    """What a policy sees before a decision. Actions are numbers from 0 on; 0 stops."""
+
+    def action(self, number: int) -> Action:
+        """Return an action as the environment takes it."""
+
+
+S = TypeVar("S", bound=Readable)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of B decisions among at most 1 + A actions."""
+
+    logs: Tensor
+    """(B, 1 + A): the logarithm of the probability of each action, -inf where there is none; the first stops."""
+    values: Tensor
+    """(B,): the return that is expected."""
+
+
+class Policy(nn.Module, ABC, Generic[S]):
+    """Reads observations, and scores the actions that the masks allow."""
+
+    @abstractmethod
+    def read(self, observation: Any, info: dict[str, Any]) -> S:
+        """Return what is kept of an observation, to decide now and to learn from later."""
+
+    @abstractmethod
+    def scores(self, seen: Sequence[S]) -> Scores:
+        """Score the actions of some decisions."""
+
+    def meet(self, seen: S) -> None:
+        """Take note of something that was seen while learning."""

@@ -1,0 +1,50 @@
+"""A policy in the place of a search."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import gymnasium
+import torch
+
+from espalier_lab.rewriting.environment import Action, RewritesEnvironment
+from espalier_lab.rewriting.learning.learnable import Policy
+from espalier_trainer.rewriting.plans import Plan
+from espalier_trainer.rewriting.search import CANDIDATES, Found
+
+
+def walks(environment: gymnasium.Env[Any, Action], policy: Policy[Any], *, evaluations: int, seed: int = 0) -> Found:
+    """Walk by the most probable actions, then by drawn ones while `evaluations` last, and return the cheapest plans.
+
+    A step of a walk counts as one graph costed, as for the searches: also one that has been met. At most as many walks
+    as evaluations are begun, for a policy may stop at once. Raises `TypeError` for an environment that neither is a
+    `RewritesEnvironment` nor wraps one.
+    """
+    world = environment.unwrapped
+    if not isinstance(world, RewritesEnvironment):
+        raise TypeError(f"environment is {environment!r}; give a RewritesEnvironment, or one that is wrapped")
+    generator = torch.Generator().manual_seed(seed)
+    count, start = 0, 0.0
+    met: dict[int, tuple[float, int, Plan]] = {}
+    for walk in range(max(1, evaluations)):
+        observation, info = environment.reset()
+        start = info["cost"]
+        met.setdefault(world.state.graph.key(), (start, 0, world.plan))
+        over = False
+        while not over and count < evaluations:
+            seen = policy.read(observation, info)
+            with torch.no_grad():
+                logs = policy.scores([seen]).logs
+            number = int(logs.argmax()) if walk == 0 else int(torch.multinomial(logs.exp(), 1, generator=generator))
+            observation, _, terminated, truncated, info = environment.step(seen.action(number))
+            over = terminated or truncated
+            if number != 0:
+                count += 1
+                found = (info["cost"], len(world.state.steps), world.plan)
+                key = world.state.graph.key()
+                met[key] = min(met.get(key, found), found, key=lambda one: one[:2])
+        if count >= evaluations:
+            break
+    best = heapq.nsmallest(CANDIDATES, met.values(), key=lambda one: one[:2])
+    return Found(start, tuple((cost, plan) for cost, _, plan in best), count)

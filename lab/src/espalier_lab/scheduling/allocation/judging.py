@@ -1,0 +1,26 @@
+"""Judges policies and rules in DL2's cluster: the same traces for all of them. Without torch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from espalier_lab.scheduling.allocation.rules import Chooser, play
+from espalier_lab.scheduling.allocation.slots import Slots
+from espalier_lab.scheduling.allocation.source import source
+from espalier_lab.scheduling.allocation.traces import draw
+from espalier_lab.scheduling.learned.description import Floats
+from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.purposes import Purpose
+
+NODES: Final = (48, 96)
+"""The clusters that are learnt and judged on by default: the source's, and one with half of its nodes."""
+
+
+def greedy(network: Network) -> Chooser:
+    """Return what decides as it is served: the best score, of equal ones the first."""
+    return lambda slots: network.scores(*slots.seen(slots.window)).argmax(1)
+
+
+def judge(choose: Chooser, nodes: int, episodes: int, purpose: Purpose = Purpose.CHOOSE) -> Floats:
+    """Return (episodes), the mean completion time in slots."""
+    return play(Slots(source(), nodes, [draw(source(), purpose, index) for index in range(episodes)]), choose)

@@ -1,0 +1,110 @@
+"""Learns a policy from end to end: for DL2's cluster, and for jobs with all-reduce."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from espalier_lab.scheduling.allocation.episodes import SlotEpisodes, WorkerEpisodes
+from espalier_lab.scheduling.allocation.forms import WorkerForm
+from espalier_lab.scheduling.allocation.judging import NODES
+from espalier_lab.scheduling.allocation.slots import Slots
+from espalier_lab.scheduling.allocation.source import source
+from espalier_lab.scheduling.allocation.traces import draw
+from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY
+from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy
+from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.twin import Twin
+from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learners.rollout import Episodes
+from espalier_lab.scheduling.purposes import Purpose
+
+_APART: Final = 1_000_000
+"""Episodes to train on that belong to each seed."""
+
+
+def learn_slots(
+    seed: int,
+    settings: Settings,
+    *,
+    nodes: Sequence[int] = NODES,
+    kinds: Sequence[int] | None = None,
+    progress: Callable[[str], object] = lambda line: None,
+) -> LearnedPolicy:
+    """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `progress` gets lines.
+
+    `kinds`: the types of which the jobs are, all of them by default. Torch is held to one thread: the network is small,
+    and results are then the same for a seed.
+    """
+    torch.set_num_threads(1)
+    clusters = [size for size, _ in zip(itertools.cycle(nodes), range(settings.episodes), strict=False)]
+    traces = (draw(source(), Purpose.TRAIN, index, kinds) for index in itertools.count(seed * _APART))
+    episodes = SlotEpisodes(lambda begun: Slots(source(), clusters, begun), traces, settings.episodes)
+    learner, network = _learn(episodes, seed, settings, progress)
+    types = len(source().names) if kinds is None else len(kinds)
+    lineage = Lineage(
+        name="allocation-slots",
+        actions=WORKERS_AND_SERVERS,
+        learnt_from=f"DL2's cluster, {types} types of jobs, {', '.join(map(str, nodes))} nodes",
+        algorithm=_algorithm(settings),
+        seed=seed,
+        decisions=learner.learnt_from,
+        serves=Serves(
+            min_gpus=min(nodes) * int(source().node[1]),
+            max_gpus=max(nodes) * int(source().node[1]),
+            max_jobs=source().jobs,
+        ),
+    )
+    return make_policy(network, lineage)
+
+
+def learn_workers(
+    seed: int,
+    settings: Settings,
+    form: WorkerForm,
+    learnt_from: str,
+    *,
+    progress: Callable[[str], object] = lambda line: None,
+) -> LearnedPolicy:
+    """Learn a policy for jobs with all-reduce, from a form's episodes, which `learnt_from` describes; as `learn_slots`.
+
+    The policy serves clusters with as many GPUs as that of the form.
+    """
+    torch.set_num_threads(1)
+    runs = (form.begin(Purpose.TRAIN, index) for index in itertools.count(seed * _APART))
+    episodes = WorkerEpisodes(runs, settings.episodes, form.jobs)
+    learner, network = _learn(episodes, seed, settings, progress)
+    lineage = Lineage(
+        name="allocation-workers",
+        actions=WORKERS_ONLY,
+        learnt_from=learnt_from,
+        algorithm=_algorithm(settings),
+        seed=seed,
+        decisions=learner.learnt_from,
+        serves=Serves(min_gpus=form.gpus, max_gpus=form.gpus, max_jobs=512),
+    )
+    return make_policy(network, lineage)
+
+
+def _learn(
+    episodes: Episodes, seed: int, settings: Settings, progress: Callable[[str], object]
+) -> tuple[Learner, Network]:
+    twin = Twin(episodes.options, seed=seed)
+    learner = Learner(episodes, twin, settings, seed)
+    agreed = learner.imitate()
+    progress(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
+
+    def on_update(turn: int, figures: dict[str, float]) -> None:
+        if turn % 10 == 9:
+            progress(f"{learner.learnt_from:,} decisions: a slot costs {figures['lost']:.2f} slots of jobs' time")
+
+    if settings.decisions:
+        learner.improve(on_update)
+    return learner, twin.frozen()
+
+
+def _algorithm(settings: Settings) -> str:
+    return f"imitation of {settings.teacher}" + (f", then {settings.learner}" if settings.decisions else "")

@@ -1,0 +1,39 @@
+"""Traces of DL2's cluster: which jobs come in which slot, drawn by a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier_lab.scheduling.allocation.source import Source
+from espalier_lab.scheduling.purposes import Purpose
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Jobs in the order in which they come."""
+
+    kinds: NDArray[np.int64]
+    """(jobs): the type of each."""
+    slots: NDArray[np.int64]
+    """(jobs): the slot at whose beginning it comes; not falling."""
+
+
+def draw(source: Source, purpose: Purpose, index: int, kinds: Sequence[int] | None = None) -> Trace:
+    """Draw the trace of this number, as the source does (`Google_Trace` arrivals, `Normal` lengths).
+
+    `kinds`: the types of which jobs are, all of them by default.
+    """
+    rng = np.random.default_rng((41, purpose, index))
+    offset = int(rng.integers(source.offsets))
+    slots: list[int] = []
+    slot = 0
+    while len(slots) < source.jobs:
+        coming = source.arrivals[(slot + offset) % len(source.arrivals)]
+        slots += [slot] * min(source.most_arrivals, coming, source.jobs - len(slots))
+        slot += 1
+    known = np.arange(len(source.names)) if kinds is None else np.array(kinds)
+    return Trace(known[rng.integers(len(known), size=source.jobs)], np.array(slots))

@@ -1,0 +1,77 @@
+"""Episodes of jobs with all-reduce that are made of traces: jobs of one trace at the times of another.
+
+An episode takes a stretch of the times at which jobs came in one of the traces, and for each time a job of any of them.
+So it is as busy as the traces are, and never the same; and who holds a trace out learns from neither its jobs nor its
+times.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from espalier_lab.scheduling.allocation.rules import WORTHS, chosen_by
+from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.jobs import SimulatedJob
+from espalier_operator.policies.view import Decision, Elasticity, View
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A `forms.Workload`: traces whose jobs are mixed."""
+
+    traces: Sequence[Sequence[SimulatedJob]]
+    """Jobs that nothing was done to yet, of each trace in the order in which they came."""
+    most_jobs: int
+    """Of an episode."""
+
+    def __call__(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
+        """Return the jobs of an episode."""
+        rng = np.random.default_rng((71, purpose, index))
+        times = [job.submitted_at for job in self.traces[int(rng.integers(len(self.traces)))]]
+        first = int(rng.integers(max(1, len(times) - self.most_jobs + 1)))
+        stretch = times[first : first + self.most_jobs]
+        pool = [job for trace in self.traces for job in trace]
+        picked = rng.integers(len(pool), size=len(stretch))
+        return [
+            fresh(pool[chosen], f"{number}", at - stretch[0])
+            for number, (chosen, at) in enumerate(zip(picked, stretch, strict=True))
+        ]
+
+
+def fresh(job: SimulatedJob, name: str, submitted_at: float) -> SimulatedJob:
+    """Return another job like this one, to which nothing was done yet, under another name.
+
+    The two share what was worked out of their speed, and the profile of their application.
+    """
+    one = copy.copy(job)
+    one.name, one.submitted_at, one.held = name, submitted_at, []
+    return one
+
+
+@dataclass(frozen=True, slots=True)
+class StepByStep:
+    """A rule of `WORTHS` as a policy: one worker more, again and again, to the job to which it is worth the most."""
+
+    name: str
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by what a worker is worth"
+
+    def decide(self, view: View) -> Decision:
+        """Return shares that sum up to all GPUs at most."""
+        worth, picture = WORTHS[self.name], Picture.of(view)
+        while view.jobs and (mask := picture.mask()).any():
+            chosen = int(chosen_by(worth(*picture.quantities())[None], mask[None])[0])
+            if chosen == len(view.jobs):
+                break
+            picture.give(chosen)
+        return picture.decision(view.now)

@@ -1,0 +1,85 @@
+"""A learnt policy in the place of a rule: a `Policy` of the operator's protocol. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from espalier_lab.scheduling.learned.description import WORKERS_ONLY
+from espalier_lab.scheduling.learned.files import LearnedPolicy, LearnedPolicyError
+from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.ranking import Ranking
+from espalier_operator.policies.view import Decision, Elasticity, View
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedAllocation:
+    """Gives workers one at a time to the job that the network scores highest, until "stop" scores highest.
+
+    Jobs with the same score: the first one of the view. Nothing is remembered. GPUs of several types are divided among
+    the jobs of each type.
+    """
+
+    policy: LearnedPolicy
+    name: str = "learned"
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+
+    def __post_init__(self) -> None:
+        actions = self.policy.lineage.actions
+        if actions != WORKERS_ONLY:
+            raise LearnedPolicyError(
+                f"policy {self.policy.lineage.name}: gives {', '.join(actions)}; here only workers can be given: name "
+                "one that was learnt on jobs with all-reduce"
+            )
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by the learned policy"
+
+    def decide(self, view: View) -> Decision:
+        """Return shares that sum up to all GPUs at most, and to those of each type where these differ.
+
+        Raises `LearnedPolicyError` where the scores of the network overflow.
+        """
+        if len(view.gpu_types) < 2:
+            return self._decide(view)
+        decisions = [self._decide(part) for part in by_type(view)]
+        runs = {job.key for job in view.jobs if job.workers}
+        shares = [share for decision in decisions for share in decision.shares]
+        # What runs comes first: there are GPUs for a job that starts in its part, and it is to stop nobody in another.
+        shares.sort(key=lambda share: (not share.workers, share.job not in runs))
+        ends = [decision.until for decision in decisions if decision.until is not None]
+        return Decision(shares=tuple(shares), preempts=True, until=min(ends, default=None))
+
+    def _decide(self, view: View) -> Decision:
+        picture = Picture.of(view)
+        if view.jobs:
+            with np.errstate(over="ignore", invalid="ignore"):  # the ranking raises where that matters
+                ranking = Ranking(self.policy.network, picture)
+                while (chosen := ranking.choice()) is not None:
+                    ranking.give(chosen)
+        return picture.decision(view.now)
+
+
+def by_type(view: View) -> list[View]:
+    """Divide a view by types of GPU; each job is in the part of the type that it has, or may find.
+
+    A job that waits counts where the most GPUs are left beside the base workers of the others, of the types that have
+    enough for its own; of equals at the first. Where it starts is up to the planner, which knows where it may run.
+    """
+    left, types = dict(view.gpu_types), dict[str, str]()
+    for job in sorted(view.jobs, key=lambda job: job.gpu_type not in left):  # first those that have a type
+        need = max(1, job.min_workers) * max(1, job.gpus_per_worker)
+        gpu_type = job.gpu_type
+        if gpu_type not in left:
+            enough = {each: view.gpu_types[each] >= need for each in left}
+            gpu_type = max(left, key=lambda each: (enough[each], left[each]))
+        left[gpu_type] -= need
+        types[job.key] = gpu_type
+    return [
+        replace(view, gpus=gpus, jobs=tuple(job for job in view.jobs if types[job.key] == each), gpu_types={})
+        for each, gpus in view.gpu_types.items()
+    ]

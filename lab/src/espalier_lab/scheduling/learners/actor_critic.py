@@ -1,0 +1,103 @@
+"""Actor-critic with replay, as DL2 learns (Peng et al., arXiv 1909.06040, 4.3 and 6.1).
+
+Decisions and what came of them go into a memory of 8,192; minibatches of 256 are drawn from it. The critic learns by
+one step of temporal differences, which is the actor's advantage too; nothing corrects for decisions that an older
+network took. Sizes, rate and the weight of entropy are those of the settings released with the source. What differs:
+network, masks, rewards by job and the discount are those of all learners here; every decision is as likely to be drawn,
+where the release prefers those with high rewards and injects more of them; and its exploration, which overrules
+decisions that leave workers and servers out of balance, is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from espalier_lab.scheduling.learners.descent import descend, likelihood
+from espalier_lab.scheduling.learners.replay import MINIBATCH, replayed
+from espalier_lab.scheduling.learners.rollout import STOP, Rollout, Seen, joined, padded
+
+if TYPE_CHECKING:
+    from espalier_lab.scheduling.learners.learner import Learner
+    from espalier_lab.scheduling.learners.registry import OnUpdate
+
+MEMORY: Final = 8192
+"""Decisions that are remembered."""
+RATE: Final = 1e-4
+ENTROPY: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remembered:
+    """One step of all episodes."""
+
+    seen: Seen
+    actions: Tensor
+    """(episodes): columns, or `STOP`."""
+    own: Tensor
+    """(episodes, width): 1 for the job that got something; all of them for "stop"."""
+    rewards: Tensor
+    """(episodes, width)."""
+    lives: Tensor
+    """(episodes, width): how much the value of what was seen next counts."""
+    following: Seen
+    places: Tensor
+    """(episodes, width): the row of each job in what was seen next; any, where it counts nothing."""
+
+
+def improve(learner: Learner, on_update: OnUpdate) -> None:
+    """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
+    settings, network = learner.settings, learner.network
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
+    updates = max(1, settings.epochs * settings.episodes * settings.steps // MINIBATCH)
+    memory = deque[Remembered](maxlen=max(1, MEMORY // settings.episodes))
+
+    def update(drawn: list[Remembered]) -> dict[str, float]:
+        return _update(network, optimizer, drawn, settings.others, settings.value)
+
+    replayed(learner, on_update, memory, _remembered, update, updates)
+
+
+def _remembered(rollout: Rollout, step: int) -> Remembered:
+    window, ahead = rollout.windows[step], rollout.windows[step + 1]
+    count, jobs = rollout.about.shape[1], rollout.rewards.shape[2]
+    rows = np.arange(count)[:, None]
+    # From the last one on, so that the first row of a job is the one that counts: padding names jobs again.
+    places = np.zeros((count, jobs), np.int64)
+    for column in reversed(range(ahead.shape[1])):
+        places[rows[:, 0], ahead[:, column]] = column
+    about = rollout.about[step][:, None]
+    own = (about == STOP) | (window == about)
+    return Remembered(
+        seen=rollout.seen[step],
+        actions=rollout.actions[step],
+        own=torch.from_numpy(own.astype(np.float32)),
+        rewards=torch.from_numpy(rollout.rewards[step][rows, window].astype(np.float32)),
+        lives=torch.from_numpy(rollout.lives[step][rows, window].astype(np.float32)),
+        following=rollout.seen[step + 1],
+        places=torch.from_numpy(places[rows, window]),
+    )
+
+
+def _update(
+    network: nn.Module, optimizer: torch.optim.Optimizer, drawn: list[Remembered], others: float, weight: float
+) -> dict[str, float]:
+    batch = joined([each.seen for each in drawn])
+    scores, values = network(*batch)
+    with torch.no_grad():
+        _, later = network(*joined([each.following for each in drawn]))
+    ahead = later.gather(1, padded([each.places for each in drawn]))
+    target = padded([each.rewards for each in drawn]) + padded([each.lives for each in drawn]) * ahead
+    errors = (target - values) * batch[3]
+    own = padded([each.own for each in drawn])
+    advantage = (errors.detach() * (own + others * (1 - own))).sum(1)
+    logs, entropy = likelihood(scores, torch.cat([each.actions for each in drawn]))
+    error = (errors**2).sum() / batch[3].sum()
+    loss = -(logs * advantage).mean() - ENTROPY * entropy + weight * error
+    descend(optimizer, loss, network)
+    return {"entropy": float(entropy.detach()), "error": float(error.detach())}

@@ -1,0 +1,96 @@
+"""Learning of a network: imitation of a rule, then a learner from the network's own decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from espalier_lab.scheduling.learners.descent import imitate
+from espalier_lab.scheduling.learners.registry import LEARNERS, OnUpdate
+from espalier_lab.scheduling.learners.rollout import STOP, Episodes, Seen, columns_of, joined, tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How is learnt. Chosen on traces of the purpose `choose`. The learner `actor-critic` has some of its own."""
+
+    teacher: str = "optimus-by-share"
+    """The rule that is imitated first: one of `RULES`, with all-reduce of `WORTHS`."""
+    learner: str = "ppo"
+    """One of `LEARNERS`; how what the network itself decides is learnt from."""
+    imitated: int = 20_000
+    """Decisions of the teacher that are learnt from."""
+    kept: float = 0.25
+    """The part of the teacher's decisions that is kept: those of one slot are alike."""
+    imitation_epochs: int = 4
+    imitation_rate: float = 1e-3
+    episodes: int = 16
+    """Side by side."""
+    steps: int = 256
+    """Decisions of each episode between two updates."""
+    decisions: int = 160_000
+    """Of the network itself, that are learnt from."""
+    discount: float = 0.9
+    """A slot."""
+    trace: float = 0.97
+    """GAE's lambda, a decision."""
+    others: float = 1.0
+    """Weight of what a decision changes for other jobs, compared with what it changes for its own job."""
+    clip: float = 0.2
+    epochs: int = 2
+    minibatch: int = 1024
+    rate: float = 1e-3
+    """Adam's learning rate after imitation; it falls to a tenth."""
+    entropy: float = 0.003
+    value: float = 0.5
+    """The weight of the error of values."""
+
+
+class Learner:
+    """One run of learning."""
+
+    def __init__(self, episodes: Episodes, network: nn.Module, settings: Settings, seed: int) -> None:
+        """Prepare to teach a network, which takes `Seen` and returns scores and values, in these episodes."""
+        self.episodes, self.network, self.settings = episodes, network, settings
+        self.rng, self.generator = np.random.default_rng((7, seed)), torch.Generator().manual_seed(seed)
+        self.learnt_from = 0
+        """Decisions so far."""
+
+    def imitate(self) -> float:
+        """Learn the teacher's decisions; return the part of them that the network then takes too."""
+        settings, episodes = self.settings, self.episodes
+        parts: list[Seen] = []
+        wanted: list[Tensor] = []
+        number = 0
+        while number < settings.imitated:
+            chosen = episodes.taught(settings.teacher)
+            stop = episodes.window.shape[1] * episodes.options
+            # "Stop" is rare and matters as much: all of them are kept.
+            keep = np.flatnonzero((self.rng.random(len(chosen)) < settings.kept) | (chosen == stop))
+            if keep.size:
+                jobs, options, cluster, present, mask = tensors(*episodes.seen())
+                parts.append((jobs[keep], options[keep], cluster[keep], present[keep], mask[keep]))
+                wanted.append(torch.from_numpy(np.where(chosen == stop, STOP, chosen)[keep]))
+                number += keep.size
+            episodes.act(chosen)
+        self.learnt_from += number
+
+        def judged(chunk: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+            scores, _ = self.network(*joined([parts[index] for index in chunk]))
+            labels = columns_of(torch.cat([wanted[index] for index in chunk]), scores)
+            return functional.cross_entropy(scores, labels), (scores.argmax(1) == labels).sum()
+
+        right = imitate(
+            self.network, judged, parts=len(parts), chunks=number // 512, epochs=settings.imitation_epochs,
+            rate=settings.imitation_rate, rng=self.rng,
+        )  # fmt: skip
+        return right / number
+
+    def improve(self, on_update: OnUpdate = lambda *_: None) -> None:
+        """Learn from own decisions; `on_update` gets the figures of each update."""
+        LEARNERS[self.settings.learner](self, on_update)

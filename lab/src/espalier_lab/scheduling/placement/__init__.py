@@ -1,0 +1,26 @@
+"""Worker placement under hidden performance: an environment, rules, and a performance model that is learnt over tasks.
+
+Importing this package registers the environment:
+
+    >>> import gymnasium
+    >>> environment = gymnasium.make("espalier_lab.scheduling.placement:espalier/Placement-v0")
+    >>> observation, info = environment.reset(seed=0)
+    >>> action = environment.action_space.sample(mask=info["action_mask"])
+    >>> observation, reward, terminated, truncated, info = environment.step(action)
+
+The version in the name rises with anything that changes what is learnt here.
+"""
+
+import gymnasium
+
+from espalier_core.illegal_actions import IllegalActionError
+from espalier_lab.scheduling.placement.environment import ENVIRONMENT_ID, PlacementEnvironment
+from espalier_lab.scheduling.placement.tasks import Family
+from espalier_lab.scheduling.purposes import Purpose
+
+__all__ = ["ENVIRONMENT_ID", "Family", "IllegalActionError", "NoActionError", "PlacementEnvironment", "Purpose"]
+
+NoActionError = IllegalActionError
+"""Its name before; it goes with the next release."""
+
+gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_lab.scheduling.placement:PlacementEnvironment")

@@ -1,0 +1,83 @@
+"""A cluster's own history as a workload to learn from: the jobs of an audit log, drawn again and again.
+
+An episode has jobs of the history in random order, some of them several times, which come at the history's rate. The
+jobs are divided by when they were submitted: the first ones are learnt from, later ones are for choosing, and the last
+ones for judging, so that a policy is judged by jobs that came after those that it learnt from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from espalier_lab.scheduling.purposes import Purpose
+from espalier_lab.simulator.errors import TraceError
+from espalier_lab.simulator.history import History, read_history
+from espalier_lab.simulator.jobs import SimulatedJob
+from espalier_lab.simulator.rounds import Node
+
+FEWEST: Final = 20
+"""Jobs of a history that is learnt from."""
+PARTS: Final = (0.6, 0.8)
+"""Until which part of the jobs they are learnt from, and chosen by; the rest is for judging."""
+MOST_JOBS: Final = 64
+"""Of an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryWorkload:
+    """Episodes of a cluster's history."""
+
+    nodes: Sequence[Node]
+    most_jobs: int
+    """Of an episode."""
+    elastic: int
+    """Jobs whose speed with more workers was measured."""
+    _history: History
+    _order: Sequence[int]
+    """Indices of jobs, by when they were submitted."""
+    _gap: float
+    """Mean seconds between two submissions."""
+
+    @property
+    def jobs(self) -> int:
+        """Jobs of the history."""
+        return len(self._order)
+
+    def draw(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
+        """Return the jobs of an episode."""
+        bounds = (0, *(int(part * self.jobs) for part in PARTS), self.jobs)
+        own = self._order[bounds[purpose] : bounds[purpose + 1]]
+        rng = np.random.default_rng((53, purpose, index))
+        times = np.cumsum(rng.exponential(self._gap, self.most_jobs))
+        found = []
+        for number, (chosen, at) in enumerate(zip(rng.choice(len(own), self.most_jobs), times, strict=True)):
+            job = self._history.elastic_job(own[int(chosen)])
+            job.name, job.submitted_at = f"{job.name} #{number}", float(at)
+            found.append(job)
+        return found
+
+
+def workload_of(folder: Path) -> HistoryWorkload:
+    """Return the workload of an audit log. Raises `TraceError` where the log is damaged, or has too few jobs."""
+    history = read_history(folder)
+    jobs = history.jobs()
+    if len(jobs) < FEWEST:
+        raise TraceError(
+            f"{folder}: has {len(jobs)} jobs; at least {FEWEST} are needed to learn from: let the operator write it "
+            "for longer"
+        )
+    order = sorted(range(len(jobs)), key=lambda index: jobs[index].submitted_at)
+    span = jobs[order[-1]].submitted_at - jobs[order[0]].submitted_at
+    return HistoryWorkload(
+        nodes=history.nodes,
+        most_jobs=min(MOST_JOBS, len(jobs)),
+        elastic=sum(history.elastic_job(index).outlook is not None for index in order),
+        _history=history,
+        _order=order,
+        _gap=max(span / (len(jobs) - 1), 1e-3),
+    )

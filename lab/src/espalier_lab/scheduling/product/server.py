@@ -1,0 +1,118 @@
+"""The policy server: evaluates a policy file for the operator, in a process of its own, over HTTP.
+
+It keeps nothing between questions. A new file takes the old one's place with the next question; one that cannot be used
+is reported, and the old one continues. Where there was no usable one, questions are answered by the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from espalier_lab.scheduling.product.reader import AllocationFile
+from espalier_operator.policies.learned import PolicyFileError
+from espalier_operator.policies.questions import QuestionError, question_of
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES: Final = 64 * 1024 * 1024
+"""Of a question. That about 1,000 jobs on 5,000 nodes has less than one million."""
+
+_Signature = tuple[int, int, int]
+
+
+class Served:
+    """The newest usable policy of a path."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at the file when it is asked for."""
+        self._path = path
+        self._seen: _Signature | None = None
+        self._file: AllocationFile | None = None
+        self._problem = ""
+
+    def current(self) -> AllocationFile:
+        """Return the policy. Raises `PolicyFileError` where there was no usable one yet."""
+        seen = self._signature()
+        if seen != self._seen or seen is None:
+            self._seen = seen
+            self._read()
+        if self._file is None:
+            raise PolicyFileError(self._problem)
+        return self._file
+
+    def _read(self) -> None:
+        try:
+            file = AllocationFile(self._path)
+        except PolicyFileError as error:
+            if str(error) != self._problem:
+                goes_on = "" if self._file is None else f"; {self._file.version} continues"
+                logger.error("%s%s", error, goes_on)
+            self._problem = str(error)
+            self._seen = None  # it is read again for the next question: its disk may have been away
+            return
+        if self._file is None or file.version != self._file.version:
+            logger.info("%s: policy %s, learnt from %s", self._path, file.version, file.lineage.learnt_from)
+        self._file, self._problem = file, ""
+
+    def _signature(self) -> _Signature | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def create_app(path: Path) -> FastAPI:
+    """Return the service for the policy file at `path`, which may come later."""
+    app = FastAPI(title="Espalier policy server", docs_url=None, redoc_url=None, openapi_url=None)
+    served, evaluating = Served(path), threading.Lock()
+
+    def decide(body: bytes) -> JSONResponse:
+        if not evaluating.acquire(blocking=False):
+            return _problem(503, "it still evaluates the question before")
+        try:
+            return JSONResponse(served.current().answer(question_of(body).view).to_json())
+        except QuestionError as error:
+            return _problem(422, f"the question cannot be read: {error}")
+        except PolicyFileError as error:
+            return _problem(409, str(error))
+        finally:
+            evaluating.release()
+
+    @app.post("/v1/decision")
+    async def post_decision(request: Request) -> JSONResponse:
+        """Say who should have what."""
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BYTES:
+                return _problem(413, f"the question has more than {MOST_BYTES} bytes")
+        return await run_in_threadpool(decide, bytes(body))
+
+    @app.get("/v1/policy")
+    def get_policy() -> JSONResponse:
+        """Describe the policy, and where it comes from."""
+        try:
+            with evaluating:
+                file = served.current()
+        except PolicyFileError as error:
+            return _problem(409, str(error))
+        return JSONResponse({"policy": file.version, "lineage": file.lineage.to_json()})
+
+    @app.get("/healthz")
+    def get_healthz() -> dict[str, Any]:
+        """Say that the process answers."""
+        return {"status": "ok"}
+
+    return app
+
+
+def _problem(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"message": message}, status_code=status)

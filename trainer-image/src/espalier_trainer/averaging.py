@@ -2,7 +2,7 @@
 
 It is a state of the optimizer, one entry a parameter. So checkpoints, growth and the workers that train together carry
 it as they carry moments. Where a growth changes a parameter (its shape, or its values as in `insertion: Scaled`), the
-average of that parameter begins again.
+average of that parameter begins again, from the value that growth gave it, as does that of a new one.
 """
 
 from __future__ import annotations
@@ -23,22 +23,29 @@ COUNT: Final = "average_steps"
 """The key of the number of steps that it is the average of."""
 
 
-@torch.no_grad()
-def average(optimizer: Optimizer, decay: float) -> None:
-    """Take the weights after a step into their averages: a ← d a + (1 - d) w, d = min(decay, (1 + n) / (10 + n)).
+def averaged_step(optimizer: Optimizer, decay: float) -> None:
+    """Take the optimizer's step, and the weights after it into their averages.
 
-    n counts the steps so far: the first weights, which are random, are forgotten sooner (as in TensorFlow).
+    a ← d a + (1 - d) w, d = min(decay, (1 + n) / (10 + n)), where n counts the steps so far: the first weights, which
+    are random, are forgotten sooner (as in TensorFlow). What growth has added or changed is not random: its average
+    begins with the value that growth gave it, and with the n of the others.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                continue  # not trained in this step
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    states = [optimizer.state.get(each, {}) for each in trained]
+    begun = max((int(state.get(COUNT, 0)) for state in states), default=0)
+    given = {
+        parameter: parameter.detach().clone(memory_format=torch.preserve_format)
+        for parameter, state in zip(trained, states, strict=True)
+        if AVERAGE not in state
+    }
+    optimizer.step()
+    with torch.no_grad():
+        for parameter in trained:
             state = optimizer.state[parameter]
-            steps = int(state.get(COUNT, 0))
-            if AVERAGE not in state:
-                state[AVERAGE] = parameter.detach().clone(memory_format=torch.preserve_format)
-            else:
-                state[AVERAGE].lerp_(parameter, 1 - min(decay, (1 + steps) / (10 + steps)))
+            if parameter in given:  # only now: optimizers take a state that is not empty for their own
+                state |= {AVERAGE: given[parameter], COUNT: begun}
+            steps = int(state[COUNT])
+            state[AVERAGE].lerp_(parameter, 1 - min(decay, (1 + steps) / (10 + steps)))
             state[COUNT] = steps + 1
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from espalier_core.types.job import Precision, TrainingSpec
 from espalier_core.types.task import Task
-from espalier_trainer.averaging import average, averaged
+from espalier_trainer.averaging import averaged, averaged_step
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import ModelError
 from espalier_trainer.evaluation import Evaluation, evaluate
@@ -61,9 +61,10 @@ class Method:
         if self.max_gradient_norm is not None:
             norm = nn.utils.clip_grad_norm_(network.module.parameters(), self.max_gradient_norm)
             scale = (self.max_gradient_norm / (norm + _CLIP_EPSILON)).clamp(max=1.0)
-        network.optimizer.step()
         if self.decay:
-            average(network.optimizer, self.decay)
+            averaged_step(network.optimizer, self.decay)
+        else:
+            network.optimizer.step()
         return scale
 
     def evaluation(

@@ -37,7 +37,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.types.measurements import Measurements
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import WallScheduler
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.signals.scheduler import Arrival
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.yaml"
 DEVICE: Final = Throughput(alpha_compute=0.01, beta_compute=0.00001, alpha_local=0.005)

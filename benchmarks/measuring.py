@@ -26,15 +26,15 @@ from torch import nn
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import parse_jobs
 from espalier_lab.growth.collect.training import WallScheduler
-from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.measuring.meter import Meter, Place
 from espalier_trainer.measuring.sampling import Sampling
-from espalier_trainer.models import build_model
-from espalier_trainer.network import Network
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.run.meter import Meter, Place
+from espalier_trainer.run.services import Services
+from espalier_trainer.training.network import Network
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.yaml"
 OUTLIER = 5.0

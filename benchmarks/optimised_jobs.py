@@ -31,15 +31,15 @@ from espalier_core.types.allocation import Allocation, Direction
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import DocumentScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import DocumentScheduler
+from espalier_trainer.training.progress import TrainingResult
 
 _HERE: Final = "optimised_jobs"
 _GROWS_AT: Final = 0.01

@@ -28,14 +28,14 @@ from espalier_cli.timeline import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.growth.collect.training import WallScheduler
-from espalier_trainer.core.growth import Study
-from espalier_trainer.core.services import Services
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.run.growing import Study
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import Arrival
 
 ARMS = ("not grown", "restart only", "grown")
 COLORS = {"not grown": "#757575", "restart only": "#1565c0", "grown": "#2e7d32"}

@@ -19,19 +19,19 @@ from espalier_core.estimates.throughput import Throughput
 from espalier_core.types.events import BatchSizeChanged, EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.validation.reading import with_spec
-from espalier_trainer.core.services import Services
-from espalier_trainer.core.steps import Due
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.measuring.sampling import LEAST_STEPS, Sampling
-from espalier_trainer.models import build_model
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
+from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.run.services import Services
+from espalier_trainer.run.steps import Due
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.training.progress import TrainingResult
 
 SGD: Final = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
 MOST: Final = 1024

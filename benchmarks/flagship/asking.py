@@ -9,7 +9,7 @@ from espalier_agent.policies.files import default_policy
 from espalier_agent.policies.policy import Policy
 from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.advisor import Advisor, Decision
+from espalier_trainer.growth.advisor import Advisor, Decision
 
 
 @dataclass

@@ -15,7 +15,7 @@ from espalier_core.types.advice import AdviceRequest, OutcomeReport
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource
 from espalier_core.validation.reading import load_job, with_spec
-from espalier_trainer.advisor import Decision
+from espalier_trainer.growth.advisor import Decision
 
 T = TypeVar("T")
 

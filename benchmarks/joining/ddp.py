@@ -32,9 +32,9 @@ from espalier_core.types.job import ElasticBatch
 from espalier_core.validation.reading import load_job
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.elastic.batches import fixed_portion, shares
-from espalier_trainer.optimizers import build_optimizer
-from espalier_trainer.randomness import seed_everything
-from espalier_trainer.session import load
+from espalier_trainer.launch.session import load
+from espalier_trainer.net2net.randomness import seed_everything
+from espalier_trainer.optimizers.building import build_optimizer
 from joining.steps import StepLog
 
 CHECKPOINT_STEPS: Final = 50

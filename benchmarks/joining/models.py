@@ -43,7 +43,7 @@ def mlp(millions: float) -> Any:
     """Return the perceptron; each hidden layer is a growth point."""
     from torch import nn
 
-    from espalier_trainer.models import linear_block
+    from espalier_trainer.models.zoo import linear_block
 
     wide = width(millions)
     hidden = (linear_block(PIXELS if layer == 0 else wide, wide) for layer in range(HIDDEN))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier_core.types.report import AdaptationResult
-from espalier_trainer.core import run, services
 from espalier_trainer.elastic import Team
-from espalier_trainer.main import main
-from espalier_trainer.progress import Progress, StepGaps
+from espalier_trainer.launch.main import main
+from espalier_trainer.run import run, services
+from espalier_trainer.training.progress import Progress, StepGaps
 from joining.steps import StepLog
 
 _teams: list[Team] = []

@@ -11,8 +11,8 @@ from harness.runs import DefaultPolicy
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.validation.reading import with_spec
-from espalier_trainer.advisor import Advisor, Scripted
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.growth.advisor import Advisor, Scripted
+from espalier_trainer.signals.scheduler import Arrival
 
 NEVER: Final = 1_000_000
 

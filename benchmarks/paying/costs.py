@@ -11,7 +11,7 @@ from pydantic import Field
 from espalier_core.base import Record
 from espalier_core.growth.architecture import Architecture
 from espalier_trainer.elastic import Team
-from espalier_trainer.scheduler import VirtualScheduler
+from espalier_trainer.signals.scheduler import VirtualScheduler
 
 
 class LayerCosts(Record):

@@ -11,10 +11,10 @@ import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.network import new_network
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready.follower import Follower
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.training.network import new_network
 
 _SPAWN: Final = get_context("spawn")
 END_SECONDS: Final = 30.0

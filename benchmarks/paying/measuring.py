@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.validation.reading import with_spec
 from espalier_trainer.data import load_data
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.signals.scheduler import Arrival
 from paying.arms import Arm
 from paying.costs import Costs, LayerCosts, TimedTeam
 from paying.extra import Extra

@@ -15,16 +15,16 @@ import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_lab.growth.collect.training import data_of, deepened_from_scratch
-from espalier_trainer.advisor import Advisor
-from espalier_trainer.core.services import Services, TeamMaker
-from espalier_trainer.journal import Journal
-from espalier_trainer.models import build_model
+from espalier_trainer.growth.advisor import Advisor
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import growth_points
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.net2net.randomness import seed_everything
+from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.scheduler import Arrival
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.services import Services, TeamMaker
+from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.training.progress import TrainingResult
 from paying.arms import Arm, advisor_of, job_of
 from paying.costs import Costs, ElasticClock, TimedTeam
 from paying.extra import Extra

@@ -13,17 +13,17 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import Fork, data_of
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.growth import Study
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.distillation import Rule, Teaching
 from espalier_trainer.distillation.shrinking import Manner
-from espalier_trainer.models import build_model
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.run.growing import Study
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.training.progress import TrainingResult
 from reclaiming.costs import Charged, Prices
 
 ARMS = ("keep", "return", "weights", "distil", "rule")

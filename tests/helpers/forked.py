@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 _PRELOADED: Final = [
-    *("torch", "torch._dynamo", "espalier_trainer.main", "espalier_trainer.session", "espalier_trainer.own"),
+    *(
+        "torch",
+        "torch._dynamo",
+        "espalier_trainer.launch.main",
+        "espalier_trainer.launch.session",
+        "espalier_trainer.own",
+    ),
     *("espalier_trainer.kube", "espalier_agent.commands.agent", "espalier_operator.kube.process.main"),
     *("espalier_cli.cluster.watch_command", "sklearn.datasets"),
 ]

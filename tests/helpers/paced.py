@@ -8,7 +8,7 @@ def paced_digits(seconds: float) -> str:
     return f"""
 import time
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from espalier_trainer.models import digits
+from espalier_trainer.models.zoo import digits
 
 register_optimizer_step_post_hook(lambda *_: time.sleep({seconds:g}))
 """

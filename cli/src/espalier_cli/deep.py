@@ -24,7 +24,7 @@ OWN_COMMAND: Final = (
     "not checked: the job runs its own command, which was not started; try it alone with few examples, and the "
     "imports and the data with it"
 )
-_COMMAND: Final = (sys.executable, "-m", "espalier_trainer.checking")
+_COMMAND: Final = (sys.executable, "-m", "espalier_trainer.launch.checking")
 
 
 @dataclass

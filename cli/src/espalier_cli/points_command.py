@@ -15,7 +15,7 @@ from espalier_cli.errors import InputError
 from espalier_cli.tables import console_of_stdout, table_for
 
 if TYPE_CHECKING:
-    from espalier_trainer.survey import Spot, Survey
+    from espalier_trainer.growth.growth_report import Spot, Survey
 
 
 @click.command()
@@ -43,9 +43,9 @@ def points(model_path: str, options: str, example_path: str | None, pairs: int, 
     from torch import Tensor, nn
 
     from espalier_core.growth.architecture import GrowthError
-    from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
     from espalier_trainer.errors import ModelError
-    from espalier_trainer.survey import example_of, survey
+    from espalier_trainer.growth.growth_report import example_of, survey
+    from espalier_trainer.process.entrypoint import call_entrypoint, load_entrypoint
 
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -13,7 +13,7 @@ from espalier_agent.tables.tree import decision_tree
 from espalier_core.types.advice import AdviceRequest
 from espalier_core.types.job import Fallback
 from espalier_core.types.outcomes import OutcomeTable
-from espalier_trainer.advisor import FallbackPolicy
+from espalier_trainer.growth.advisor import FallbackPolicy
 
 MakeTable = Callable[..., OutcomeTable]
 

@@ -15,8 +15,8 @@ from espalier_core.growth.deepen import deepened
 from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.job import Insertion
 from espalier_core.types.outcomes import OutcomeTable
-from espalier_trainer import models
-from espalier_trainer.architecture import describe
+from espalier_trainer.models import zoo as models
+from espalier_trainer.net2net.description import describe
 
 SETS = ("lamelas", "digits", "cifar8")
 """Of tables that the shipped policy has learnt."""

@@ -38,8 +38,8 @@ from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, AdviceRequest, PolicyVersion, Progress
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable
-from espalier_trainer.architecture import describe
-from espalier_trainer.models import cifar8, digits
+from espalier_trainer.models.zoo import cifar8, digits
+from espalier_trainer.net2net.description import describe
 
 GROUPS = ("block0.0", "block1.0", "block2.0")
 

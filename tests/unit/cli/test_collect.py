@@ -25,14 +25,14 @@ from espalier_lab.growth.collect.collecting import collect, set_up
 from espalier_lab.growth.collect.plan import Kind, Run, runs_for
 from espalier_lab.growth.collect.state import StateError, WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 from waiting import until
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"

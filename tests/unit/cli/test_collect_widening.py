@@ -24,15 +24,15 @@ from espalier_lab.growth.collect.collecting import set_up
 from espalier_lab.growth.collect.cost import StepCost, parse_cost
 from espalier_lab.growth.collect.plan import Kind, Run
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.architecture import describe
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model, digits
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model, digits
+from espalier_trainer.net2net.description import describe
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
 COST = "2,0.6,0.5,0.2,0.3,0.2,0.1"

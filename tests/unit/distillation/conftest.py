@@ -13,16 +13,16 @@ import torch
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_trainer.advisor import Advisor, Scripted
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Advisor, Scripted
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.training.progress import TrainingResult
 
 SMALL_SECONDS = 0.004
 COME, GONE = 0.1, 0.3

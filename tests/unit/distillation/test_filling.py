@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.growth.architecture import Architecture
-from espalier_trainer.architecture import describe
 from espalier_trainer.distillation import ShrinkError, fill, fold, readers, recalibrate, shrink_optimizer
-from espalier_trainer.models import SmallNet
+from espalier_trainer.models.zoo import SmallNet
 from espalier_trainer.net2net import DeepenBlock, deepen, grow_optimizer, widen, widening_groups
+from espalier_trainer.net2net.description import describe
 
 EXAMPLE = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

@@ -14,15 +14,15 @@ from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
 from espalier_core.types.events import AdaptationFinished, TrialStarted
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import Decision
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.run import Run as Core
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.distillation.times import MEASURED_STEPS
 from espalier_trainer.elastic.step import Joint
+from espalier_trainer.growth.advisor import Decision
 from espalier_trainer.ready import steps
-from espalier_trainer.scheduler import Arrival
+from espalier_trainer.run.run import Run as Core
+from espalier_trainer.signals.scheduler import Arrival
 
 pytestmark = pytest.mark.slow
 

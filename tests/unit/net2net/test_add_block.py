@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from espalier_core.growth.architecture import GrowthError
 from espalier_core.growth.block import block_added
 from espalier_core.growth.deepen import deepened
-from espalier_trainer.architecture import describe
-from espalier_trainer.gpt import gpt
+from espalier_trainer.models.gpt import gpt
 from espalier_trainer.net2net import (
     BlockAdded,
     Deepened,
@@ -32,9 +31,10 @@ from espalier_trainer.net2net import (
     refused_blocks,
     replay,
 )
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.remembered import remembering
-from espalier_trainer.network import Network
-from espalier_trainer.recomputing import recomputed
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.recomputing import recomputed
 
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 OPERATIONS = ["AddBlock"]

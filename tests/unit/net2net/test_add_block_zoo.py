@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from zoo import HUGGING_FACE, TIMM, Zoo, words
 
 from espalier_core.growth.block import block_added
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import ExampleInput, add_block, block_points, refused_blocks
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.modules import as_arguments
 
 pytestmark = pytest.mark.slow

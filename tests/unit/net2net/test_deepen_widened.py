@@ -12,8 +12,8 @@ from torch import nn
 
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.job import Insertion
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
+from espalier_trainer.net2net.description import describe
 
 IMAGE = torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(4))
 

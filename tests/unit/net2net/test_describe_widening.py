@@ -16,9 +16,9 @@ from espalier_core.growth.channel_groups import ChannelGroup, Channels
 from espalier_core.growth.deepen import deepened
 from espalier_core.growth.widen import widened
 from espalier_core.types.job import Insertion
-from espalier_trainer.architecture import describe
-from espalier_trainer.models import cifar8, cnn1, cnn2, digits
+from espalier_trainer.models.zoo import cifar8, cnn1, cnn2, digits
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.remembered import remembering
 
 

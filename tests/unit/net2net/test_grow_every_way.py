@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from espalier_core.types.advice import Action
-from espalier_trainer.architecture import describe
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.history import replay, step_of
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sweeps
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import Deepened, GrowthError, deepen, growth_points, rebuild, widen, widening_groups
+from espalier_trainer.net2net.description import describe
 
 LENGTH, CHANNELS = 24, 4
 _SIGNAL = torch.randn(2, CHANNELS, LENGTH, generator=torch.Generator().manual_seed(3))

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     DeepenBlock,
     GrowthError,
@@ -24,6 +23,7 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
+from espalier_trainer.net2net.description import describe
 
 LOG: list[Any] = []
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from espalier_core.growth.deepen import deepened
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_points
+from espalier_trainer.net2net.description import describe
 
 
 class Twice(nn.Module):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from espalier_trainer.growth.growth_report import survey
 from espalier_trainer.net2net import refused_blocks, refused_deepenings
 from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace import tracing
-from espalier_trainer.survey import survey
 
 
 class Inner(nn.Module):

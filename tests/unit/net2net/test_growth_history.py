@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 from torch import nn
 
 import sweeps
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     Deepened,
     Growth,
@@ -23,6 +22,7 @@ from espalier_trainer.net2net import (
     replay,
     widening_groups,
 )
+from espalier_trainer.net2net.description import describe
 
 IMAGE = torch.randn(3, 3, 6, 6, generator=torch.Generator().manual_seed(4))
 HISTORY: TypeAdapter[tuple[Growth, ...]] = TypeAdapter(tuple[Growth, ...])

@@ -12,7 +12,6 @@ import torch
 from test_growth_errors import BROKEN, LOOKING
 from torch import Tensor, nn
 
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     GrowthError,
     deepen,
@@ -21,6 +20,7 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
+from espalier_trainer.net2net.description import describe
 
 _EXAMPLE = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.advice import Action
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     deepen,
     growth_points,
@@ -22,6 +21,7 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
+from espalier_trainer.net2net.description import describe
 
 
 class NormAct(nn.BatchNorm2d):

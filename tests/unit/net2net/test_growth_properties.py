@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import sweeps
 from espalier_core.growth.deepen import deepened
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points, rebuild
+from espalier_trainer.net2net.description import describe
 
 ACTIVATIONS = {
     "ReLU": functional.relu, "ReLU6": functional.relu6, "GELU": functional.gelu, "SiLU": functional.silu,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import Insertion
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, grow_optimizer, rebuild
+from espalier_trainer.net2net.description import describe
 
 _IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(6))
 

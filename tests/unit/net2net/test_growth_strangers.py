@@ -18,7 +18,6 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     ExampleInput,
     GrowthError,
@@ -32,8 +31,9 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.modules import as_arguments, tensors_in
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.net2net.randomness import seed_everything
 
 
 class Named(nn.Module):

@@ -19,9 +19,9 @@ from torchvision import models
 import sweeps
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.job import Insertion
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
+from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.remembered import remembering
 
 pytestmark = pytest.mark.slow

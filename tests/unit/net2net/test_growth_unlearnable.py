@@ -15,7 +15,6 @@ from residual_nets import ROWS, Net, Unit, in_turn
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from espalier_trainer.architecture import describe
 from espalier_trainer.net2net import (
     GrowthError,
     add_block,
@@ -25,6 +24,7 @@ from espalier_trainer.net2net import (
     refused_blocks,
     refused_deepenings,
 )
+from espalier_trainer.net2net.description import describe
 
 
 class Counting(nn.Module):

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from espalier_trainer.growth.growth_report import survey
 from espalier_trainer.net2net import (
     GrowthError,
     add_block,
@@ -26,7 +27,6 @@ from espalier_trainer.net2net import (
     widening_groups,
 )
 from espalier_trainer.net2net.wrappers import why_split, why_wrapped
-from espalier_trainer.survey import survey
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import torch
 from drawn_models import image_model, row_model
 from torch import Tensor, nn
 
-from espalier_trainer.gpt import gpt
-from espalier_trainer.models import cifar8
+from espalier_trainer.models.gpt import gpt
+from espalier_trainer.models.zoo import cifar8
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.rewriting import (
     SEARCHES,

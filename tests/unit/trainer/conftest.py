@@ -22,17 +22,17 @@ from espalier_core.types.events import EVENT, AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
-from espalier_trainer.advisor import Advisor
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.models import build_model
-from espalier_trainer.progress import TrainingResult
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import Advisor
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter, Reporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter, Reporter
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.training.progress import TrainingResult
 from forked import fork_server
 from own_scripts import OWN, another_process
 
@@ -294,10 +294,10 @@ os.environ.update({variables!r})
 sys.path[:0] = {path!r}
 import torch
 torch.set_num_threads(1)
-import espalier_trainer.report
+import espalier_trainer.signals.report
 from espalier_trainer.elastic import generations, group, member
 # Tests wait for reports, and all processes of a job compute meanwhile.
-espalier_trainer.report.INTERVAL_WALL_SECONDS = 0.1
+espalier_trainer.signals.report.INTERVAL_WALL_SECONDS = 0.1
 # What is waited for takes some steps; at full speed, all processes would compute until the test has noticed.
 if {pace}:
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -308,7 +308,7 @@ group.FORM_SECONDS = member.FORM_SECONDS = generations.FORM_SECONDS = 30.0
 {run}
 """
 
-_TRAINER = "from espalier_trainer.main import main; sys.exit(main())"
+_TRAINER = "from espalier_trainer.launch.main import main; sys.exit(main())"
 
 
 @dataclass

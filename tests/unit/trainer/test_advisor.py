@@ -15,9 +15,9 @@ from espalier_core.types.advice import Progress as AdviceProgress
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.core.services import build_agent, connect
-from espalier_trainer.settings import Settings
+from espalier_trainer.growth.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
+from espalier_trainer.process.settings import Settings
+from espalier_trainer.run.services import build_agent, connect
 
 
 def _architecture() -> Architecture:

@@ -9,7 +9,7 @@ import pytest
 from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_core.types.reasons import Reason
 from espalier_trainer.kube.watch import document_of
-from espalier_trainer.scheduler import DocumentScheduler
+from espalier_trainer.signals.scheduler import DocumentScheduler
 
 
 @dataclass

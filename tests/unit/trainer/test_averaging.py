@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_core.types.task import Task
-from espalier_trainer.averaging import AVERAGE
-from espalier_trainer.gpt import gpt
-from espalier_trainer.method import Method
-from espalier_trainer.models import mlp
-from espalier_trainer.network import Network, new_network
-from espalier_trainer.objective import objective_of
+from espalier_trainer.data.objective import objective_of
+from espalier_trainer.models.gpt import gpt
+from espalier_trainer.models.zoo import mlp
+from espalier_trainer.optimizers.averaging import AVERAGE
 from espalier_trainer.ready.steps import optimize
+from espalier_trainer.training.method import Method
+from espalier_trainer.training.network import Network, new_network
 
 DECAY = 0.9
 ROWS = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))

@@ -16,11 +16,11 @@ from espalier_core.types.advice import Action
 from espalier_core.types.events import CheckpointSaved, Warned
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore, read_checkpoint
-from espalier_trainer.core.writing import Writer
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore, read_checkpoint
 from espalier_trainer.errors import SupersededError
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.run.writing import Writer
 
 
 def of(done: Any, kind: type) -> list[Any]:

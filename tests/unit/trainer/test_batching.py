@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from espalier_core.estimates.goodput import BatchLimits
 from espalier_core.types.job import TrainingSpec
 from espalier_core.types.measurements import GradientNoise, Measurements, Speed
-from espalier_trainer.checkpoint import BatchState
-from espalier_trainer.core.batching import GAIN, GROWTH, FixedBatching, GoodputBatching, Resized, batching_of
-from espalier_trainer.measuring.meter import Place
+from espalier_trainer.checkpoints.document import BatchState
+from espalier_trainer.run.batching import GAIN, GROWTH, FixedBatching, GoodputBatching, Resized, batching_of
+from espalier_trainer.run.meter import Place
 
 SIZE = 64
 LIMITS = BatchLimits(batch_size=SIZE, max_batch_size=64 * SIZE)

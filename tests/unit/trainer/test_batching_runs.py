@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from espalier_core.types.events import BatchSizeChanged
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data
-from espalier_trainer.method import PLAIN
-from espalier_trainer.models import build_model
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.modules import copied
-from espalier_trainer.network import new_network
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import VirtualScheduler
+from espalier_trainer.training.method import PLAIN
+from espalier_trainer.training.network import new_network
 from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow

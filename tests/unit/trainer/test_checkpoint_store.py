@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier_trainer import checkpoint_store as module
-from espalier_trainer.checkpoint_store import CheckpointStore, DamagedCheckpointError, read_checkpoint
+from espalier_trainer.checkpoints import store as module
+from espalier_trainer.checkpoints.store import CheckpointStore, DamagedCheckpointError, read_checkpoint
 
 
 def test_what_is_read_is_what_was_saved(tmp_path, make_checkpoint):

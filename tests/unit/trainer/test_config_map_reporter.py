@@ -8,7 +8,7 @@ from typing import Any, cast
 from espalier_core.k8s.client import Client
 from espalier_core.types.report import Report
 from espalier_trainer.kube.reporter import ConfigMapReporter
-from espalier_trainer.report import EventLog
+from espalier_trainer.signals.report import EventLog
 
 
 def test_what_only_goes_on_is_reported_less_and_less_often_until_there_is_news() -> None:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from espalier_trainer import randomness
-from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic.delivery import Entry, Head, deliver
 from espalier_trainer.elastic.group import Group
+from espalier_trainer.net2net import randomness
 from groups import together
 
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)

@@ -59,8 +59,8 @@ def elastic(
 GROWS_WHEN_TAKEN_BACK = """
 import time
 from pathlib import Path
-from espalier_trainer.network import Network
-from espalier_trainer.scheduler import DocumentScheduler
+from espalier_trainer.training.network import Network
+from espalier_trainer.signals.scheduler import DocumentScheduler
 schedulers = []
 begin = DocumentScheduler.__post_init__
 def post_init(self):
@@ -106,7 +106,7 @@ def test_a_model_that_grows_while_its_checkpoints_are_written(elastic: Callable[
     """A checkpoint at every boundary, slow ones, and a leader that dies among them: what is there is whole."""
     slow = """
 import time
-from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.checkpoints.store import CheckpointStore
 quick = CheckpointStore.save
 def save(self, checkpoint):
     time.sleep(0.05)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.types.job import ElasticBatch
-from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import MapSource
 from espalier_trainer.elastic import delivery
@@ -24,10 +24,10 @@ from espalier_trainer.elastic.batches import ONE
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
-from espalier_trainer.network import Network
 from espalier_trainer.own.feed import Part
 from espalier_trainer.own.loop import Step
 from espalier_trainer.own.state import OwnState
+from espalier_trainer.training.network import Network
 from groups import together
 
 

@@ -28,7 +28,7 @@ from espalier_trainer.elastic.membership import Arrival
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, RendezvousError, RendezvousServer
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.store import STRANGERS, StoreClient
-from espalier_trainer.settings import Rendezvous, Settings
+from espalier_trainer.process.settings import Rendezvous, Settings
 from groups import together
 from ports import free_port
 from waiting import PATIENCE, until

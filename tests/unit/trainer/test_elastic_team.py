@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic import team as teams
 from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
-from espalier_trainer.network import Network
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
+from espalier_trainer.training.network import Network
 from waiting import PATIENCE, until
 
 CPU = torch.device("cpu")

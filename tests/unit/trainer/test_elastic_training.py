@@ -13,21 +13,21 @@ import pytest
 import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob, Fallback
-from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
-from espalier_trainer.core import optimising
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.elastic import Team, generations, group, member
 from espalier_trainer.elastic.states import digest
-from espalier_trainer.journal import Journal
-from espalier_trainer.method import Method
-from espalier_trainer.models import build_model
-from espalier_trainer.network import Network, new_network, resumed_network
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
+from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready.follower import Follower
-from espalier_trainer.scheduler import Arrival
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.run import optimising
+from espalier_trainer.run.journal import Journal
+from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.training.method import Method
+from espalier_trainer.training.network import Network, new_network, resumed_network
 from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.slow

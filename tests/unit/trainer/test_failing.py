@@ -18,8 +18,8 @@ from espalier_core.files.documents import write_document, write_text_atomically
 from espalier_core.types.events import CheckpointSaved, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
-from espalier_trainer.causes import may_pass, sentence
 from espalier_trainer.errors import DatasetError
+from espalier_trainer.training.causes import may_pass, sentence
 from waiting import PATIENCE, until
 
 USERS = """
@@ -221,7 +221,7 @@ def on_a_disk_of(kib, workplace, make_job, tmp_path):
     place = workplace(job)
     # Only the process sees the disk.
     place.run = (
-        f"from espalier_trainer.main import main; code = main(); import shutil; "
+        f"from espalier_trainer.launch.main import main; code = main(); import shutil; "
         f"shutil.copytree({str(place.checkpoints)!r}, {str(tmp_path / 'kept')!r}); sys.exit(code)"
     )
     place.prelude = SMALL_DISK.format(folder=str(place.checkpoints), size=f"size={kib}k")

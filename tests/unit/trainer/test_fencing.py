@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, TensorDataset
 from espalier_core.types.environment import LEADER_FILE
 from espalier_core.types.events import EVENT, TrainerFinished, TrainerStarted
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer import checkpoint_store as module
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.checkpoints import store as module
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.errors import SupersededError
-from espalier_trainer.fencing import Fence, LeaderClaim
 from espalier_trainer.own import join
+from espalier_trainer.process.fencing import Fence, LeaderClaim
 from own_scripts import another_process
 from trainer_processes import ended, until
 

@@ -14,9 +14,9 @@ from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.advisor import AdvisorError, Decision, HTTPAdvisor, Scripted
-from espalier_trainer.core.forecasting import LEAST_SECONDS, NOTHING, Forecasting
-from espalier_trainer.scheduler import VirtualScheduler
+from espalier_trainer.growth.advisor import AdvisorError, Decision, HTTPAdvisor, Scripted
+from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting
+from espalier_trainer.signals.scheduler import VirtualScheduler
 
 GROWTH = Action.deepen("a")
 GAINS = {str(GROWTH): ExpectedGain(mean=0.02, low=0.01, high=0.03)}

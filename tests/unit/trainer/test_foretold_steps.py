@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.delivery import Place
@@ -22,8 +22,8 @@ from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.step import Joint, joint_step
-from espalier_trainer.network import Network
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
+from espalier_trainer.training.network import Network
 from groups import together
 
 CPU = torch.device("cpu")

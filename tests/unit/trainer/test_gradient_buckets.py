@@ -21,7 +21,7 @@ from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.buckets import cut
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import Joint, joint_step
-from espalier_trainer.network import Network
+from espalier_trainer.training.network import Network
 from groups import together
 
 ROWS = 12

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from espalier_trainer.data import Data
 from espalier_trainer.measuring import gradients
 from espalier_trainer.measuring.gradients import Passes, Successive
-from espalier_trainer.measuring.meter import Meter
 from espalier_trainer.measuring.noise import Noise, Norms, estimates
-from espalier_trainer.method import PLAIN, Method
-from espalier_trainer.network import Network
 from espalier_trainer.ready.steps import accumulate, optimize
+from espalier_trainer.run.meter import Meter
+from espalier_trainer.training.method import PLAIN, Method
+from espalier_trainer.training.network import Network
 
 SIZE = 400
 

@@ -10,15 +10,15 @@ from espalier_core.types.events import EpochFinished, TrainerFinished
 from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.task import Task
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.averaging import AVERAGE, averaged
 from espalier_trainer.data import load_data
+from espalier_trainer.data.objective import objective_of
 from espalier_trainer.errors import ModelError
-from espalier_trainer.evaluation import evaluate
-from espalier_trainer.models import build_model
-from espalier_trainer.objective import objective_of
-from espalier_trainer.optimizers import build_optimizer
-from espalier_trainer.recomputing import blocks_of, recomputed
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.optimizers.averaging import AVERAGE, averaged
+from espalier_trainer.optimizers.building import build_optimizer
+from espalier_trainer.training.evaluation import evaluate
+from espalier_trainer.training.recomputing import blocks_of, recomputed
 
 pytestmark = pytest.mark.slow
 

@@ -17,10 +17,10 @@ from espalier_core.types.events import EpochFinished, TrainerFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Score
 from espalier_trainer.errors import TrainerError
-from espalier_trainer.loggers import LoggedReporter, opened
 from espalier_trainer.own import join
-from espalier_trainer.report import MemoryReporter, Reporter
-from espalier_trainer.settings import SettingsError
+from espalier_trainer.process.settings import SettingsError
+from espalier_trainer.signals.loggers import LoggedReporter, opened
+from espalier_trainer.signals.report import MemoryReporter, Reporter
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of protobuf, about itself

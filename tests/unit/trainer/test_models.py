@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from espalier_core.types.job import ModelSpec
-from espalier_trainer.architecture import describe
 from espalier_trainer.errors import ModelError
-from espalier_trainer.models import build_model
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.description import describe
 
 SHAPES = {"digits": (2, 1, 8, 8), "cifar8": (2, 3, 8, 8), "cnn1": (2, 3, 32, 32), "cnn2": (2, 3, 32, 32)}
 

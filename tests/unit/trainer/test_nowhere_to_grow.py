@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from espalier_core.types.job import Insertion
-from espalier_trainer.network import starting_architecture
+from espalier_trainer.training.network import starting_architecture
 
 
 @pytest.mark.parametrize(

@@ -21,21 +21,21 @@ from espalier_core.types.advice import Action
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
-from espalier_trainer.core.probation import Probation
-from espalier_trainer.core.services import Services
-from espalier_trainer.execution import Execution, ExecutionState, executed
-from espalier_trainer.metrics import MeteredReporter
-from espalier_trainer.models import build_model
-from espalier_trainer.network import Network, new_network
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.checkpoints.store import CheckpointStore
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.steps import optimize
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
 from espalier_trainer.rewriting import Costs, Graph, Plan, capture, device_kind, search
 from espalier_trainer.rewriting import Found as Searched
-from espalier_trainer.scheduler import VirtualScheduler
+from espalier_trainer.rewriting.execution import Execution, ExecutionState, executed
+from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
+from espalier_trainer.run.probation import Probation
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.metrics import MeteredReporter
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import VirtualScheduler
+from espalier_trainer.training.network import Network, new_network
 
 TWICE = """
 import torch
@@ -142,7 +142,7 @@ def test_nothing_is_tried_that_is_not_wanted_or_costs_too_much(
 def test_a_layout_that_is_too_dear_does_not_keep_from_rewrites(
     make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier_trainer.core.optimising._COMPARING_STEPS", 1_000_000)
+    monkeypatch.setattr("espalier_trainer.run.optimising._COMPARING_STEPS", 1_000_000)
     done = trained(make_job(**spec_of(memoryFormat="Auto")), digits, stops=True)
     assert [one.action.partition("(")[0] for one in done.result.adaptations] == [REWRITE]
 
@@ -161,8 +161,8 @@ def test_another_plan_is_checked_where_the_best_one_fails(
             module, plan, example
         )  # fmt: skip
 
-    monkeypatch.setattr("espalier_trainer.core.optimising.search", searched)
-    monkeypatch.setattr("espalier_trainer.core.optimising.executed", built)
+    monkeypatch.setattr("espalier_trainer.run.optimising.search", searched)
+    monkeypatch.setattr("espalier_trainer.run.optimising.executed", built)
     done = trained(make_job(**spec_of()), digits, stops=True)
     (found,) = done.result.adaptations
     assert found.largest_error <= 1e-9, found.message

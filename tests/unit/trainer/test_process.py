@@ -15,7 +15,7 @@ import pytest
 from espalier_core.types.events import AdaptationFinished, CheckpointSaved, TrainerFinished, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, TrainerPhase
-from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.checkpoints.store import CheckpointStore
 from waiting import PATIENCE, until
 
 

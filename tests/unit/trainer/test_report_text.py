@@ -10,7 +10,7 @@ from espalier_core.files.documents import loads
 from espalier_core.types.events import EVENT, EpochFinished, Warned
 from espalier_core.types.report import MAX_REPORT_BYTES, Adaptation, AdaptationResult, AdaptationSource, Metric, Report
 from espalier_trainer.kube.reporter import report_text
-from espalier_trainer.report import EventLog
+from espalier_trainer.signals.report import EventLog
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

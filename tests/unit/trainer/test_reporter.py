@@ -11,7 +11,7 @@ import pytest
 from espalier_core.files.documents import read_document
 from espalier_core.types.events import EVENT, Warned
 from espalier_core.types.report import Report
-from espalier_trainer.report import FileReporter, previous_used_seconds
+from espalier_trainer.signals.report import FileReporter, previous_used_seconds
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -11,8 +11,8 @@ import torch
 from espalier_core.types.advice import Action
 from espalier_core.types.events import TrainerStarted, Warned
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.advisor import Scripted
 from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.growth.advisor import Scripted
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_checkpoint_of_another_job_is_refused(run, make_job, tmp_path, stop_afte
 
 def test_checkpoint_whose_model_code_changed_is_refused(run, make_job, tmp_path, monkeypatch, stop_after):
     run(make_job(), store=tmp_path, stop=stop_after(20))
-    from espalier_trainer import models
+    from espalier_trainer.models import zoo as models
 
     monkeypatch.setitem(models._ZOO, "digits", lambda classes: models.SmallNet(1, 7, 8, classes))
     with pytest.raises(CheckpointMismatchError, match="does not fit the job's model"):

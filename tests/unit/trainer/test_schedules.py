@@ -9,7 +9,7 @@ import torch
 
 from espalier_core.types.job import ScheduleSpec
 from espalier_trainer.errors import ScheduleError
-from espalier_trainer.schedules import Moment, build_schedule
+from espalier_trainer.optimizers.schedules import Moment, build_schedule
 
 BUDGET = 20.0
 

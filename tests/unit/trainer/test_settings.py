@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from espalier_core.types.environment import Role
-from espalier_trainer.settings import Settings, SettingsError
+from espalier_trainer.process.settings import Settings, SettingsError
 
 JOB = {"ESPALIER_JOB_FILE": "job.json"}
 

@@ -13,14 +13,14 @@ from espalier_core.metrics.tracing import SignalTrace
 from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import Fallback
-from espalier_trainer.advisor import FallbackPolicy, NoAgent, WithFallback
-from espalier_trainer.allocations import AllocationFile
-from espalier_trainer.core.services import Services
-from espalier_trainer.models import build_model
+from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import DocumentScheduler
-from espalier_trainer.traces import SignalSpans, exporter_to, tracer_into
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.allocations import AllocationFile
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import DocumentScheduler
+from espalier_trainer.signals.traces import SignalSpans, exporter_to, tracer_into
 from otlp import collecting
 from trainer_processes import ended, until
 

@@ -22,11 +22,11 @@ from espalier_core.types.events import AdaptationFinished, CheckpointSaved
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.core.services import connect
-from espalier_trainer.metrics import MeteredReporter, served
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.settings import Settings, SettingsError
+from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.process.settings import Settings, SettingsError
+from espalier_trainer.run.services import connect
+from espalier_trainer.signals.metrics import MeteredReporter, served
+from espalier_trainer.signals.report import MemoryReporter
 from operator_world.kube_objects import adaptation
 from ports import free_port
 from waiting import PATIENCE

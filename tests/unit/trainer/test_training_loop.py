@@ -23,18 +23,18 @@ from espalier_core.types.events import (
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.growth import Study
-from espalier_trainer.core.services import Services
-from espalier_trainer.core.writing import Writer
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, TensorSource
-from espalier_trainer.models import build_model
+from espalier_trainer.growth.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.growing import Study
+from espalier_trainer.run.services import Services
+from espalier_trainer.run.writing import Writer
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 
 pytestmark = pytest.mark.slow
 
@@ -357,7 +357,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
 
 
 def test_full_disk_is_a_warning_until_the_end(run, make_job, tmp_path, monkeypatch, stop_after):
-    from espalier_trainer import checkpoint_store
+    from espalier_trainer.checkpoints import store as checkpoint_store
 
     real, full = checkpoint_store._write, [False]
 
@@ -390,7 +390,7 @@ def test_evaluation_every_few_epochs(run, make_job):
 
 def test_model_that_cannot_be_described_is_trained_as_it_is(run, make_job, tmp_path, monkeypatch):
     from espalier_core.growth.architecture import GrowthError
-    from espalier_trainer import network
+    from espalier_trainer.training import network
 
     def opaque(*_args, **_options):
         raise GrowthError("the model cannot be traced")

@@ -18,11 +18,11 @@ from espalier_core.types.growth_corpus import MARKS
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.report import AdaptationSource, Arm, Slice
 from espalier_core.types.trials import EVIDENCE, SHARES, seen
-from espalier_trainer.adapting import Asked
-from espalier_trainer.advisor import Decision
-from espalier_trainer.core.state import StateCopy, TrialRates
+from espalier_trainer.elastic.loop_state import StateCopy, TrialRates
+from espalier_trainer.growth.advisor import Decision
+from espalier_trainer.growth.consultation import Asked
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.schedules import Moment
 from espalier_trainer.trials import rules
 from espalier_trainer.trials.arm import Taken, Trying
 from espalier_trainer.trials.leading import Trial, begun

@@ -17,8 +17,8 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult
 from espalier_core.types.trials import gains_seen
-from espalier_trainer.checkpoint import CheckpointState
-from espalier_trainer.checkpoint_store import CheckpointStore, read_checkpoint
+from espalier_trainer.checkpoints.document import CheckpointState
+from espalier_trainer.checkpoints.store import CheckpointStore, read_checkpoint
 from espalier_trainer.distillation.trial import ShrinkingState
 from trainer_processes import SHORT_TRIALS, Workplace, decided, ended, of, until
 
@@ -32,7 +32,7 @@ NOTHING_WINS = GROWTH_WINS.replace("!=", "==")
 
 THERE_AT_ONCE = """
 import time
-import espalier_trainer.core.growth as growth
+import espalier_trainer.run.growing as growth
 adapted = growth.Growth.adapted
 def with_all(self):
     while self._run.progress.epoch == 0 and not self._run.team.extra_members:

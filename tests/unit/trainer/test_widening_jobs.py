@@ -15,15 +15,15 @@ from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
-from espalier_trainer.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore
+from espalier_trainer.growth.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.net2net import Deepened, Widened
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.report import MemoryReporter
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.report import MemoryReporter
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow

@@ -149,7 +149,7 @@ def test_no_temporary_folder_is_reported_before_torch_says_something_else(tmp_pa
 
 def test_what_only_clusters_and_traces_need_is_not_imported():
     code = """
-import sys, espalier_trainer.main, espalier_trainer.session
+import sys, espalier_trainer.launch.main, espalier_trainer.launch.session
 print(sorted({"kubernetes", "opentelemetry.sdk"} & sys.modules.keys()))
 """
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=PATIENCE)

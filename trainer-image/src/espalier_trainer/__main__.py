@@ -15,6 +15,6 @@ if __name__ == "__main__":
     # The first process of a container gets only the signals that it handles; `main` handles them once it is imported.
     signal.signal(signal.SIGTERM, _leave)
 
-    from espalier_trainer.main import main
+    from espalier_trainer.launch.main import main
 
     raise SystemExit(main())

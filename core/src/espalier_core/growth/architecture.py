@@ -1,7 +1,7 @@
 """The description of a network: layers, edges, and what can be grown.
 
-The agent sees only this. `espalier_trainer.architecture.describe` makes it from a module; `espalier_core.growth` grows
-it, and that commutes with growing the module: `describe(deepen(model, p)) == deepened(describe(model), p)`.
+The agent sees only this. `espalier_trainer.net2net.description.describe` makes it from a module; `espalier_core.growth`
+grows it, and that commutes with growing the module: `describe(deepen(model, p)) == deepened(describe(model), p)`.
 """
 
 from __future__ import annotations

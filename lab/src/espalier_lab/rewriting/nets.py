@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.gpt import gpt
-from espalier_trainer.models import cifar8
+from espalier_trainer.models.gpt import gpt
+from espalier_trainer.models.zoo import cifar8
 from espalier_trainer.net2net import deepen, growth_points
 
 Net = tuple[nn.Module, Tensor]

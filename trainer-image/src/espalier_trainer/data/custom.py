@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
 from espalier_trainer.data.source import Data, MapSource, Source, TensorSource, check_targets
-from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import DatasetError
+from espalier_trainer.process.entrypoint import call_entrypoint, load_entrypoint
 
 _FIELD = "training.dataset.entrypoint"
 

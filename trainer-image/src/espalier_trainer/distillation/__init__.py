@@ -11,11 +11,11 @@ Whether to do so is a pure decision (`decision`); `shrinking` executes it in a r
 `asked` says whether a job wants it.
 """
 
-from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
 from espalier_trainer.distillation.filling import ShrinkError, fill, readers, shrink_optimizer
 from espalier_trainer.distillation.folding import fold, recalibrate
 from espalier_trainer.distillation.teacher import Teacher, Teaching, distillation_loss
+from espalier_trainer.training.hooks import Criterion
 
 __all__ = [
     "Criterion",

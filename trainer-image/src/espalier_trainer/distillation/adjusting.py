@@ -8,7 +8,7 @@ from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.filling import readers
 from espalier_trainer.distillation.folding import fold, recalibrate
-from espalier_trainer.network import Network
+from espalier_trainer.training.network import Network
 
 _BATCHES: Final = 8
 """Number of training batches to estimate statistics and fit neighbours."""

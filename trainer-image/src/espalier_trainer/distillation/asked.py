@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from espalier_core.types.job import AdaptiveTrainingJob, OnReclaim
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.hooks import Hooks
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
 from espalier_trainer.distillation.trial import untried
-from espalier_trainer.network import Network
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.network import Network
 
 
 @dataclass(frozen=True, slots=True)

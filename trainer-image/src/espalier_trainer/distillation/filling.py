@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture
-from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.optimizer import construct
+from espalier_trainer.optimizers.layout import lay_moments
 
 
 class ShrinkError(ValueError):

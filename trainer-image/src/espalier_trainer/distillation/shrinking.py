@@ -15,8 +15,7 @@ from torch import Tensor
 from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
-from espalier_trainer.core.hooks import Boundary, Change, Criterion, Hooks
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.data.batches import epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.adjusting import adjust
@@ -39,8 +38,9 @@ from espalier_trainer.distillation.trial import (
     structure,
 )
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.evaluation import Evaluation, evaluate
-from espalier_trainer.network import Network
+from espalier_trainer.training.evaluation import Evaluation, evaluate
+from espalier_trainer.training.hooks import Boundary, Change, Criterion, Hooks
+from espalier_trainer.training.network import Network
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.core.hooks import Criterion
+from espalier_trainer.data.objective import in_float32
 from espalier_trainer.net2net.modules import mode
-from espalier_trainer.objective import in_float32
+from espalier_trainer.training.hooks import Criterion
 
 CACHE_BYTES: Final = 64 * 2**20
 """Memory for the logits of all training examples, as float32: 1.6 million examples of ten classes. For a larger set

@@ -13,10 +13,10 @@ from espalier_core.base import Record
 from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.distillation.filling import surviving
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network, resumed_network
-from espalier_trainer.optimizers import SEPARATOR, optimizer_state
+from espalier_trainer.optimizers.building import SEPARATOR, optimizer_state
+from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network, resumed_network
 
 KEPT = "kept.model."
 KEPT_OPTIMIZER = "kept.optimizer."

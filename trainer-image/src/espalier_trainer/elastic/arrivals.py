@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from espalier_trainer.elastic.membership import Arrival, Plan, chosen
 from espalier_trainer.elastic.rendezvous import RendezvousServer
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from espalier_core.types.job import Stragglers
-from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.arrivals import Arrivals
 from espalier_trainer.elastic.batches import Portion
 from espalier_trainer.elastic.broken import GroupBrokenError
@@ -21,8 +21,8 @@ from espalier_trainer.elastic.membership import NEWCOMER, Arrival, planned
 from espalier_trainer.elastic.states import Code, Command, align, digest
 from espalier_trainer.elastic.step import take_back
 from espalier_trainer.elastic.stragglers import Speeds, described, observed
-from espalier_trainer.network import Network
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
+from espalier_trainer.training.network import Network
 
 logger = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from typing import Final
 
 import torch
 
-from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group
+from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
 from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.network import Network
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
+from espalier_trainer.training.network import Network
 
 logger = logging.getLogger(__name__)
 

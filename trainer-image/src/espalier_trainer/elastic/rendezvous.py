@@ -25,7 +25,7 @@ from espalier_trainer.elastic.channel import KEY_BYTES, ChannelError, call
 from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
 from espalier_trainer.elastic.store import StoreClient, StoreServer
 from espalier_trainer.errors import TrainerError
-from espalier_trainer.settings import Rendezvous
+from espalier_trainer.process.settings import Rendezvous
 
 logger = logging.getLogger(__name__)
 

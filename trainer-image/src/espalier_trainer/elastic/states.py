@@ -14,15 +14,15 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from espalier_core.files.documents import dumps
-from espalier_trainer.checkpoint import Checkpoint, CheckpointState
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.broken import Sending
 from espalier_trainer.elastic.delivery import Place, deliver, received
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import NEWCOMER
-from espalier_trainer.network import Network
-from espalier_trainer.optimizers import optimizer_state
-from espalier_trainer.schedules import UNKNOWN, Moment
+from espalier_trainer.optimizers.building import optimizer_state
+from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
+from espalier_trainer.training.network import Network
 
 _COMMAND: Final = struct.Struct(">5q3d2?")
 _ORDERS = TypeAdapter(dict[int, str])

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.types.job import ElasticBatch
-from espalier_trainer.core.hooks import Criterion
 from espalier_trainer.data.batches import EpochOrder
 from espalier_trainer.data.source import Source
 from espalier_trainer.elastic.batch_norm import synchronized
@@ -24,9 +23,10 @@ from espalier_trainer.elastic.buckets import Exchange
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.measuring.gradients import Stopwatch, settle
 from espalier_trainer.measuring.noise import Norms
-from espalier_trainer.method import PLAIN, Method
-from espalier_trainer.network import Network
-from espalier_trainer.optimizers import set_learning_rate
+from espalier_trainer.optimizers.building import set_learning_rate
+from espalier_trainer.training.hooks import Criterion
+from espalier_trainer.training.method import PLAIN, Method
+from espalier_trainer.training.network import Network
 
 _FIXED_FIGURES: Final = 9
 """Of a step, besides three for each member."""

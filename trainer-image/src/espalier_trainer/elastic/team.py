@@ -12,7 +12,7 @@ from espalier_trainer.elastic.generations import Capture, Generations, StepPlace
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.states import Code, Command, broadcast_note, broadcast_orders, broadcast_state
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.schedules import UNKNOWN, Moment
+from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from espalier_trainer.averaging import averages_in
-from espalier_trainer.checkpoint import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.encoding import PREFIX, decoded
 from espalier_trainer.errors import ExportError
-from espalier_trainer.network import OPTIMIZER_PREFIX
-from espalier_trainer.optimizers import GroupState
+from espalier_trainer.optimizers.averaging import averages_in
+from espalier_trainer.optimizers.building import GroupState
+from espalier_trainer.training.network import OPTIMIZER_PREFIX
 
 
 def evaluated(checkpoint: Checkpoint) -> dict[str, Tensor]:

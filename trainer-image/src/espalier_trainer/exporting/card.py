@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_core.types.result import RunResult
-from espalier_trainer.checkpoint import CheckpointState
-from espalier_trainer.examples import Example, ExampleShape
+from espalier_trainer.checkpoints.document import CheckpointState
+from espalier_trainer.checkpoints.examples import Example, ExampleShape
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.exporting.program import PROGRAM, Program
 

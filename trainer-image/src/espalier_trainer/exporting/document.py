@@ -9,8 +9,8 @@ from pydantic import Field
 from espalier_core.base import Record
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import ModelSpec
-from espalier_trainer.checkpoint import CheckpointIdentity
-from espalier_trainer.examples import Example
+from espalier_trainer.checkpoints.document import CheckpointIdentity
+from espalier_trainer.checkpoints.examples import Example
 from espalier_trainer.net2net.history import Growth
 
 WEIGHTS: Final = "model.safetensors"

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.errors import ExportError, TrainerError
 from espalier_trainer.exporting.document import ExportedModel
 from espalier_trainer.exporting.source import is_export, read_export, read_run
-from espalier_trainer.models import build_model, signature_of
+from espalier_trainer.models.zoo import build_model, signature_of
 from espalier_trainer.net2net.history import check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.process.entrypoint import call_entrypoint, load_entrypoint
 
 
 def load(

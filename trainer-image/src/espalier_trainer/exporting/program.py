@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from espalier_core.causes import in_one_line
 from espalier_core.files.documents import write_bytes_atomically
+from espalier_trainer.checkpoints.examples import Example
 from espalier_trainer.errors import ExportError
-from espalier_trainer.examples import Example
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments
 
 PROGRAM: Final = "model.pt2"

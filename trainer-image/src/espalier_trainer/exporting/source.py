@@ -14,12 +14,12 @@ from espalier_core.files.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
 from espalier_core.types.job import AdaptiveTrainingJob, ModelSpec
 from espalier_core.types.result import RunResult, read_result
 from espalier_core.validation.reading import JobFileError, load_job
-from espalier_trainer.checkpoint import CheckpointState
-from espalier_trainer.checkpoint_store import MANIFEST, CheckpointStore, DamagedCheckpointError
-from espalier_trainer.checkpoint_store import read_checkpoint as read
+from espalier_trainer.checkpoints.document import CheckpointState
+from espalier_trainer.checkpoints.examples import known
+from espalier_trainer.checkpoints.store import MANIFEST, CheckpointStore, DamagedCheckpointError
+from espalier_trainer.checkpoints.store import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
-from espalier_trainer.examples import known
 from espalier_trainer.exporting.averages import average_of, evaluated
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.net2net.deepening.step import history_of

@@ -14,7 +14,7 @@ from espalier_core.files.documents import dumps, write_text_atomically
 from espalier_core.files.layout import JOB_FILE
 from espalier_core.types.job import ModelSpec
 from espalier_core.types.result import dataset_of
-from espalier_trainer.checkpoint_store import write_tensors
+from espalier_trainer.checkpoints.store import write_tensors
 from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.card import card, snippet
 from espalier_trainer.exporting.document import CARD, CONFIG, WEIGHTS, ExportedModel

@@ -23,7 +23,7 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
 from espalier_core.types.signal import REPORT_KEY
 from espalier_trainer.kube.watch import uid_of
-from espalier_trainer.report import INTERVAL_WALL_SECONDS, EventRecorder
+from espalier_trainer.signals.report import INTERVAL_WALL_SECONDS, EventRecorder
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 
 T = TypeVar("T")
 W = TypeVar("W")

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.layout import lay_moments
 from espalier_trainer.net2net.handing_over import hand_over
 from espalier_trainer.net2net.membership import neighbours
 from espalier_trainer.net2net.several import Several
+from espalier_trainer.optimizers.layout import lay_moments
 
 Carry = Callable[[str, Tensor], Tensor]
 """Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""

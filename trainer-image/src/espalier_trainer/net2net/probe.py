@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.modules import (
     ExampleInput,
     as_arguments,

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from espalier_core.types import environment
 from espalier_core.validation.reading import JobFileError, load_job
-from espalier_trainer.causes import ending_of
-from espalier_trainer.contracts import report_early
 from espalier_trainer.errors import TrainerError
-from espalier_trainer.settings import Settings
+from espalier_trainer.process.settings import Settings
+from espalier_trainer.run.contracts import report_early
+from espalier_trainer.training.causes import ending_of
 
 logger = logging.getLogger(__name__)
 

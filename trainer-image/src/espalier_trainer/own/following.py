@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from espalier_core.types.environment import ExitCode
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.core.state import StateCopy
+from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.apart import Line
 from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.elastic.states import Code
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.schedules import Moment
-from espalier_trainer.settings import Rendezvous
-from espalier_trainer.worker import Leave
+from espalier_trainer.process.settings import Rendezvous
+from espalier_trainer.process.term_signal import Leave
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.net2net.several import Several, members_of
-from espalier_trainer.optimizers import kept_options
+from espalier_trainer.optimizers.building import kept_options
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})
 """Wrappers without state, which continue to work when the optimizer in their `.optimizer` grows."""

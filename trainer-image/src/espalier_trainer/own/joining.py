@@ -19,12 +19,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import JobFileError, load_job
-from espalier_trainer.contracts import report_early
-from espalier_trainer.core.batching import batching_of
-from espalier_trainer.core.memory import keep_freed
-from espalier_trainer.core.run import Run
-from espalier_trainer.core.services import connect, seed_of, set_threads
-from espalier_trainer.core.state import StateCopy
+from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.wrappers import why_split
@@ -39,9 +34,14 @@ from espalier_trainer.own.loop import Loop
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.own.streaming import Stream, is_stream
 from espalier_trainer.own.trying import Alone, Validate, validation_loss
-from espalier_trainer.settings import Settings, SettingsError, StopSignal
+from espalier_trainer.process.settings import Settings, SettingsError, StopSignal
+from espalier_trainer.process.term_signal import Leave
+from espalier_trainer.run.batching import batching_of
+from espalier_trainer.run.contracts import report_early
+from espalier_trainer.run.memory import keep_freed
+from espalier_trainer.run.run import Run
+from espalier_trainer.run.services import connect, seed_of, set_threads
 from espalier_trainer.trials.arm import Trying
-from espalier_trainer.worker import Leave
 
 
 @dataclass(frozen=True, slots=True)

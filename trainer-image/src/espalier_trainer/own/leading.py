@@ -17,21 +17,21 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.types.task import score_in
-from espalier_trainer.causes import exit_code_of, sentence
-from espalier_trainer.core import faults
-from espalier_trainer.core.run import Run
-from espalier_trainer.core.steps import Due
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
-from espalier_trainer.evaluation import Evaluation
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.progress import Ending
-from espalier_trainer.schedules import Moment
-from espalier_trainer.settings import StopSignal
+from espalier_trainer.process.settings import StopSignal
+from espalier_trainer.run import faults
+from espalier_trainer.run.run import Run
+from espalier_trainer.run.steps import Due
+from espalier_trainer.training.causes import exit_code_of, sentence
+from espalier_trainer.training.evaluation import Evaluation
+from espalier_trainer.training.progress import Ending
 
 LEFT: Final = "the script left the loop"
 

@@ -15,28 +15,28 @@ from torch import Tensor, nn
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.advice import offered
 from espalier_core.types.job import Insertion
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.core.state import TrialRates
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.elastic.loop_state import TrialRates
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.encoding import PREFIX
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
-from espalier_trainer.models import signature_of, untrainable
+from espalier_trainer.models.zoo import signature_of, untrainable
 from espalier_trainer.net2net.deepening.step import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.in_place import grow_into
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
 from espalier_trainer.net2net.several import members_of
-from espalier_trainer.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
-from espalier_trainer.optimizers import (
+from espalier_trainer.optimizers.building import (
     SEPARATOR,
     GroupState,
     group_options,
     load_optimizer_state,
     optimizer_state,
 )
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.carried import Carried, Stateful
 from espalier_trainer.own.given import united
-from espalier_trainer.schedules import Moment
+from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
 
 
 @dataclass(frozen=True, slots=True)

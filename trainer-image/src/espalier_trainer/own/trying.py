@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from espalier_trainer.core.state import StateCopy
 from espalier_trainer.elastic.batches import ONE
+from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.elastic.member import Turn
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.net2net.modules import mode, undisturbed
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.schedules import Moment
 from espalier_trainer.trials.arm import Taken
 
 Validate = Callable[[nn.Module], float | Tensor]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from espalier_core.types.job import TrainingSpec
-from espalier_trainer.core.hooks import Hooks
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
 from espalier_trainer.elastic.member import Turn
-from espalier_trainer.method import Method
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState
-from espalier_trainer.schedules import Moment
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.method import Method
 from espalier_trainer.trials.arm import Taken
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_trainer.checkpoint import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.core.hooks import Hooks
-from espalier_trainer.core.state import TrialRates
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.elastic.loop_state import TrialRates
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.network import Network, resumed_network
-from espalier_trainer.schedules import Moment, build_schedule
+from espalier_trainer.optimizers.schedules import Moment, build_schedule
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.network import Network, resumed_network
 
 
 class JobState:

@@ -10,15 +10,6 @@ from torch import Tensor, nn
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.core import faults
-from espalier_trainer.core.attempts import refusal
-from espalier_trainer.core.batching import batching_of
-from espalier_trainer.core.growth import Study
-from espalier_trainer.core.hooks import Hooks
-from espalier_trainer.core.optimising import Optimiser, Probe
-from espalier_trainer.core.run import Run
-from espalier_trainer.core.services import Services
-from espalier_trainer.core.steps import Due
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
 from espalier_trainer.distillation.asked import on_reclaim
@@ -27,13 +18,22 @@ from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
-from espalier_trainer.evaluation import Evaluation
-from espalier_trainer.method import method_of
 from espalier_trainer.net2net.modules import mode
-from espalier_trainer.network import Network, new_network
-from espalier_trainer.progress import Ending, TrainingResult, result_of
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.state import JobState, identity
+from espalier_trainer.run import faults
+from espalier_trainer.run.attempts import refusal
+from espalier_trainer.run.batching import batching_of
+from espalier_trainer.run.growing import Study
+from espalier_trainer.run.optimising import Optimiser, Probe
+from espalier_trainer.run.run import Run
+from espalier_trainer.run.services import Services
+from espalier_trainer.run.steps import Due
+from espalier_trainer.training.evaluation import Evaluation
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.method import method_of
+from espalier_trainer.training.network import Network, new_network
+from espalier_trainer.training.progress import Ending, TrainingResult, result_of
 
 
 class Trainer:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, mode, undisturbed
 from espalier_trainer.rewriting.errors import RewritesRefusedError
 from espalier_trainer.rewriting.exporting import exported

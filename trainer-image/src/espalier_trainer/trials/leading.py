@@ -12,10 +12,10 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm, Slice
 from espalier_core.types.trials import SHARES
-from espalier_trainer.adapting import Asked
-from espalier_trainer.core.state import TrialRates
-from espalier_trainer.network import Network
-from espalier_trainer.schedules import UNKNOWN, Moment
+from espalier_trainer.elastic.loop_state import TrialRates
+from espalier_trainer.growth.consultation import Asked
+from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
+from espalier_trainer.training.network import Network
 from espalier_trainer.trials import rules
 from espalier_trainer.trials.orders import Order, result_from
 

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 from espalier_core.base import Record
 from espalier_core.types.advice import Action
 from espalier_core.types.report import Arm
-from espalier_trainer.schedules import Moment
+from espalier_trainer.optimizers.schedules import Moment
 
 
 class Order(Record):

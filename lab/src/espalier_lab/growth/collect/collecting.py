@@ -15,9 +15,9 @@ from espalier_lab.growth.collect.plan import Kind, Run, next_run
 from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, RunRecord, Time, prepared, usable_device
 from espalier_lab.growth.collect.workers import Workers
-from espalier_trainer.architecture import describe
 from espalier_trainer.data import load_data
-from espalier_trainer.models import build_model
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.net2net.description import describe
 
 Watcher = Callable[[int, int, float | None], None]
 """Receives the progress: runs done, all runs, and the wall seconds left, None while nothing is known."""

@@ -13,9 +13,9 @@ from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.channel_groups import ChannelGroup
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.data.source import Data
-from espalier_trainer.models import build_model
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import deepen, widen
-from espalier_trainer.optimizers import build_optimizer
+from espalier_trainer.optimizers.building import build_optimizer
 
 ROUNDS = 7
 STEPS = 60

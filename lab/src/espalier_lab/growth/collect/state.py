@@ -24,8 +24,8 @@ from espalier_core.growth.channel_groups import ChannelGroup
 from espalier_lab.growth.collect.cost import StepCost, cost_of
 from espalier_lab.growth.collect.plan import Run
 from espalier_lab.growth.collect.training import Collection, RunRecord
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore
 
 
 class StateError(Exception):

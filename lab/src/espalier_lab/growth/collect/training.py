@@ -22,18 +22,18 @@ from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.cost import StepCost
 from espalier_lab.growth.collect.plan import Kind, Run
-from espalier_trainer.advisor import Scripted
-from espalier_trainer.checkpoint import Checkpoint
-from espalier_trainer.checkpoint_store import CheckpointStore
-from espalier_trainer.core.growth import Study
-from espalier_trainer.core.services import Services
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
-from espalier_trainer.models import build_model
+from espalier_trainer.growth.advisor import Scripted
+from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import deepen
-from espalier_trainer.randomness import seed_everything
+from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.run.growing import Study
+from espalier_trainer.run.services import Services
+from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 
 
 class CollectError(Exception):

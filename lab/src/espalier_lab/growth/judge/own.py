@@ -25,8 +25,8 @@ from espalier_lab.growth.judge.course import loss_of
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import TrainerError
-from espalier_trainer.models import build_model
-from espalier_trainer.optimizers import build_optimizer
+from espalier_trainer.models.zoo import build_model
+from espalier_trainer.optimizers.building import build_optimizer
 
 SpecT = TypeVar("SpecT", bound=Strict)
 _TIMED: Final = 20

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.types.job import Insertion
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
 from espalier_trainer.net2net.deepening.insertion import build
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints

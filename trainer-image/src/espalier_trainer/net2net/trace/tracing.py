@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import plainly
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode
 from espalier_trainer.net2net.remembered import once

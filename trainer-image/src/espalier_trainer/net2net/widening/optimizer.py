@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, RMSprop
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.averaging import AVERAGE
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.widening.edits import Edit
 from espalier_trainer.net2net.widening.groups import edited
 from espalier_trainer.net2net.widening.widen import Widening
+from espalier_trainer.optimizers.averaging import AVERAGE
 
 _MOMENTS = {
     "exp_avg": 1, "exp_inf": 1, "momentum_buffer": 1, "grad_avg": 1, "prev": 1,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer import randomness
+from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.modules import (
     ExampleInput,
     as_arguments,

@@ -1,0 +1,1 @@
+"""Checkpoints: the document, and the folder that holds them."""

@@ -1,0 +1,197 @@
+"""A checkpoint in memory: all of a training run. `checkpoint_store` keeps it in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from espalier_core.base import Record
+from espalier_core.files.documents import DocumentError, loads
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.measurements import GradientNoise, Measurements
+from espalier_core.types.report import Adaptation, Metric
+from espalier_trainer.checkpoints.examples import Example
+from espalier_trainer.errors import CheckpointMismatchError
+from espalier_trainer.net2net.history import UNREADABLE, Growth
+from espalier_trainer.rewriting.execution import ExecutionState
+
+DocumentT = TypeVar("DocumentT", bound=Record)
+
+
+class CheckpointIdentity(Record):
+    """What must be equal for a checkpoint to be resumed from."""
+
+    job: str
+    model: str
+    dataset: str
+    optimizer: str
+    batch_size: int
+    seed: int
+
+    def require(self, other: CheckpointIdentity) -> None:
+        """Raise `CheckpointMismatchError`, naming what differs, unless `other` is equal."""
+        ours, theirs = self.model_dump(), other.model_dump()
+        differences = [f"{key}: {theirs[key]!r} there, {ours[key]!r} here" for key in ours if ours[key] != theirs[key]]
+        if differences:
+            raise CheckpointMismatchError(
+                f"the checkpoint is of another training run ({'; '.join(differences)}); set another checkpoint.path, "
+                "or remove the folder to begin again"
+            )
+
+
+class BatchState(Record):
+    """What a checkpoint keeps of it."""
+
+    batches: int = Field(default=1, ge=1)
+    """The batch size divided by the author's."""
+    fits: int = Field(default=0, ge=0)
+    """The most examples that a worker has computed in a pass with the current model."""
+    pass_limit: int | None = Field(default=None, ge=1)
+    """The most examples of a pass, after a worker was out of memory; None: it never was."""
+    parameters: int = Field(default=0, ge=0)
+    """Of the current model."""
+    noise: GradientNoise | None = None
+    """By which the learning rate is scaled; after a growth, that of the smaller model until a new one is known."""
+    progress: float = Field(default=0.0, ge=0)
+    """Steps of the author's batch size that the steps so far are worth (AdaScale's scale-invariant iterations)."""
+    scheduled: int = Field(default=0, ge=0)
+    """How often the schedule of the learning rate has counted an epoch."""
+
+
+class CheckpointState(Record):
+    """All of a training run that is not a tensor."""
+
+    identity: CheckpointIdentity
+    architecture: Architecture | None = None
+    """None where the model cannot be described; it has then never grown."""
+    growth: tuple[Growth, ...] = ()
+    """What was done to the starting model, in order; absent in checkpoints from before widening, whose growth in depth
+    is in the architecture."""
+    packages: dict[str, str] | None = None
+    """The packages whose operations the model has grown by, by the `kind` of the growth; None: by built-in ones."""
+    epoch: int = Field(ge=0)
+    """Epochs begun before the current one."""
+    step: int = Field(ge=0)
+    cursor: int = Field(ge=0)
+    """Batches of the current epoch already trained on."""
+    epoch_loss_sum: float
+    """Sum of the losses of these batches."""
+    used_seconds: float = Field(ge=0)
+    example: Example | None = None
+    """Of a batch of two inputs of the model; None where it is not known."""
+    consultations: int = Field(ge=0)
+    adaptations: tuple[Adaptation, ...]
+    metrics: tuple[Metric, ...]
+    depth_before: int
+    parameters_before: int
+    max_step_gap_seconds: float
+    schedule: dict[str, object]
+    optimizer_groups: tuple[dict[str, object], ...]
+    optimizer_values: dict[str, dict[str, object]]
+    """State of the optimizer that is no tensor, by parameter name."""
+    shrinking: dict[str, object] | None = None
+    """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
+    batching: BatchState | None = None
+    """None where the author of the job decides on the batch size."""
+    measurements: Measurements = Measurements()
+    execution: ExecutionState = ExecutionState()
+    """How steps are computed; by default as the module's code says."""
+    random: dict[str, object]
+    """Python's and numpy's generator states; torch's are tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint in memory."""
+
+    state: CheckpointState
+    model: dict[str, Tensor]
+    training: dict[str, Tensor]
+
+    def under(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors in `training` whose names begin with `prefix`, by the rest of their names."""
+        return {name.removeprefix(prefix): each for name, each in self.training.items() if name.startswith(prefix)}
+
+    def copied(self, room: Checkpoint | None = None) -> Checkpoint:
+        """Return one that does not change with the network it was made of, on the CPU: a device may be nearly full.
+
+        Tensors of `room`, an earlier copy that nobody reads any more, are overwritten where they fit.
+        """
+        model, training = (
+            {name: _copied(tensor, there.get(name)) for name, tensor in tensors.items()}
+            for tensors, there in self._beside(room)
+        )
+        return Checkpoint(self.state.model_copy(deep=True), model, training)
+
+    def room(self, room: Checkpoint | None = None) -> Checkpoint:
+        """Return memory for a copy, each page of it in use, with the tensors of an earlier `room` that fit.
+
+        The tensors of this one are not read, so they may change meanwhile.
+        """
+        model, training = (
+            {name: _made(tensor, there.get(name)) for name, tensor in tensors.items()}
+            for tensors, there in self._beside(room)
+        )
+        return Checkpoint(self.state, model, training)
+
+    def _beside(self, room: Checkpoint | None) -> tuple[tuple[dict[str, Tensor], dict[str, Tensor]], ...]:
+        """Return the tensors of the model and of training, each with those of an earlier copy."""
+        there: tuple[dict[str, Tensor], ...] = ({}, {}) if room is None else (room.model, room.training)
+        return (self.model, there[0]), (self.training, there[1])
+
+
+def loads_grown(text: str, model: type[DocumentT], source: str) -> DocumentT:
+    """Parse a document that is a `CheckpointState`, or has one; `source` names it in errors.
+
+    Raises `DocumentError` as `loads` does, and `CheckpointMismatchError` if the model has grown by an operation whose
+    package is missing here, or another one.
+    """
+    try:
+        return loads(text, model, source)
+    except DocumentError as error:
+        cause = error.__cause__
+        faults = cause.errors() if isinstance(cause, ValidationError) else []
+        fault = next((each for each in faults if each["type"] == UNREADABLE), None)
+        if fault is None:
+            raise
+        package = _packages(json.loads(text), fault["loc"]).get(fault["input"].get("kind"))
+        named = f"the package {package}" if package else "the package of this operation"
+        raise CheckpointMismatchError(
+            f"{source}: the model has grown by an operation that is not here as it was then ({fault['msg']}); install "
+            f"{named} where the trainer runs"
+        ) from error
+
+
+def _packages(body: object, place: Iterable[int | str]) -> dict[object, object]:
+    """Return the `packages` of the innermost part of a document that has some and holds the `place`."""
+    found: object = None
+    for part in place:
+        if not isinstance(body, dict):
+            break
+        found = body.get("packages", found)
+        body = body.get(part)
+    return found if isinstance(found, dict) else {}
+
+
+def _copied(tensor: Tensor, room: Tensor | None) -> Tensor:
+    """Return a copy on the CPU, in `room` if it fits."""
+    if room is None or not _fits(tensor, room):
+        return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return room.copy_(tensor.detach())
+
+
+def _made(tensor: Tensor, room: Tensor | None) -> Tensor:
+    """Return a tensor on the CPU for a copy: `room` if it fits."""
+    if room is None or not _fits(tensor, room):
+        return torch.full(tensor.shape, 1, dtype=tensor.dtype)  # zeros may be memory that nobody has touched
+    return room
+
+
+def _fits(tensor: Tensor, room: Tensor) -> bool:
+    return room.shape == tensor.shape and room.dtype == tensor.dtype

@@ -1,0 +1,1 @@
+"""How a run asks how to grow, and what it does with the answer."""

@@ -1,0 +1,277 @@
+"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of its result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from torch import nn
+
+from espalier_core.growth import operation
+from espalier_core.growth.architecture import Architecture, GrowthError
+from espalier_core.growth.block import ADD_BLOCK
+from espalier_core.types.advice import Action, AdviceRequest, offered
+from espalier_core.types.advice import Progress as AdviceProgress
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrainingJob, Insertion
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, AdaptationResult, Arm
+from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
+from espalier_trainer.growth.advisor import Advisor, Decision
+from espalier_trainer.growth.places import known_places
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.signals.scheduler import Scheduler
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.progress import Progress
+
+MIN_CONSULTATION_WALL_SECONDS = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Consultation:
+    """The result of a consultation."""
+
+    network: Network
+    """The grown network, or the one that was given."""
+    adaptation: Adaptation
+    restart_schedule: bool
+    problem: tuple[Reason, str] | None
+    inexact: bool = False
+    """Whether the network has grown, and its outputs have changed."""
+    restarted_at: float | None = None
+    """Used seconds of the budget at which the schedule began again; None: now."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether somebody decided: the agent, or a fallback that advises growth in its place."""
+        away = self.problem is not None and self.problem[0] is Reason.AGENT_UNAVAILABLE
+        return not away or self.adaptation.result is not AdaptationResult.DECLINED
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An answer to a question that is not carried out yet."""
+
+    decision: Decision
+    allowed: tuple[Action, ...]
+    """What might have been advised."""
+    used_seconds: float
+    """Budget time of the question."""
+    allocation: Allocation
+    seconds: float
+    """Wall time until the answer."""
+
+    def choosing(self, action: Action) -> Asked:
+        """Return it with another action, which came better of a trial than the advised one."""
+        return replace(self, decision=replace(self.decision, action=action))
+
+    def record(
+        self, result: AdaptationResult, before: Network, after: Network, progress: Progress, message: str = ""
+    ) -> Adaptation:
+        """Return the record of what became of it."""
+        decision, score = self.decision, score_in(progress.metrics, "validation")
+        return Adaptation(
+            decision_id=decision.id,
+            time=datetime.now(UTC),
+            used_seconds=self.used_seconds,
+            trigger=self.allocation.reason,
+            generation=self.allocation.generation,
+            action=str(decision.action),
+            source=decision.source,
+            policy=decision.policy,
+            probabilities=decision.probabilities,
+            result=result,
+            reason=decision.problem[0] if decision.problem else None,
+            message=message,
+            depth_before=before.depth,
+            depth_after=after.depth,
+            parameters_before=before.parameters,
+            parameters_after=after.parameters,
+            width_before=_width(before, decision.action, result),
+            width_after=_width(after, decision.action, result),
+            accuracy_before=accuracy_of(score),
+            score_before=other_than_accuracy(score),
+            seconds=self.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Asks the advisor and grows the network, as the job allows."""
+
+    job: AdaptiveTrainingJob
+    advisor: Advisor
+    scheduler: Scheduler
+    example_input: ExampleInput
+    batch_size: Callable[[], int]
+    """Returns the number of examples in a step: a loop of a user's own decides on it, or goodput, and it may change."""
+    restart_only: bool = False
+    """A control for studies: if the advice is to grow, only the learning-rate schedule restarts."""
+    clock: Callable[[], float] = time.monotonic
+    seed: int = 0
+    """The seed of random choices in growth."""
+    loss: Callable[[nn.Module], float | None] = lambda _module: None
+    """Returns the loss of a module on one batch, always the same; None where it is not known."""
+
+    def question(self, network: Network, progress: Progress, allocation: Allocation) -> AdviceRequest:
+        """Return the question how to grow."""
+        if network.architecture is None:
+            raise ValueError("a network without a description cannot be asked about")
+        spec = self.job.spec.adaptation
+        return AdviceRequest(
+            job=self.job.key,
+            architecture=network.architecture,
+            time_left_seconds=self.scheduler.time_left(),
+            time_budget_seconds=self.scheduler.time_budget(),
+            allocation=allocation,
+            allowed_actions=allowed_actions(spec, network.architecture, progress.parameters_before, network.waiting),
+            progress=AdviceProgress(
+                epoch=progress.epoch,
+                step=progress.step,
+                adaptations=progress.consultations,
+                metrics=progress.metric_tuple(),
+            ),
+            places=known_places(network.module, self.example_input),
+            batch_size=self.batch_size(),
+        )
+
+    def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:
+        """Ask how to grow."""
+        spec = self.job.spec.adaptation
+        began, used = self.clock(), self.scheduler.used_seconds()
+        request = self.question(network, progress, allocation)
+        # Waiting for the agent is paid from the budget, so it is never waited longer than there is budget.
+        patience = max(
+            MIN_CONSULTATION_WALL_SECONDS, min(spec.decision_timeout_seconds, self.scheduler.wall_time_left())
+        )
+        decision = self.advisor.advise(request, patience)
+        if self.job.spec.training.task is not Task.CLASSIFICATION:
+            # Expected gains are in accuracy, so a trial of another task is judged by its losses alone.
+            decision = replace(decision, gains={})
+        return Asked(decision, request.actions(), used, allocation, self.clock() - began)
+
+    def carried_out(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm] = ()) -> Consultation:
+        """Grow as was advised, in mode Auto; `arms` is what was tried before. Errors here never stop training."""
+        spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
+        grown, result, message = self._carry_out(decision, network)
+        jumps = result is AdaptationResult.GROWN and not exact(decision.action, spec.insertion)
+        summary = "; ".join(filter(None, (message, compared(arms) if arms else "")))
+        adaptation = asked.record(result, network, grown, progress, summary).model_copy(
+            update={
+                "loss_before": _finite(self.loss(network.module)) if jumps else None,
+                "loss_after": _finite(self.loss(grown.module)) if jumps else None,
+                "arms": tuple(arms),
+                "seconds": asked.seconds + self.clock() - began,
+            }
+        )
+        wanted = decision.action.grows
+        restart = (self.restart_only and wanted) or self.restarts(result)
+        return Consultation(grown, adaptation, restart, decision.problem, inexact=jumps)
+
+    def declined(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm]) -> Consultation:
+        """Leave the network as it is, since what was tried is no better."""
+        adaptation = asked.record(AdaptationResult.DECLINED, network, network, progress).model_copy(
+            update={"reason": Reason.TRIAL_NOT_BETTER, "arms": tuple(arms), "message": compared(arms)}
+        )
+        return Consultation(network, adaptation, restart_schedule=False, problem=asked.decision.problem)
+
+    def taken_over(
+        self,
+        asked: Asked,
+        action: Action,
+        before: Network,
+        after: Network,
+        progress: Progress,
+        arms: Sequence[Arm],
+        parameters: int,
+    ) -> Consultation:
+        """Continue with a copy that has grown by `action` and trained on, and was the best of those tried.
+
+        `parameters` is the number of those of `before`, whose module may have grown in place.
+        """
+        adaptation = asked.choosing(action).record(AdaptationResult.GROWN, before, after, progress, compared(arms))
+        adaptation = adaptation.model_copy(update={"arms": tuple(arms), "parameters_before": parameters})
+        restart = self.restarts(AdaptationResult.GROWN)
+        return Consultation(after, adaptation, restart, asked.decision.problem, restarted_at=asked.used_seconds)
+
+    def growth_seed(self, network: Network) -> int:
+        """Return the seed of the next growth: another one for each, the same for whoever does it again."""
+        return (self.seed << 16) + len(network.history)
+
+    def restarts(self, result: AdaptationResult) -> bool:
+        """Return whether the learning rate's schedule restarts after this result."""
+        return result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
+
+    def _carry_out(self, decision: Decision, network: Network) -> tuple[Network, AdaptationResult, str]:
+        problem = decision.problem[1] if decision.problem else ""
+        if not decision.action.grows:
+            return network, AdaptationResult.DECLINED, problem
+        if self.restart_only:
+            return network, AdaptationResult.DRY_RUN, "control: only the learning-rate schedule begins again"
+        if self.job.spec.adaptation.mode is AdaptationMode.DRY_RUN:
+            return network, AdaptationResult.DRY_RUN, problem
+        if self.scheduler.time_left() <= 0:
+            return network, AdaptationResult.FAILED, "the time budget was used up while advice was waited for"
+        try:
+            seed = self.growth_seed(network)
+            insertion = self.job.spec.adaptation.insertion
+            grown = network.grown(decision.action, self.example_input, insertion, seed)
+        except GrowthError as error:
+            return network, AdaptationResult.FAILED, str(error)
+        return grown, AdaptationResult.GROWN, problem
+
+
+def compared(arms: Sequence[Arm]) -> str:
+    """Describe what came of a trial."""
+    losses = (f"{each.action} {f'{each.loss:.4g}' if each.loss is not None else each.message}" for each in arms)
+    return f"validation loss when tried: {', '.join(losses)}"
+
+
+def exact(action: Action, insertion: Insertion) -> bool:
+    """Return whether a growth keeps the outputs of the model in eval mode."""
+    return action.kind != ADD_BLOCK.name or insertion is not Insertion.SCALED
+
+
+def _finite(loss: float | None) -> float | None:
+    """Return a loss as a report can have it."""
+    return loss if loss is not None and math.isfinite(loss) else None
+
+
+def _width(network: Network, action: Action, result: AdaptationResult) -> int | None:
+    if result is not AdaptationResult.GROWN or network.architecture is None:
+        return None
+    return operation(action.kind).width(network.architecture, str(action.target))
+
+
+def undone(adaptation: Adaptation, network: Network, message: str) -> Adaptation:
+    """Return the record of an adaptation that had to be reverted."""
+    return adaptation.model_copy(
+        update={
+            "result": AdaptationResult.FAILED,
+            "message": message,
+            "width_after": adaptation.width_before,
+            "depth_after": network.depth,
+            "parameters_after": network.parameters,
+        }
+    )
+
+
+def allowed_actions(
+    spec: AdaptationSpec, architecture: Architecture, started_with: int, waiting: Set[Action] = frozenset()
+) -> tuple[Action, ...] | None:
+    """Return what may be advised; None: whatever the architecture offers, as for a job that deepens without bound.
+
+    `started_with` is the number of parameters of the starting model; `waiting` are growths that have to wait until an
+    earlier one is over. `Nothing` is always allowed and not listed.
+    """
+    bound = spec.max_parameters
+    if bound is None:
+        bound = min((most * started_with for name in spec.actions if (most := operation(name).bound)), default=None)
+    all_of_them = offered(architecture)
+    wanted = tuple(action for action in all_of_them if action.kind in spec.actions and action not in waiting)
+    if bound is None:
+        return None if wanted == all_of_them else wanted
+    return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)

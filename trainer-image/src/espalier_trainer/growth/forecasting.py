@@ -1,0 +1,93 @@
+"""What growing would gain, asked of the agent while the job trains: by it a scheduler chooses whom to lend GPUs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from pydantic import ValidationError
+
+from espalier_core.types.advice import AdviceRequest
+from espalier_core.types.job import Trials
+from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.trials import SHARES
+from espalier_trainer.growth.advisor import AdvisorError, Decision
+from espalier_trainer.signals.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+SHARE: Final = 0.02
+"""The agent is asked again after this share of the budget, and not within `LEAST_SECONDS`."""
+LEAST_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 10.0
+"""Wall time for an answer. Nobody waits for it."""
+NOTHING: Final = GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=0.0)
+
+Forecaster = Callable[[AdviceRequest, float], Decision]
+"""Returns what the agent would advise, within this number of seconds; raises `AdvisorError`."""
+
+
+class Forecasting:
+    """Asks between epochs, in a thread. Not thread-safe: the training loop's own."""
+
+    def __init__(self, forecaster: Forecaster | None, scheduler: Scheduler, trials: Trials) -> None:
+        """`trials` take time for which extra workers are needed, too. Without a `forecaster` nothing is known but
+        whether the job may grow.
+        """
+        self._forecaster, self._scheduler = forecaster, scheduler
+        self._share = SHARES.get(trials, 0.0)
+        self._due = 0.0
+        self._epoch_began: float | None = None
+        self._epoch_seconds = 0.0
+        self._thread: threading.Thread | None = None
+        self._answers: list[Decision] = []
+        self._newest: GrowthForecast | None = None
+
+    def look(self, request: Callable[[], AdviceRequest] | None) -> GrowthForecast | None:
+        """Return the newest forecast at the beginning of an epoch, and ask again if it is time.
+
+        `request` makes the question; None: the job may not grow any more, or not now.
+        """
+        used = self._scheduler.used_seconds()
+        if self._epoch_began is not None:
+            self._epoch_seconds = used - self._epoch_began
+        self._epoch_began = used
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            if self._answers:
+                self._newest = self._forecast(self._answers.pop())
+        if request is None:
+            self._newest, self._due = None, 0.0  # once it may grow again, the answer may be another one
+            return NOTHING
+        if self._forecaster is not None and self._thread is None and used >= self._due:
+            self._due = used + max(LEAST_SECONDS, SHARE * self._scheduler.time_budget())
+            question = request()
+            self._thread = threading.Thread(
+                target=self._ask, args=(self._forecaster, question), name="forecast", daemon=True
+            )
+            self._thread.start()
+        return self._newest
+
+    def _ask(self, forecaster: Forecaster, question: AdviceRequest) -> None:
+        try:
+            self._answers.append(forecaster(question, _PATIENCE_SECONDS))
+        except AdvisorError as error:
+            logger.debug("what growing would gain is not known: %s", error)
+
+    def _forecast(self, decision: Decision) -> GrowthForecast | None:
+        """Return what was answered; None where the policy does not tell what its advice gains."""
+        if not decision.action.grows:
+            return GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=self._seconds())
+        gain = decision.gains.get(str(decision.action))
+        if gain is None:
+            return None
+        try:
+            return GrowthForecast(gain=gain.mean, low=gain.low, high=gain.high, seconds=self._seconds())
+        except ValidationError as error:
+            logger.warning("the agent expects a gain that cannot be: %s", error)
+            return None
+
+    def _seconds(self) -> float:
+        return self._epoch_seconds + self._share * self._scheduler.time_left()

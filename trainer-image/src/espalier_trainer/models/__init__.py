@@ -1,0 +1,1 @@
+"""Starting models by name."""

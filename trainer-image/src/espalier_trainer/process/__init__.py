@@ -1,0 +1,1 @@
+"""What the scheduler tells a trainer process when it starts and ends: settings, its place among leaders, SIGTERM."""

@@ -1,0 +1,332 @@
+"""When a run asks how to grow, whether extra workers try the answer first, and what it continues with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from espalier_core.types.advice import offered
+from espalier_core.types.events import NOT_GROWABLE
+from espalier_core.types.job import AdaptationMode, Trials
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
+from espalier_core.types.task import Score
+from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.growth.backoff import Silence
+from espalier_trainer.growth.consultation import Adapter, Asked, Consultation
+from espalier_trainer.growth.forecasting import Forecasting
+from espalier_trainer.growth.outcomes import report_outcome
+from espalier_trainer.run.live import LiveRun
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.progress import Ending
+from espalier_trainer.trials import rules
+from espalier_trainer.trials.leading import Trial, begun
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Options for studies, which no job uses."""
+
+    restart_only: bool = False
+    """A control: if the advice is to grow, only the learning rate's schedule restarts."""
+    stop_before_decision: int | None = None
+    """End the run as `Stopped`, with a checkpoint, when the decision with this number (from 0) is due, so that several
+    runs can continue from it, each with another decision."""
+
+
+class Growth:
+    """Grows the network of a run: a question, perhaps a trial of the answer, and what came of it."""
+
+    def __init__(
+        self,
+        run: LiveRun,
+        adapter: Adapter | None,
+        study: Study,
+        *,
+        cannot_grow: str,
+        cannot_try: str,
+        base_loss: Callable[[], float | None] | None,
+    ) -> None:
+        """Without an `adapter` the network does not grow. The others are as `run.Run` takes them."""
+        job, services = run.job, run.services
+        self._run, self._adapter, self._study, self._cannot_grow = run, adapter, study, cannot_grow
+        self._silence = Silence()
+        if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
+            cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
+        self._cannot_try, self._base_loss = cannot_try, base_loss
+        self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
+        self._trial: Trial | None = None
+        self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
+        self._lent: tuple[int, float] | None = None
+        """The allocation whose extra workers are waited for, and since when, in used seconds."""
+        self._declined: int | None = None
+        """The allocation for which the agent declined before an extra worker was there to try its best growth."""
+
+    def warn(self) -> None:
+        """Warn of what the job asks for and will not get."""
+        spec, journal = self._run.job.spec.adaptation, self._run.journal
+        if spec.trials is not self._trials and spec.mode is not AdaptationMode.OFF:
+            message = f"no growth is tried first (adaptation.trials: {spec.trials}): {self._cannot_try}"
+            journal.warn("TrialsNotPossible", message)
+        if self._adapter is not None and self._cannot_grow:
+            journal.cannot_grow = self._cannot_grow
+            journal.warn(NOT_GROWABLE, self._cannot_grow)
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether extra workers try a growth."""
+        return self._trial is not None
+
+    def abandon(self) -> None:
+        """Give up a trial in progress, as the run ends."""
+        if self._trial is not None:
+            self._trial = None
+            ended = "the run ended before its workers were done; the model stays as it is"
+            self._run.journal.warn("TrialAbandoned", ended)
+
+    def outcome(self, final: Score) -> None:
+        """Report the score of a complete run to the agent that advised it."""
+        if self._adapter is None:
+            return
+        quality = final.quality
+        if quality is not None:
+            report_outcome(self._run.job, self._adapter.advisor, self._run.progress, final, quality)
+        else:
+            least = "[0, 1]" if final.by.higher_is_better else "[0, infinity)"
+            score = f"the {final.by.title} {final.value:g} is not in {least}"
+            self._run.journal.warn("OutcomeNotReported", f"{score}, so the agent does not learn from this job")
+
+    def adapted(self) -> bool:
+        """If a decision is due, ask how to grow; returns whether to train an epoch after that."""
+        run = self._run
+        network, progress = run.state.network, run.progress
+        if self._trial is not None and self._adapter is not None:
+            return self._trial_over(self._adapter, self._trial)
+        if (
+            self._adapter is None
+            or run.allocation.replicas <= run.scheduler.base_replicas()
+            or self._silence.holds(run.scheduler.used_seconds())
+            or not self._may_grow
+        ):
+            return True
+        if progress.consultations == self._study.stop_before_decision:
+            message = f"decision {progress.consultations} is left to the leader that continues from here"
+            run.ending = Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, message)
+            return False
+        if self._waits_to_try():
+            return True
+        run.journal.enter(TrainerPhase.ADAPTING)
+        asked = self._asked(self._adapter, network)
+        if asked.decision.problem is not None and run.services.stop():
+            return False  # the question was broken off; whoever resumes asks again
+        if self._trial_begun(asked):
+            run.journal.enter(TrainerPhase.TRAINING)
+            return run.scheduler.time_left() > 0
+        if self._workers_missing and not asked.decision.action.grows:
+            # A trial may still overrule the advice: it is asked for again once a worker can run one.
+            self._declined = run.allocation.generation
+            late = "no extra worker is ready to try a growth; the agent is asked again once one is"
+            run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is advised, and {late}")
+            run.journal.enter(TrainerPhase.TRAINING)
+            return run.scheduler.time_left() > 0
+        self._carry_out(self._adapter, asked)
+        return run.scheduler.time_left() > 0
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether the network has places to grow at, and may do so once more."""
+        run = self._run
+        network, most = run.state.network, run.job.spec.adaptation.max_adaptations
+        if network.architecture is None or run.progress.consultations >= most:
+            return False
+        allowed = [one for one in offered(network.architecture) if one.kind in run.job.spec.adaptation.actions]
+        return run.hooks.may_grow and not network.waiting.issuperset(allowed)
+
+    def look_ahead(self) -> None:
+        """Let the scheduler know what growing would gain, unless that is being tried."""
+        run = self._run
+        if self._trial is not None or run.job.spec.max_replicas <= run.scheduler.base_replicas():
+            return
+        question = None
+        if self._adapter is not None and self._may_grow:
+            question = partial(self._adapter.question, run.state.network, run.progress, run.allocation)
+        run.meter.growth = self._forecasting.look(question)
+
+    def _asked(self, adapter: Adapter, network: Network) -> Asked:
+        run = self._run
+        with run.services.spans.stage("consult", run.allocation) as attributes:
+            asked = adapter.ask(network, run.progress, run.allocation)
+            attributes |= {
+                "espalier.decision.id": asked.decision.id,
+                "espalier.decision.action": str(asked.decision.action),
+                "espalier.decision.source": str(asked.decision.source),
+            }
+        return asked
+
+    def _carry_out(self, adapter: Adapter, asked: Asked, arms: Sequence[Arm] = ()) -> None:
+        """Grow as advised, and continue with the result."""
+        run = self._run
+        with run.services.spans.stage("adapt", asked.allocation) as attributes:
+            consultation = adapter.carried_out(asked, run.state.network, run.progress, arms)
+            self._settled(consultation)
+            done = consultation.adaptation
+            attributes |= {
+                "espalier.decision.id": done.decision_id,
+                "espalier.adaptation.action": done.action,
+                "espalier.adaptation.result": str(done.result),
+            }
+
+    def _waits_to_try(self) -> bool:
+        """Return whether a question waits for extra workers that still start, since they are to try the answer.
+
+        Where the base is to race, it also waits for the first epoch, after which the base's loss is known.
+        """
+        run = self._run
+        if self._trials is Trials.OFF or run.team is None:
+            return False
+        if self._workers_missing and self._declined == run.allocation.generation:
+            return True
+        if len(run.team.extra_members) >= run.allocation.replicas - run.scheduler.base_replicas():
+            self._lent = None
+            return self._races_base(run.team) and self._base_loss is None and run.progress.epoch == 0
+        used, generation = run.scheduler.used_seconds(), run.allocation.generation
+        if self._lent is None or self._lent[0] != generation:
+            self._lent = generation, used
+        return used - self._lent[1] < rules.START_SHARE * run.scheduler.time_budget()
+
+    @property
+    def _workers_missing(self) -> bool:
+        """Whether the job tries growths, and no extra worker is there yet to do so."""
+        return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
+
+    def _trial_begun(self, asked: Asked) -> bool:
+        """Let extra workers try what was advised, if the job wants that and they can; returns whether they do."""
+        run = self._run
+        adapter, team, progress = self._adapter, run.team, run.progress
+        if adapter is None or team is None or self._trials is Trials.OFF:
+            return False
+        trial = begun(
+            self._trials,
+            asked,
+            team.extra_members,
+            run.state.network,
+            run.allocation.replicas,
+            run.scheduler.wall_time_left(),
+            run.state.trial_rates(progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
+            adapter.growth_seed(run.state.network),
+            base=_base_of(team),
+            loss=self._loss_of_base() if self._races_base(team) else None,
+            moment=run.moment(),
+            clock=run.services.clock,
+        )
+        if trial is None:
+            if asked.decision.action.grows and not team.extra_members:
+                late = f"no extra worker was ready within {rules.START_SHARE:.0%} of the budget"
+                run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
+            return False
+        try:
+            team.send_apart({worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.capture)
+        except GroupBrokenError:
+            return True  # at the next boundary the members are gathered again, and at the next epoch it asks again
+        self._trial = trial
+        run.journal.trials_started(trial.actions, len(trial.orders), trial.seconds)
+        return True
+
+    def _races_base(self, team: Team) -> bool:
+        return rules.races_base(self._trials, len(team.extra_members), _base_of(team))
+
+    def _loss_of_base(self) -> float | None:
+        return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()
+
+    def _trial_over(self, adapter: Adapter, trial: Trial) -> bool:
+        """Decide if the trial is over; returns whether to train an epoch after that."""
+        run = self._run
+        team, network, progress = run.team, run.state.network, run.progress
+        parameters = network.parameters
+        if self._base_loss is None or trial.base_due:
+            trial.base_measured(self._loss_of_base())
+        if team is not None:
+            for worker in trial.narrowed(team.reported() | team.results()):
+                team.dismiss(worker)
+        results = {} if team is None else team.results()
+        verdict = trial.verdict(results, network, run.allocation.replicas)
+        if verdict is None or team is None:
+            return True
+        self._trial = None
+        took_over = verdict.winner is not None and self._takes_over(team, verdict.winner)
+        if not took_over:
+            team.bring_back()
+        if verdict.best is None or (verdict.winner is not None and not took_over):
+            run.journal.warn("TrialAbandoned", f"{verdict.why or 'the winner is gone'}; the model stays as it is")
+            if run.allocation.replicas >= trial.replicas:  # whatever ended a worker may end it again
+                self._silence.heard(False, run.scheduler.used_seconds(), run.scheduler.time_budget())
+            return True
+        if not verdict.grows:
+            consultation = adapter.declined(trial.asked, network, progress, verdict.arms)
+        elif took_over:
+            taken = trial.action(verdict.best)
+            consultation = adapter.taken_over(
+                trial.asked, taken, network, run.state.network, progress, verdict.arms, parameters
+            )
+        else:
+            self._carry_out(adapter, trial.asked.choosing(trial.action(verdict.best)), verdict.arms)
+            return run.scheduler.time_left() > 0
+        self._settled(consultation)
+        return run.scheduler.time_left() > 0
+
+    def _takes_over(self, team: Team, winner: str) -> bool:
+        """Continue with the state of the worker that won a trial; returns False if it is gone."""
+        run = self._run
+        progress, measured, before, taken = run.progress, run.meter.measured(), run.state.network, False
+
+        def take_over(checkpoint: Checkpoint) -> Network:
+            nonlocal taken
+            taken = True
+            # The worker knows what the hooks kept as the trial began, not what has come since, nor of the growth.
+            return run.take_over(replace(checkpoint, state=checkpoint.state.model_copy(update={"shrinking": kept})))
+
+        run.hooks.grew(before, lambda: run.capture().state)
+        kept = run.hooks.capture()[0]
+        team.bring_back(winner)
+        team.update_members(run.allocation.replicas, before, progress.step, run.capture, take_over)
+        if not taken:
+            run.hooks.growth_undone()
+            return False
+        # What was reported of the run stays, with where its training stands now.
+        now = run.progress
+        now.adaptations, now.consultations, now.metrics = progress.adaptations, progress.consultations, progress.metrics
+        now.max_step_gap_seconds = progress.max_step_gap_seconds
+        run.meter.restore(measured)
+        run.saver.wanted = True
+        return True
+
+    def _settled(self, consultation: Consultation) -> None:
+        """Use what came of a consultation, and record it."""
+        run = self._run
+        run.jumps.report(run.progress.adaptations)
+        network = run.state.network
+        self._silence.heard(consultation.answered, run.scheduler.used_seconds(), run.scheduler.time_budget())
+        run.progress.consultations += consultation.answered
+        if consultation.network is not network:
+            if run.state.in_place:
+                # Where the grown one does not fit the process ends; started again it continues from here, as it was.
+                run.save()
+            run.hooks.grew(network, lambda: run.capture().state)
+            run.use(consultation.network)
+            run.grown_from = network
+        run.progress.adaptations.append(consultation.adaptation)
+        if consultation.restart_schedule:
+            now, at = run.moment(), consultation.restarted_at
+            run.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
+        if run.team is not None:
+            run.team.noted()
+        run.jumps.settled(consultation, run.progress.adaptations)
+        run.journal.enter(TrainerPhase.TRAINING)
+
+
+def _base_of(team: Team) -> int:
+    """Return how many workers of a team, its leader included, are no extra ones."""
+    return team.world - len(team.extra_members)

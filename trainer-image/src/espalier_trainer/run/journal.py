@@ -1,0 +1,253 @@
+"""Turns what happens in training into reports and events."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypedDict
+
+from espalier_core.types.advice import Action
+from espalier_core.types.events import (
+    AdaptationFinished,
+    BatchSizeChanged,
+    CheckpointSaved,
+    EpochFinished,
+    TrainerFinished,
+    TrainerStarted,
+    TrialsStarted,
+    TrialStarted,
+    Warned,
+    WorkersChanged,
+)
+from espalier_core.types.measurements import Measurements
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import (
+    BATCH_METRIC,
+    RATE_FACTOR_METRIC,
+    WORKERS_METRIC,
+    Adaptation,
+    Report,
+    TrainerPhase,
+)
+from espalier_core.types.task import accuracy_of, other_than_accuracy
+from espalier_trainer.run.batching import Resized
+from espalier_trainer.signals.report import Reporter
+from espalier_trainer.signals.scheduler import Scheduler
+from espalier_trainer.training.evaluation import Evaluation
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.progress import Ending, Progress
+
+logger = logging.getLogger(__name__)
+
+
+class _Stamp(TypedDict):
+    time: datetime
+    used_seconds: float
+
+
+class _Standing(TypedDict):
+    step: int
+    depth: int
+    parameters: int
+
+
+@dataclass
+class Journal:
+    """Reports where training stands: `network` and `progress`."""
+
+    job: str
+    scheduler: Scheduler
+    reporter: Reporter
+    network: Network
+    progress: Progress
+    incarnation: str = ""
+    """A new value for every process start; made up when empty."""
+    attempt: int | None = None
+    """How often the leader was replaced before; None: not known."""
+    phase: TrainerPhase = TrainerPhase.STARTING
+    acknowledged: int = 0
+    last_checkpoint: datetime | None = None
+    ending: Ending | None = None
+    cannot_grow: str = ""
+    """Why the model cannot grow; empty if it can, or if nobody asked for it."""
+    measured: Callable[[], Measurements] = Measurements
+    """Returns what was measured of the run so far."""
+
+    def __post_init__(self) -> None:
+        self.incarnation = self.incarnation or uuid.uuid4().hex
+
+    def enter(self, phase: TrainerPhase) -> None:
+        """Change the phase and report it at once."""
+        self.phase = phase
+        self.report(urgent=True)
+
+    def report(self, *, urgent: bool = False) -> None:
+        """Publish a report, if it is due or urgent."""
+        self.reporter.publish(self._report, urgent=urgent)
+
+    def acknowledge(self, generation: int) -> bool:
+        """Repeat the generation of an allocation that training has taken notice of; return whether it is news."""
+        if generation == self.acknowledged:
+            return False
+        self.acknowledged = generation
+        self.report(urgent=True)
+        return True
+
+    def warn(self, reason: str, message: str) -> None:
+        """Report a problem that does not stop training."""
+        logger.warning("%s: %s", reason, message)
+        self.reporter.record(Warned(**self._stamp(), reason=reason, message=message))
+
+    def started(self, resumed: bool, device: str) -> None:
+        """Report that training begins: the time budget runs from here."""
+        self.reporter.record(
+            TrainerStarted(
+                **self._stamp(),
+                **self._standing(),
+                incarnation=self.incarnation,
+                resumed=resumed,
+                epoch=self.progress.epoch,
+                device=device,
+            )
+        )
+        self.enter(TrainerPhase.TRAINING)
+
+    def epoch_finished(self, train_loss: float, evaluation: Evaluation, max_step_gap: float) -> None:
+        """Report an epoch and the evaluation after it."""
+        progress = self.progress
+        if math.isfinite(evaluation.loss):
+            self.reporter.record(
+                EpochFinished(
+                    **self._stamp(),
+                    **self._standing(),
+                    # Reported before the epoch is counted: what a loop does after its batches belongs to it.
+                    epoch=progress.epoch + (progress.cursor > 0),
+                    train_loss=train_loss,
+                    validation_loss=evaluation.loss,
+                    validation_accuracy=accuracy_of(evaluation.score),
+                    validation_score=other_than_accuracy(evaluation.score),
+                    learning_rate=progress.metrics.get("learning_rate", 0.0),
+                    max_step_gap_seconds=max_step_gap,
+                )
+            )
+        self.report()
+
+    def adapted(self, adaptation: Adaptation, problem: tuple[Reason, str] | None) -> None:
+        """Report the result of a consultation."""
+        if problem is not None:
+            self.warn(*problem)
+        self.reporter.record(AdaptationFinished(**self._stamp(), adaptation=adaptation))
+        logger.info(
+            "%s by %s: %s; depth %d to %d",
+            adaptation.action,
+            adaptation.policy,
+            adaptation.result,
+            adaptation.depth_before,
+            adaptation.depth_after,
+        )
+
+    def trial_started(self, network: Network, seconds: float) -> None:
+        """Report that a smaller model is tried for `seconds` of the budget."""
+        self.reporter.record(TrialStarted(**self._stamp(), **self._standing(network), seconds=seconds))
+        self.report(urgent=True)
+
+    def trials_started(self, actions: Sequence[Action], workers: int, seconds: float) -> None:
+        """Report that `workers` extra workers try `actions`, for `seconds` of wall time each."""
+        tried = tuple(str(action) for action in actions)
+        self.reporter.record(TrialsStarted(**self._stamp(), actions=tried, workers=workers, seconds=seconds))
+        self.report(urgent=True)
+
+    def workers_changed(self, workers: int, seconds: float) -> None:
+        """Report that `workers` workers train together, after a pause of `seconds`."""
+        self.progress.metrics[WORKERS_METRIC] = workers
+        self.reporter.record(WorkersChanged(**self._stamp(), workers=workers, seconds=seconds))
+        self.report(urgent=True)
+
+    def batch_changed(self, changed: Resized, workers: int, factor: float, message: str = "") -> None:
+        """Report another batch size, and the factor of the learning rate that goes with it."""
+        self.progress.metrics |= {BATCH_METRIC: changed.after, RATE_FACTOR_METRIC: factor}
+        noise = self.measured().gradient
+        self.reporter.record(
+            BatchSizeChanged(
+                **self._stamp(),
+                before=changed.before,
+                batch_size=changed.after,
+                passes=changed.passes,
+                workers=workers,
+                goodput=changed.expected,
+                learning_rate_factor=factor,
+                noise_scale=None if noise is None else noise.noise_scale,
+                message=message,
+            )
+        )
+        self.report(urgent=True)
+
+    def saved(self, path: str, step: int, seconds: float) -> None:
+        """Report that the checkpoint of a step, which took `seconds` to write, is complete."""
+        stamp = self._stamp()
+        self.last_checkpoint = stamp["time"]
+        self.reporter.record(CheckpointSaved(**stamp, path=path, step=step, seconds=seconds))
+
+    def over(self, ending: Ending) -> None:
+        """Report that training is over and the last checkpoint is written; the script's own code may still run."""
+        self.ending = ending
+        self.report(urgent=True)
+
+    def finished(self, ending: Ending, test: Evaluation | None) -> None:
+        """Report how the run ended."""
+        progress = self.progress
+        score = None if test is None or not math.isfinite(test.score.value) else test.score
+        if test is not None and math.isfinite(test.loss):
+            progress.metrics |= test.named("test")
+        # A user's own loop has no evaluation by the trainer, but may have reported figures.
+        scores = progress.metrics if ending.phase is TrainerPhase.COMPLETED and test is None else {}
+        self.ending = ending
+        self.reporter.record(
+            TrainerFinished(
+                **self._stamp(),
+                **self._standing(),
+                phase=ending.phase,
+                reason=ending.reason,
+                message=ending.message,
+                epoch=progress.epoch,
+                test_accuracy=scores.get("test_accuracy") if test is None else accuracy_of(score),
+                test_score=other_than_accuracy(score),
+                test_loss=scores.get("test_loss") if test is None or not math.isfinite(test.loss) else test.loss,
+                max_step_gap_seconds=progress.max_step_gap_seconds,
+            )
+        )
+        self.enter(ending.phase)
+
+    def _stamp(self) -> _Stamp:
+        return {"time": datetime.now(UTC), "used_seconds": self.scheduler.used_seconds()}
+
+    def _standing(self, network: Network | None = None) -> _Standing:
+        network = network or self.network
+        return {"step": self.progress.step, "depth": network.depth, "parameters": network.parameters}
+
+    def _report(self) -> Report:
+        stamp, progress = self._stamp(), self.progress
+        return Report(
+            **self._standing(),
+            job=self.job,
+            incarnation=self.incarnation,
+            attempt=self.attempt,
+            acknowledged_generation=self.acknowledged,
+            phase=self.phase,
+            reason=None if self.ending is None else self.ending.reason,
+            message="" if self.ending is None else self.ending.message,
+            epoch=progress.epoch,
+            used_seconds=stamp["used_seconds"],
+            progress_percentage=min(100, int(100 * stamp["used_seconds"] / self.scheduler.time_budget())),
+            metrics=progress.metric_tuple(),
+            cannot_grow=self.cannot_grow,
+            consultations=progress.consultations,
+            adaptations=tuple(progress.adaptations),
+            measurements=self.measured(),
+            last_checkpoint_time=self.last_checkpoint,
+            updated_time=stamp["time"],
+        )

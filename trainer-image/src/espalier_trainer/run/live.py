@@ -1,0 +1,202 @@
+"""What a run in progress consists of, and how that is captured, saved and replaced.
+
+All concerns of a run act on it: its loop (`run`), step boundaries (`boundary`) and growth (`growth`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptiveTrainingJob, Optimise
+from espalier_core.types.report import BATCH_METRIC
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity
+from espalier_trainer.elastic.loop_state import TrainingState
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.net2net import randomness
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.optimizers.schedules import Moment
+from espalier_trainer.run import saving
+from espalier_trainer.run.attempts import NOT_OURS
+from espalier_trainer.run.batching import Batching, FixedBatching, Resized
+from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.loss_jump import Jumps
+from espalier_trainer.run.meter import Meter, Place
+from espalier_trainer.run.optimising import Optimiser
+from espalier_trainer.run.services import Services
+from espalier_trainer.training.hooks import Change, Hooks
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.progress import Ending, Progress
+
+_ENDLESS: Final = 1 << 60
+"""Batches of an epoch that does not end."""
+
+
+class LiveRun:
+    """A run in progress. `progress`, `allocation` and `ending` are its current state."""
+
+    def __init__(
+        self,
+        job: AdaptiveTrainingJob,
+        state: TrainingState,
+        services: Services,
+        identity: CheckpointIdentity,
+        *,
+        example: ExampleInput | None,
+        hooks: Hooks | None,
+        batching: Batching | None,
+        optimiser: Optimiser | None,
+    ) -> None:
+        """The arguments are those of `run.Run`."""
+        self.job, self.state, self.services = job, state, services
+        self.hooks, self.batching = hooks or Hooks(), batching or FixedBatching()
+        self._identity, self._example, self.optimiser = identity, example, optimiser
+        self.scheduler = services.scheduler
+        network = state.network
+        self.progress = Progress(network.depth, network.parameters)
+        self.meter = Meter(network, services.gpu_type)
+        self.journal = Journal(
+            job.key,
+            services.scheduler,
+            services.reporter,
+            network,
+            self.progress,
+            services.incarnation,
+            services.attempt,
+            measured=self.meter.measured,
+        )
+        self._note_batch_size()
+        self.saver = saving.Saver(services.checkpoints, job.spec.checkpoint.interval_seconds, services.clock)
+        self.team: Team | None = None if services.team is None else services.team(self.journal)
+        self.allocation = Allocation()
+        self.ending: Ending | None = None
+        self.evaluation_seconds = 0.0
+        """Budget seconds that the loop's last evaluation took."""
+        self.jumps = Jumps(self.journal)
+        self.first_step = 0
+        """The step that this process began at."""
+        self.grown_from: Network | None = None
+        """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
+
+    def cannot_go_on(self) -> bool:
+        """Return whether what the loop does between two steps has to be broken off."""
+        if self.team is not None:
+            self.team.wait()
+        scheduler = self.scheduler
+        return scheduler.time_left() <= 0 or self.services.stop() or scheduler.stop_reason() is not None
+
+    def moment(self) -> Moment:
+        """Return the current position of training in its budget."""
+        return Moment(self.scheduler.used_seconds(), self.scheduler.time_budget())
+
+    @property
+    def place(self) -> Place:
+        """Nodes and workers that compute a step."""
+        return Place() if self.team is None else Place(self.team.nodes, self.team.world)
+
+    def resized(self, changed: Resized, message: str = "") -> None:
+        """Continue with another batch size, which all members learn, and report it."""
+        workers = self.place.workers
+        self.journal.batch_changed(changed, workers, self.batching.portion(workers, 0, _ENDLESS).rate, message)
+        if self.team is not None:
+            self.team.noted()
+
+    def _note_batch_size(self) -> None:
+        if self.batching.batch_size is not None:
+            self.progress.metrics[BATCH_METRIC] = self.batching.batch_size
+
+    def update_members(self) -> None:
+        """Admit workers that wait, and release those beyond the allocation."""
+        if self.team is not None:
+            replicas, step = self.allocation.replicas, self.progress.step
+            self.team.update_members(replicas, self.state.network, step, self.capture, self.take_over)
+
+    def use(self, network: Network) -> None:
+        """Continue with another network."""
+        self.state.adopt(network)
+        self.journal.network = self.state.network
+        self.meter.network_changed(self.state.network)
+        if self.optimiser is not None:
+            self.optimiser.changed()
+        if self.team is not None:
+            self.team.grown()
+
+    def change(self, change: Change | None) -> None:
+        """Carry out the change that a hook returned."""
+        if change is None:
+            return
+        done = change.adaptation
+        if change.network is not self.state.network or change.share:
+            self.use(change.network)
+            self.saver.wanted = True
+        if done is None:
+            self.journal.trial_started(change.network, change.trial_seconds)
+            return
+        self.jumps.report(self.progress.adaptations)
+        self.progress.adaptations.append(done)
+        if self.team is not None:
+            self.team.noted()
+        self.journal.adapted(done, None)
+
+    @property
+    def computed(self) -> Network:
+        """What computes the next step: the network, or the same network in another way that is on probation."""
+        network = self.state.network
+        return network if self.optimiser is None else self.optimiser.computed(network)
+
+    def warn_of_steps(self) -> None:
+        """Warn where the job asks for rewrites and will get none."""
+        refused = NOT_OURS if self.optimiser is None else self.optimiser.refused
+        if refused and self.job.spec.adaptation.optimise is not Optimise.OFF:
+            self.journal.warn("RewritesNotPossible", refused)
+
+    def optimise(self) -> None:
+        """If it is due, look for a faster computation of steps, once a step has shown that the network fits."""
+        if self.optimiser is None or self.grown_from is not None or not self.hooks.may_grow:
+            return  # where it may not grow a smaller network is on trial
+
+        def until() -> bool:
+            self.journal.report()
+            return self.cannot_go_on()
+
+        network, made = self.state.network, self.progress.adaptations
+        self.change(self.optimiser.look(network, made, self.allocation, self.place.workers, until))
+
+    def computed_plainly(self, problem: str) -> bool:
+        """Let the module compute its steps again, if they were computed in another way; return whether they were."""
+        if self.optimiser is None:
+            return False
+        change = self.optimiser.reverted(self.state.network, self.allocation, problem)
+        self.change(change)
+        return change is not None
+
+    def capture(self) -> Checkpoint:
+        """Return the run as its members need it."""
+        used = self.scheduler.used_seconds()
+        progress, hooks, batching = self.progress, self.hooks, self.batching
+        return saving.capture(self._identity, self.state, progress, used, hooks, batching, self._example)
+
+    def capture_all(self) -> Checkpoint:
+        """Return the run with what was measured of it, which members do not need."""
+        checkpoint = self.capture()
+        state = checkpoint.state.model_copy(update={"measurements": self.meter.measured()})
+        return replace(checkpoint, state=state)
+
+    def take_over(self, checkpoint: Checkpoint) -> Network:
+        """Continue with a checkpoint; returns its network. Raises `CheckpointMismatchError` if another run wrote it."""
+        self._identity.require(checkpoint.state.identity)
+        self.state.load(checkpoint)
+        randomness.restore(checkpoint.state.random, checkpoint.training, self.state.device)
+        self.progress = saving.progress_of(checkpoint.state)
+        self.journal.network, self.journal.progress = self.state.network, self.progress
+        self.meter.network_changed(self.state.network)
+        self.meter.restore(checkpoint.state.measurements)
+        self.batching.load(checkpoint.state.batching)
+        self._note_batch_size()
+        return self.state.network
+
+    def save(self, *, wait: bool = True) -> str:
+        """Save; returns why no checkpoint was written, '' if one was, or, without `wait`, will be."""
+        network, used = self.state.network, self.scheduler.used_seconds
+        return self.saver.save(self.capture_all, network, self.progress, self.journal, used, wait=wait)

@@ -1,0 +1,127 @@
+"""What the leader measures of its run. It never changes how the run trains."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from espalier_core.types.measurements import GrowthForecast, Measurements
+from espalier_trainer.elastic.batches import ONE, Portion
+from espalier_trainer.elastic.step import Joint
+from espalier_trainer.measuring.gradients import Stopwatch, Successive
+from espalier_trainer.measuring.losses import LossCurve
+from espalier_trainer.measuring.noise import Noise
+from espalier_trainer.measuring.sampling import Sampling
+from espalier_trainer.measuring.speeds import Speeds
+from espalier_trainer.net2net.modules import device_of
+from espalier_trainer.training.network import Network
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a step is computed."""
+
+    nodes: int = 1
+    workers: int = 1
+
+
+class Meter:
+    """Not thread-safe: the training loop's own."""
+
+    def __init__(self, network: Network, gpu_type: str = "") -> None:
+        self._parameters, self._gpu_type = network.parameters, gpu_type
+        self._speeds, self._noise, self._losses = Speeds(gpu_type=gpu_type), Noise(), LossCurve()
+        self._sampling, self._successive = Sampling(), Successive()
+        self.growth: GrowthForecast | None = None
+        """What the agent expects of growing; set by the run."""
+        self._alone_cost = 0.0
+        """Seconds that the first of two successive gradients cost."""
+        self._joint: Joint | None = None
+        self._measured = self._off = False
+        """Whether this step's noise is measured; whether there was no memory for it."""
+
+    def restore(self, measurements: Measurements) -> None:
+        """Continue from what a checkpoint has kept."""
+        if not measurements.is_empty:
+            self._speeds = Speeds(measurements.speeds, gpu_type=self._gpu_type)
+            self._noise = Noise(measurements.gradient)
+            self._losses = LossCurve(measurements.losses)
+
+    def network_changed(self, network: Network) -> None:
+        """Record that another network is trained: the noise is that of the current one."""
+        parameters = network.parameters
+        if parameters != self._parameters:
+            self._noise = Noise()
+        self._parameters = parameters
+        self._speeds.changed()
+        self._successive.forget()
+
+    def begin(self, *, may: bool = True) -> bool:
+        """Begin a step; return whether the noise of gradients is measured in it, which it is only if it `may` be."""
+        self._joint = None
+        self._measured = may and not self._off and (self._successive.waits or self._sampling.due())
+        return self._measured
+
+    @property
+    def soon(self) -> bool:
+        """Whether the noise of gradients is to be measured in the step after the one that has begun."""
+        return not self._off and not self._measured and (self._successive.waits or self._sampling.due(after=1))
+
+    def look(self, joint: Joint, network: Network) -> None:
+        """Measure the step that was computed, while its gradients are there."""
+        self._joint = joint
+        if not self._measured:
+            return
+        if joint.norms is not None:
+            self._successive.forget()
+            self._noise.add(joint.norms)
+            self._sampling.paid(joint.norms_seconds)
+        elif not joint.seconds or len(joint.seconds) == 1:
+            self._look_alone(joint, network)
+        else:
+            self._sampling.paid(joint.norms_seconds)  # fewer than two members had examples
+
+    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE) -> None:
+        """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch.
+
+        One that is shorter because the epoch ends is no measurement of speed.
+        """
+        self._sampling.stepped(seconds)
+        self._losses.add(epoch, step, loss)
+        joint = self._joint
+        if joint is None or joint.examples <= 0 or not portion.full:
+            return
+        examples = -(-joint.examples // place.workers)
+        key = place.nodes, place.workers, examples, self._parameters, portion.passes
+        self._speeds.add(key, seconds, joint.sync_seconds)
+
+    def measured(self) -> Measurements:
+        """Return what is known now."""
+        return Measurements(
+            speeds=self._speeds.measured(),
+            gradient=self._noise.measured(),
+            losses=self._losses.measured(),
+            growth=self.growth,
+        )
+
+    def _look_alone(self, joint: Joint, network: Network) -> None:
+        first = not self._successive.waits
+        watch = Stopwatch(device_of(network.module))
+        try:
+            with watch:
+                norms = self._successive.look(network.module, joint.examples, joint.scale)
+        except torch.OutOfMemoryError:
+            logger.info("the noise of gradients is not measured any more: there is no memory for it")
+            self._successive.forget()
+            self._off = True
+            return
+        if first:
+            self._alone_cost = watch.seconds
+            return
+        self._sampling.paid(self._alone_cost + watch.seconds)
+        if norms is not None:
+            self._noise.add(norms)

@@ -1,0 +1,325 @@
+"""Looks for a faster computation of the same training steps, at the beginning of an epoch.
+
+Channels-last is tried once a job, rewrites of the graph once at the start and once after each growth. A layout is
+compared in pairs of steps that train nothing; a rewritten graph, once it is known to be exact, computes every other
+step of the training for a while. What all attempts together may cost is a share of the time left. The records of
+attempts in the run's progress say what was tried and what it has cost, so a run that resumes goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from espalier_core.causes import in_one_line
+from espalier_core.types.adaptation import AdaptationSpec, Optimise
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import Adaptation
+from espalier_core.types.training import MemoryFormat
+from espalier_trainer.net2net.modules import copied, mode
+from espalier_trainer.rewriting import (
+    PAIRS,
+    TOLERANCE,
+    WARMUP,
+    Costs,
+    Graph,
+    RewritesRefusedError,
+    capture,
+    compare,
+    search,
+    verify,
+)
+from espalier_trainer.rewriting.execution import executed, has_layouts, lay
+from espalier_trainer.run.attempts import (
+    CHANNELS_LAST,
+    REWRITE,
+    Found,
+    cost_of,
+    gained,
+    is_tried,
+    may_export,
+    search_seconds,
+    too_little,
+)
+from espalier_trainer.run.probation import Probation
+from espalier_trainer.signals.scheduler import Scheduler
+from espalier_trainer.training.hooks import Change
+from espalier_trainer.training.method import Method
+from espalier_trainer.training.network import Network
+
+_COMPARING_STEPS: Final = 2 * (PAIRS + WARMUP)
+_CHECKED_ROWS: Final = 4
+"""Examples of the check in double precision, which does not depend on their number."""
+_MOST_SECONDS: Final = 20.0
+"""Longest attempt: it ends no sooner for GPUs that are taken back, which come with a notice of 30 s by default."""
+_PLANNED: Final = 0.8
+"""Part of what an attempt may cost after which it is broken off: that shows only between two measurements."""
+_ASKING_SECONDS: Final = 0.1
+"""Interval in which an attempt asks if it has to end: other workers wait then."""
+_KNOWN_STEPS: Final = 5
+"""Steps of a network that are timed before it is known how long they take."""
+
+
+class _BrokenOffError(Exception):
+    """An attempt took longer than allowed, or the run is to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What steps of the job are, for measurements."""
+
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    """Returns inputs and targets of a step of one of the workers, by their number."""
+    method: Method
+    refused: str = ""
+    """Why steps of this job cannot be rewritten; '' if they can."""
+
+
+@dataclass
+class _TimedCosts(Costs):
+    """Measures operators until it is broken off."""
+
+    check: Callable[[], None] = lambda: None
+
+    def of(self, graph: Graph, name: str) -> float:
+        """Return the seconds of a node."""
+        self.check()
+        return super().of(graph, name)
+
+
+class Optimiser:
+    """Carries out `adaptation.optimise` and `training.memoryFormat`. Errors in it never stop training."""
+
+    def __init__(
+        self,
+        spec: AdaptationSpec,
+        memory_format: MemoryFormat,
+        probe: Probe,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._spec, self._probe, self._scheduler, self._clock = spec, probe, scheduler, clock
+        self._lays, self._rewrites = memory_format is MemoryFormat.AUTO, spec.optimise is Optimise.REWRITES
+        self._steps: deque[float] = deque(maxlen=64)
+        """Durations of the last steps of the network."""
+        self._probation: Probation | None = None
+        self._unrecorded = 0.0
+        """Seconds of attempts that were given up without a record."""
+        self._began = self._allowed = self._asked = 0.0
+        """Of the attempt: since when, how long it may take, and when it was last asked whether it has to end."""
+        self._until: Callable[[], bool] = lambda: False
+        self._operators: dict[str, float] = {}
+        """Seconds of the operators that were measured: a grown model has most of those of the smaller one."""
+
+    @property
+    def refused(self) -> str:
+        """Why what the job asks for cannot be done; '' if it can."""
+        return self._probe.refused if self._rewrites else ""
+
+    def computed(self, network: Network) -> Network:
+        """Return what computes the next step of `network`."""
+        if self._probation is not None and self._probation.network is not network:
+            self.changed()  # another worker's state was taken over
+        return network if self._probation is None else self._probation.next
+
+    def changed(self) -> None:
+        """Forget what was measured, as the network is another one."""
+        self._steps.clear()
+        if self._probation is not None:
+            self._unrecorded += self._probation.spent
+            self._probation = None
+
+    def stepped(self, seconds: float) -> bool:
+        """Take note of a training step; return whether `decided` is to be called."""
+        if self._probation is None:
+            self._steps.append(seconds)
+            return False
+        self._probation.stepped(seconds)
+        return self._probation.over
+
+    def decided(self, allocation: Allocation) -> Change | None:
+        """Return what came of the steps that were computed in another way."""
+        probation, self._probation = self._probation, None
+        if probation is None:
+            return None
+        pairs, found = probation.comparison, probation.found
+        left = self._scheduler.time_left()
+        why = too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, probation.spent)
+        network = probation.network if why else probation.other
+        message = why or f"{gained(pairs)}; {found.message}"
+        found = replace(found, message=message, won=not why, pairs=pairs)
+        return self._change(found, network, allocation, probation.spent)
+
+    def reverted(self, network: Network, allocation: Allocation, message: str) -> Change | None:
+        """Let the module compute the steps again, since another way has failed; returns None if it did all the time.
+
+        All workers get the state: one whose module computed that step has updated its weights by it.
+        """
+        probation, self._probation = self._probation, None
+        if probation is not None:
+            change = self._change(replace(probation.found, message=message), network, allocation, probation.spent)
+        elif network.execution is not None:
+            found = Found(REWRITE, message, rules=len(network.execution.plan.rules))
+            change = self._change(found, replace(network, execution=None), allocation, 0.0)
+        else:
+            return None
+        return replace(change, share=True)
+
+    def look(
+        self,
+        network: Network,
+        adaptations: Sequence[Adaptation],
+        allocation: Allocation,
+        workers: int,
+        until: Callable[[], bool],
+    ) -> Change | None:
+        """Try what is due; returns what came of it, None where nothing did yet.
+
+        `adaptations` are those of the run so far. An attempt is broken off, without a record, once `until` returns
+        True.
+        """
+        due = self._due(network, adaptations)
+        if not due or len(self._steps) < _KNOWN_STEPS:
+            return None
+        left = self._spec.optimise_share * self._scheduler.time_left() - cost_of(adaptations) - self._unrecorded
+        self._allowed = min(_MOST_SECONDS, _PLANNED * left)
+        # A layout that is too dear does not keep from rewrites; later still less is allowed.
+        kind = next((one for one in due if self._least(one, network) <= self._allowed), "")
+        if not kind:
+            return None
+        self._began, self._until = self._clock(), until
+        attempt = self._try_layout if kind == CHANNELS_LAST else self._try_rewrites
+        try:
+            with _as_it_was(network.module):
+                network, found = attempt(network, *self._probe.batch(workers))
+        except _BrokenOffError:
+            if until():
+                self._unrecorded += self._clock() - self._began
+                return None
+            found = Found(kind, f"it would take longer than the {self._allowed:.3g} s that it may cost")
+        except RewritesRefusedError as error:
+            found = Found(kind, str(error))
+        except torch.OutOfMemoryError as error:
+            found = Found(kind, f"out of memory: {in_one_line(str(error))}")
+        # Whatever the user's model raises in double precision, or a rule that misjudges it.
+        except Exception as error:
+            found = Found(kind, f"failed ({type(error).__name__}: {error})")
+        spent = self._clock() - self._began
+        if self._probation is None:
+            return self._change(found, network, allocation, spent)
+        self._probation.spent = spent
+        return None
+
+    # ---- within
+
+    def _due(self, network: Network, adaptations: Sequence[Adaptation]) -> list[str]:
+        """Return the kinds of the attempts that are due, the first one first."""
+        if self._probation is not None or network.unfolds or network.execution is not None:
+            return []  # a graph of a growth that unfolds would stay as it is now, and rewrites are measured in a layout
+        due = []
+        if self._lays and not network.channels_last and not is_tried(CHANNELS_LAST, adaptations):
+            self._lays = has_layouts(network.module)
+            due += [CHANNELS_LAST] * self._lays
+        if self._rewrites and not self._probe.refused and not is_tried(REWRITE, adaptations):
+            due.append(REWRITE)
+        return due
+
+    def _least(self, kind: str, network: Network) -> float:
+        """Return the seconds that an attempt takes about, if it succeeds."""
+        step = median(self._steps)
+        return _COMPARING_STEPS * step if kind == CHANNELS_LAST else search_seconds(network.module, step)
+
+    def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
+        other = copied(network.module)
+        lay(other, None, channels_last=True)
+
+        def step(model: nn.Module) -> None:
+            self._check()
+            torch.autograd.backward(self._loss(self._probe.method.forward(model, inputs), targets))
+            for parameter in model.parameters():
+                parameter.grad = None
+
+        pairs = compare(network.module, other, step, clock=self._clock)
+        spent, left = self._clock() - self._began, self._scheduler.time_left()
+        if why := too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, spent):
+            return network, Found(CHANNELS_LAST, why, pairs=pairs)
+        lay(network.module, network.optimizer, channels_last=True)
+        self._operators.clear()  # measured in the other layout
+        return replace(network, channels_last=True), Found(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
+
+    def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
+        """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
+        module = network.module
+        costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
+        exports = may_export(module, median(self._steps), self._allowed)
+        searched = search(capture(module, inputs, exports=exports), costs)
+        if not searched.plan.rules:
+            why = f"no rule makes the costs of its operators smaller ({searched.evaluations} graphs)"
+            return network, Found(REWRITE, why, evaluations=searched.evaluations)
+        failed: list[Found] = []
+        for _, plan in searched.best:
+            if not plan.rules:
+                break  # the others cost more than the model as it is
+            self._check()
+            rules = ", ".join(sorted({step.rule for step in plan.rules}))
+            found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)
+            try:
+                execution = executed(module, plan, inputs)
+                found = replace(found, error=self._error(module, execution.module, inputs, targets))
+            except (torch.OutOfMemoryError, _BrokenOffError):
+                raise
+            except RewritesRefusedError as error:
+                failed.append(replace(found, message=str(error)))
+                continue
+            # A rule that misjudges the user's model, or what that raises in double precision: another plan may do.
+            except Exception as error:
+                failed.append(replace(found, message=f"failed ({type(error).__name__}: {error})"))
+                continue
+            if found.error is not None and found.error <= TOLERANCE:
+                self._check()
+                self._probation = Probation(network, replace(network, execution=execution), found, 0.0)
+                return network, found
+            message = f"not exact: relative error {found.error:.1e} in double precision"
+            failed.append(replace(found, message=message))
+        return network, failed[0]
+
+    def _error(self, module: nn.Module, execution: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+        few, wanted = inputs[:_CHECKED_ROWS], targets[:_CHECKED_ROWS]
+        return verify(module, execution, few, lambda outputs: self._loss(outputs, wanted)).largest
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._probe.method.losses(outputs, targets) / len(targets)
+
+    def _check(self) -> None:
+        now = self._clock()
+        if now - self._began > self._allowed:
+            raise _BrokenOffError
+        if now - self._asked > _ASKING_SECONDS:
+            self._asked = now
+            if self._until():
+                raise _BrokenOffError
+
+    def _change(self, found: Found, network: Network, allocation: Allocation, spent: float) -> Change:
+        return Change(network, found.record(network, allocation, self._scheduler.used_seconds(), spent))
+
+
+@contextmanager
+def _as_it_was(module: nn.Module) -> Iterator[None]:
+    """Restore buffers, the mode and random generators afterwards: what is measured trains nothing."""
+    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)), mode(module, training=True):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, values in kept:
+                    buffer.copy_(values)

@@ -1,0 +1,165 @@
+"""Converts a run to its checkpoint and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from safetensors import SafetensorError
+
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.checkpoints.examples import known
+from espalier_trainer.checkpoints.store import CheckpointStore
+from espalier_trainer.elastic.loop_state import TrainingState
+from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.net2net import randomness
+from espalier_trainer.net2net.history import package_of
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.optimizers.building import optimizer_state
+from espalier_trainer.run.batching import Batching
+from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.writing import Writer, Written
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network
+from espalier_trainer.training.progress import Progress
+
+
+def capture(
+    identity: CheckpointIdentity,
+    trained: TrainingState,
+    progress: Progress,
+    used_seconds: float,
+    hooks: Hooks,
+    batching: Batching,
+    example: ExampleInput | None = None,
+) -> Checkpoint:
+    """Return the run as a checkpoint."""
+    network = trained.network
+    hooked, kept = hooks.capture()
+    groups, tensors, values = optimizer_state(network.optimizer, network.module)
+    random_values, random_tensors = randomness.capture(trained.device)
+    state = CheckpointState(
+        identity=identity,
+        architecture=network.architecture,
+        growth=network.history,
+        packages={each.kind: name for each in network.history if (name := package_of(each.action.kind))} or None,
+        epoch=progress.epoch,
+        step=progress.step,
+        cursor=progress.cursor,
+        epoch_loss_sum=progress.epoch_loss_sum,
+        used_seconds=used_seconds,
+        example=None if example is None else known(example),
+        consultations=progress.consultations,
+        adaptations=tuple(progress.adaptations),
+        metrics=progress.metric_tuple(),
+        depth_before=progress.depth_before,
+        parameters_before=progress.parameters_before,
+        max_step_gap_seconds=progress.max_step_gap_seconds,
+        schedule=trained.state(),
+        shrinking=hooked,
+        batching=batching.state(),
+        execution=network.execution_state,
+        optimizer_groups=tuple(groups),
+        optimizer_values=values,
+        random=random_values,
+    )
+    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+    training |= trained.tensors()
+    return Checkpoint(state, network.module.state_dict(), training)
+
+
+def progress_of(state: CheckpointState) -> Progress:
+    """Return the progress of the run in a checkpoint."""
+    return Progress(
+        depth_before=state.depth_before,
+        parameters_before=state.parameters_before,
+        epoch=state.epoch,
+        step=state.step,
+        cursor=state.cursor,
+        epoch_loss_sum=state.epoch_loss_sum,
+        consultations=state.consultations,
+        adaptations=list(state.adaptations),
+        metrics={metric.name: metric.value for metric in state.metrics},
+        max_step_gap_seconds=state.max_step_gap_seconds,
+    )
+
+
+class Saver:
+    """Writes the checkpoints of a run when they are due; with `store` None none are written."""
+
+    def __init__(self, store: CheckpointStore | None, interval_seconds: float, clock: Callable[[], float]) -> None:
+        """`interval_seconds` are of the budget, from the end of one checkpoint to the beginning of the next."""
+        self._store, self._interval = store, interval_seconds
+        self._writer = None if store is None else Writer(store, clock)
+        self.wanted = False
+        """Save at the next step boundary (after a growth)."""
+        self._saved_at = 0.0
+
+    def begin(self, used_seconds: float) -> None:
+        """Start the interval now."""
+        self._saved_at = used_seconds
+
+    def is_due(self, used_seconds: float) -> bool:
+        """Return whether the interval is over or a checkpoint is wanted, and none is in flight."""
+        busy = self._writer is not None and self._writer.busy
+        return not busy and (self.wanted or used_seconds - self._saved_at >= self._interval)
+
+    def prepare(self, capture: Callable[[], Checkpoint], used_seconds: float) -> None:
+        """Let memory for the copy be made before it is needed: once half of the interval is over."""
+        writer = self._writer
+        if writer is not None and not writer.prepared and used_seconds - self._saved_at >= self._interval / 2:
+            writer.prepare(capture())
+
+    def want(self, capture: Callable[[], Checkpoint]) -> None:
+        """Save the run, which has grown, at a step boundary soon: as soon as there is memory for its copy."""
+        self.wanted = True
+        if self._writer is not None:
+            self._writer.prepare(capture())
+
+    def save(
+        self,
+        capture: Callable[[], Checkpoint],
+        network: Network,
+        progress: Progress,
+        journal: Journal,
+        used_seconds: Callable[[], float],
+        *,
+        wait: bool,
+    ) -> str:
+        """Write a checkpoint; if that fails, warn. Returns why none was written, '' if one was, or none is kept.
+
+        Without `wait` it is written from a copy, while training continues, and `look` reports what came of it. Raises
+        `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and `SupersededError` if
+        a later leader has taken over.
+        """
+        self.wanted = False
+        if self._writer is None:
+            return ""
+        if not network.is_finite():
+            rate = progress.metrics.get("learning_rate", 0.0)
+            raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
+        self.look(journal, used_seconds, wait=True)
+        if not wait:
+            self._writer.start(capture())
+            return ""
+        return self._report(self._writer.write(capture()), journal, used_seconds)
+
+    def look(self, journal: Journal, used_seconds: Callable[[], float], *, wait: bool = False) -> None:
+        """Report the checkpoint in flight once it is done; `wait` for that. Raises as `save` does."""
+        written = None if self._writer is None else self._writer.take(wait=wait)
+        if written is not None:
+            self._report(written, journal, used_seconds)
+
+    def _report(self, written: Written, journal: Journal, used_seconds: Callable[[], float]) -> str:
+        # From the end of a save: a model that takes an interval to write would otherwise be written all the time.
+        self.begin(used_seconds())
+        if written.path is not None:
+            journal.saved(str(written.path), written.step, written.seconds)
+        if written.error is None or self._store is None:
+            return ""
+        if not isinstance(written.error, OSError | SafetensorError):
+            raise written.error
+        newest = self._store.newest()
+        kept = "there is none yet" if newest is None else f"the last is {newest}"
+        problem = f"{self._store.folder}: no checkpoint of step {written.step} was written ({written.error}); {kept}"
+        journal.warn("CheckpointFailed", problem)
+        return problem

@@ -1,0 +1,230 @@
+"""What a run is connected to: its scheduler, agent, reports, checkpoints and other workers."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from espalier_core.types import environment
+from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob, Stragglers
+from espalier_trainer.checkpoints.store import CheckpointStore
+from espalier_trainer.elastic.states import digest
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.errors import CheckpointFolderError
+from espalier_trainer.growth.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
+from espalier_trainer.growth.forecasting import Forecaster
+from espalier_trainer.process.fencing import Fence, LeaderClaim
+from espalier_trainer.process.settings import Settings
+from espalier_trainer.run.contracts import connected
+from espalier_trainer.run.journal import Journal
+from espalier_trainer.signals.loggers import LoggedReporter, opened
+from espalier_trainer.signals.metrics import MeteredReporter, served
+from espalier_trainer.signals.report import MemoryReporter, Reporter
+from espalier_trainer.signals.scheduler import DocumentScheduler, Scheduler
+from espalier_trainer.signals.traces import SignalSpans, exporter_to
+from espalier_trainer.training.network import Network
+
+logger = logging.getLogger(__name__)
+
+SMALL_MODEL_PARAMETERS = 100_000
+"""With fewer parameters a step on the CPU is too short for several threads. Measured with the digits net on two cores:
+1.5 ms a step with one thread and with two on an idle machine; on a busy machine 7 ms with one thread and 12 to 50 ms
+with two, which wait for each other."""
+
+_NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
+"""Errors that only a change of the job can fix."""
+
+TeamMaker = Callable[[Journal], Team]
+"""Makes the team of workers that train together, given the function that receives events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What a run is connected to. By default it runs alone and in memory."""
+
+    scheduler: Scheduler
+    reporter: Reporter = field(default_factory=MemoryReporter)
+    advisor: Advisor | None = None
+    """Decides on growth; None: the network does not grow."""
+    checkpoints: CheckpointStore | None = None
+    """None: nothing is kept."""
+    team: TeamMaker | None = None
+    """None: this worker trains alone."""
+    stop: Cancelled = lambda: False
+    """Asked at each step boundary; when it returns True the run is saved and ends as `Stopped`."""
+    used_seconds: float = 0.0
+    """Budget seconds that earlier incarnations reported."""
+    incarnation: str = ""
+    """Name of the process in reports; generated if empty."""
+    attempt: int | None = None
+    """How often the leader was replaced before; None: not known."""
+    superseded: Callable[[], str] = lambda: ""
+    """Returns why this leader must end because a later one has taken over; '' as long as none has."""
+    step_took: Callable[[float], None] = lambda seconds: None
+    """Called with the wall seconds between the ends of two optimizer steps."""
+    log_to: Callable[[Any], None] = lambda target: None
+    """Called with what the figures of the run are also to be written to (`loggers`)."""
+    gpu_type: str = ""
+    """The type of GPU of the workers; empty: not known."""
+    spans: SignalSpans = field(default_factory=SignalSpans)
+    """Traces what is done with allocations."""
+    forecaster: Forecaster | None = None
+    """Tells what growing would gain; None: nobody."""
+    clock: Callable[[], float] = time.monotonic
+
+
+@contextmanager
+def connect(
+    settings: Settings,
+    job: AdaptiveTrainingJob,
+    stop: Cancelled,
+    device: torch.device,
+    seed: int,
+    *,
+    grows: bool = True,
+    hashed: Callable[[Network], int] = digest,
+) -> Iterator[Services]:
+    """Connect a leader to the services that the settings and the job name.
+
+    `grows` False: no agent is used. `hashed` is what must be equal in all workers. Raises `TrainerError` for errors
+    that the author of the job can fix, and `SupersededError` if a later leader has taken over.
+    """
+    incarnation = settings.incarnation or uuid.uuid4().hex
+    claim = LeaderClaim(job_uid=settings.job_uid, attempt=settings.attempt or 0, incarnation=incarnation)
+    checkpoints = open_checkpoints(job, settings.checkpoint_folder, claim)
+    with ExitStack() as stack:
+        spans = SignalSpans()
+        if settings.traces_endpoint is not None:
+            spans.emit, end = exporter_to(settings.traces_endpoint, _of_leader(settings, job, incarnation))
+            stack.callback(end)
+        contracts = stack.enter_context(connected(settings, job, spans.heard))
+        logged = LoggedReporter(contracts.reporter)
+        stack.callback(logged.close)
+        if settings.log_to:
+            logged.add(opened(settings.log_to, checkpoints.folder.parent, job.metadata.name), close=True)
+        scheduler = DocumentScheduler(contracts.sources, job, settings.time_scale)
+        reporter = MeteredReporter(logged, scheduler.time_budget)
+        if settings.metrics_port is not None:
+            stack.enter_context(served(reporter.metrics, settings.metrics_port))
+        agent = build_agent(job, settings.agent_url, stop, settings.agent_token_file) if grows else None
+        if agent is not None:
+            stack.callback(agent.close)
+        yield Services(
+            scheduler=scheduler,
+            reporter=reporter,
+            advisor=with_fallback(agent, job, seed) if grows else None,
+            forecaster=None if agent is None else agent.forecast,
+            checkpoints=checkpoints,
+            team=team_of(settings, job, device, hashed),
+            stop=stop,
+            used_seconds=contracts.used_seconds,
+            incarnation=incarnation,
+            attempt=settings.attempt,
+            superseded=contracts.superseded,
+            step_took=reporter.step_took,
+            log_to=logged.add,
+            gpu_type=settings.gpu_type,
+            spans=spans,
+        )
+
+
+def _of_leader(settings: Settings, job: AdaptiveTrainingJob, incarnation: str) -> dict[str, str | int | float]:
+    """Return the attributes of all spans of a leader, named as the operator names them."""
+    known = {
+        "k8s.namespace.name": job.metadata.namespace,
+        "k8s.node.name": settings.node,
+        "espalier.job.name": job.metadata.name,
+        "espalier.job.uid": settings.job_uid,
+        "espalier.leader.incarnation": incarnation,
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def seed_of(settings: Settings, job: AdaptiveTrainingJob) -> int:
+    """Return the seed: the environment's, or else the job's."""
+    return job.spec.training.seed if settings.seed is None else settings.seed
+
+
+def set_threads(model: nn.Module, device: torch.device) -> None:
+    """Use one thread for a small model on the CPU, unless the environment sets a number."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if device.type == "cpu" and parameters < SMALL_MODEL_PARAMETERS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def team_of(
+    settings: Settings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
+) -> TeamMaker | None:
+    """Return the function that makes the team of the job's workers, None if each trains alone."""
+    training = job.spec.training
+    rendezvous, stragglers = settings.rendezvous, training.stragglers or Stragglers.REPORT
+    if rendezvous is None or training.elastic_batch is None:
+        return None
+    return lambda journal: Team(
+        rendezvous,
+        device,
+        journal.warn,
+        journal.workers_changed,
+        node=settings.node,
+        stragglers=stragglers,
+        hashed=hashed,
+    )
+
+
+def open_checkpoints(
+    job: AdaptiveTrainingJob, folder: Path | None, claim: LeaderClaim | None = None
+) -> CheckpointStore:
+    """Return the store in `folder`, or in the job's folder, claimed by the leader of `claim`.
+
+    Raises `CheckpointFolderError` if it cannot be written, and `SupersededError` if a later leader has claimed it. A
+    disk that is full or temporarily unavailable raises no error: training continues without checkpoints.
+    """
+    path = folder or Path(job.spec.checkpoint.path)
+    fence = None if claim is None else Fence(path, claim)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+        if fence is not None:
+            fence.take_over()
+    except OSError as error:
+        if error.errno in _NEVER_WRITABLE:
+            where = "spec.checkpoint.path" if folder is None else environment.CHECKPOINT_DIR
+            raise CheckpointFolderError(
+                f"{where}: {path} cannot be written by user {os.getuid()} ({error.strerror}); mount a volume there "
+                "that this user may write (securityContext.fsGroup in spec.template), or name another folder"
+            ) from error
+        logger.warning("%s: %s; checkpoints may fail", path, error.strerror)
+    return CheckpointStore(path, fence)
+
+
+def build_agent(
+    job: AdaptiveTrainingJob, default_url: str | None, stop: Cancelled, token_file: Path | None = None
+) -> HTTPAdvisor | None:
+    """Return the job's agent: its own, or the installation's; None in mode Off, and where none is known.
+
+    `token_file` contains the proof of the job for the installation's agent; no other is sent it.
+    """
+    url = job.spec.adaptation.agent_url(default_url)
+    if url is None:
+        return None
+    return HTTPAdvisor(url, stop, token_file if url == default_url else None)
+
+
+def with_fallback(agent: Advisor | None, job: AdaptiveTrainingJob, seed: int) -> Advisor | None:
+    """Return who decides on the job's growth: its agent, or else only the fallback; None in mode Off."""
+    if job.spec.adaptation.mode is AdaptationMode.OFF:
+        return None
+    return WithFallback(agent or NoAgent(), FallbackPolicy(job.spec.adaptation.fallback, seed))

@@ -1,0 +1,1 @@
+"""What trainer and scheduler tell each other while a job trains: allocations, reports, metrics, traces."""

@@ -1,0 +1,222 @@
+"""The scheduler as a trainer sees it: the paper's three questions (Lamelas 4.1, figure 2), and a clock to start.
+
+Times are budget seconds unless the name contains `wall`. Budget time is the trainer's own monotonic clock times the
+time scale; it starts with training, not with the process.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from espalier_core.growth.architecture import Architecture
+from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.reasons import Reason
+from espalier_trainer.signals.allocations import AllocationSource
+
+
+class Scheduler(Protocol):
+    """What a trainer may ask; the first three are the paper's. By default there is no demand to stop and no warning."""
+
+    def time_left(self) -> float:
+        """Return the budget seconds left, never below zero."""
+        return max(0.0, self.time_budget() - self.used_seconds())
+
+    def time_budget(self) -> float:
+        """Return the whole budget in seconds."""
+
+    def allocation(self) -> Allocation:
+        """Return the allocation; `direction` is how its replicas changed since the last call."""
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers: replicas above these are extra."""
+
+    def stop_reason(self) -> Reason | None:
+        """Return why the job must end before its budget is used up; None while it may continue."""
+        return None
+
+    def start(self, used_seconds: float) -> None:
+        """Start the clock. `used_seconds` is the part of the budget already used, from the trainer's checkpoint."""
+
+    def used_seconds(self) -> float:
+        """Return the budget seconds used, earlier incarnations included; not capped by the budget."""
+
+    def wall_time_left(self) -> float:
+        """Return `time_left` in wall seconds: the maximum for any wait."""
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Called after each training step. Virtual time advances by it; real clocks ignore it."""
+        return
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """Return the problems with the scheduler since the last call."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """From `at_seconds` of the budget on, the job has `replicas` workers."""
+
+    at_seconds: float
+    replicas: int
+
+
+@dataclass
+class _Asked:
+    """Converts allocations into the paper's up, down or none since the last call."""
+
+    replicas: int
+
+    def direct(self, allocation: Allocation) -> Allocation:
+        change = allocation.replicas - self.replicas
+        self.replicas = allocation.replicas
+        direction = Direction.UP if change > 0 else Direction.DOWN if change < 0 else Direction.NONE
+        if direction is allocation.direction:
+            return allocation
+        return allocation.model_copy(update={"direction": direction})
+
+
+@dataclass
+class DocumentScheduler(Scheduler):
+    """The adapter to a scheduler that publishes its grants as `AllocationDocument`s.
+
+    Several sources may carry the documents of one scheduler (its API server, a file). The document of the newest
+    generation applies, among equal ones that of the first source. A demand to stop applies from any source. While there
+    is no document, the job's own budget and base replicas apply.
+    """
+
+    sources: Sequence[AllocationSource]
+    job: AdaptiveTrainingJob
+    time_scale: float = 1.0
+    clock: Callable[[], float] = time.monotonic
+    _document: AllocationDocument = field(init=False)
+    _stop: Reason | None = field(init=False, default=None)
+    _asked: _Asked = field(init=False)
+    _started: float | None = field(init=False, default=None)
+    _used_before: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.time_scale) and self.time_scale > 0):
+            raise ValueError(f"time scale {self.time_scale} is not a positive number")
+        spec = self.job.spec
+        self._document = AllocationDocument(
+            job=self.job.key,
+            allocation=Allocation(replicas=spec.min_replicas),
+            time_budget=TimeBudget(budget_seconds=spec.time_budget_seconds),
+            base_replicas=spec.min_replicas,
+        )
+        # A restarted trainer that finds extra replicas sees them as an `up`.
+        self._asked = _Asked(spec.min_replicas)
+        self._listen()
+
+    def time_budget(self) -> float:
+        """Return the budget of the newest document."""
+        return self._document.time_budget.budget_seconds
+
+    def allocation(self) -> Allocation:
+        """Return the allocation of the newest document, with the direction of change since the last call."""
+        self._listen()
+        return self._asked.direct(self._document.allocation)
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers."""
+        return self._document.base_replicas
+
+    def stop_reason(self) -> Reason | None:
+        """Return the `stop` of the newest document, or of any that has one."""
+        self._listen()
+        return self._stop
+
+    def start(self, used_seconds: float) -> None:
+        """Start the clock at the larger of `used_seconds` and the documents' figure; waits for sources that connect.
+
+        The wait does not count against the budget, and the sources limit it.
+        """
+        for source in self.sources:
+            source.settle()
+        known = [document.time_budget.used_seconds for document in self._listen()]
+        self._used_before = max(used_seconds, *known, self._document.time_budget.used_seconds)
+        self._started = self.clock()
+
+    def used_seconds(self) -> float:
+        """Return the budget seconds used."""
+        if self._started is None:
+            return self._document.time_budget.used_seconds
+        return self._used_before + (self.clock() - self._started) * self.time_scale
+
+    def wall_time_left(self) -> float:
+        """Return the wall seconds left."""
+        return self.time_left() / self.time_scale
+
+    def take_warnings(self) -> tuple[str, ...]:
+        """Return the problems of the sources since the last call."""
+        return tuple(warning for source in self.sources for warning in source.take_warnings())
+
+    def _listen(self) -> list[AllocationDocument]:
+        """Read the newest documents of the sources and return them. Takes a few µs, at every step boundary."""
+        heard = [document for source in self.sources if (document := source.latest()) is not None]
+        if heard:
+            self._document = max(heard, key=lambda document: document.allocation.generation)
+            self._stop = self._document.stop or next((one.stop for one in heard if one.stop), None)
+        return heard
+
+
+@dataclass
+class VirtualScheduler(Scheduler):
+    """Virtual time: it advances only by `step_seconds(architecture)` at each step.
+
+    For tests, and for studies whose results must not depend on the load of the machine: a step costs its measured time;
+    evaluation, advice and growth cost nothing.
+    """
+
+    budget_seconds: float
+    step_seconds: Callable[[Architecture | None], float]
+    arrivals: Sequence[Arrival] = ()
+    base: int = 1
+    speedup: Callable[[int], float] = lambda replicas: 1.0
+    """Returns the speed of a step with this number of replicas relative to one; 1 if the others take no part."""
+    _used: float = field(init=False, default=0.0)
+    _asked: _Asked = field(init=False)
+    _cost: tuple[Architecture | None, float] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.budget_seconds <= 0:
+            raise ValueError(f"budget of {self.budget_seconds} s; it must be more than 0")
+        self._asked = _Asked(self.base)
+
+    def time_budget(self) -> float:
+        """Return the budget in virtual seconds."""
+        return self.budget_seconds
+
+    def allocation(self) -> Allocation:
+        """Return the allocation after the last arrival so far; its generation is the number of arrivals."""
+        come = [arrival for arrival in self.arrivals if arrival.at_seconds <= self._used]
+        replicas = come[-1].replicas if come else self.base
+        allocation = Allocation(generation=len(come), replicas=replicas, gpus=replicas)
+        return self._asked.direct(allocation)
+
+    def base_replicas(self) -> int:
+        """Return the guaranteed workers."""
+        return self.base
+
+    def start(self, used_seconds: float) -> None:
+        """Begin at `used_seconds`."""
+        self._used = used_seconds
+
+    def used_seconds(self) -> float:
+        """Return the virtual seconds used."""
+        return self._used
+
+    def wall_time_left(self) -> float:
+        """Return infinity: virtual time does not pass by itself."""
+        return math.inf
+
+    def step_finished(self, architecture: Architecture | None) -> None:
+        """Move virtual time by the cost of one step of this architecture."""
+        if self._cost is None or self._cost[0] is not architecture:
+            self._cost = (architecture, self.step_seconds(architecture))
+        self._used += self._cost[1] / self.speedup(self._asked.replicas)

@@ -1,0 +1,89 @@
+"""The hooks of a run: the points at which a feature outside of its loop takes part in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.report import Adaptation
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
+from espalier_trainer.training.network import Network
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""Takes logits [N, C] and labels [N], returns the sum of the examples' losses, a scalar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The state of training at a step boundary."""
+
+    network: Network
+    state: Callable[[], CheckpointState]
+    """Returns the network's state."""
+    allocation: Allocation
+    epoch: int
+    time_left: float
+    """Budget seconds."""
+    evaluation_seconds: float
+    """Budget seconds that an evaluation on the validation split takes."""
+    until: Callable[[], bool]
+    """Returns whether an evaluation must be interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a hook changes."""
+
+    network: Network
+    """The network to continue with."""
+    adaptation: Adaptation | None
+    """The record of a decision; None while a trial just begins."""
+    trial_seconds: float = 0.0
+    """Budget seconds of a trial that begins."""
+    share: bool = False
+    """Save the state and send it to all workers, although the network is the same."""
+
+
+class Hooks:
+    """Takes part in a run. This class does nothing at any point; subclasses override the points that they need."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the network may grow now."""
+        return True
+
+    def at_boundary(self, boundary: Boundary) -> Change | None:
+        """Act at a step boundary; returns None if nothing changes."""
+        return None
+
+    def criterion(self, indices: Tensor, inputs: Tensor) -> Criterion | None:
+        """Return the loss function for this batch; None: cross entropy with the labels."""
+        return None
+
+    def stepped(self, network: Network, seconds: float) -> None:
+        """Called after a step that took `seconds` of the budget."""
+
+    def grew(self, before: Network, state: Callable[[], CheckpointState]) -> None:
+        """Called after a growth; `before` is the network that grew, and `state` returns its state."""
+
+    def growth_undone(self) -> None:
+        """Called when the last growth was reverted."""
+
+    def failed(self, message: str) -> Change | None:
+        """Return what to change after a step that failed; None if the hook cannot repair it."""
+        return None
+
+    def completed(self) -> Change | None:
+        """Return what to change at the end of the budget."""
+        return None
+
+    def capture(self) -> tuple[dict[str, object] | None, dict[str, Tensor]]:
+        """Return what a checkpoint must hold: (JSON types, tensors)."""
+        return None, {}
+
+    def restore(self, checkpoint: Checkpoint, network: Network) -> Network:
+        """Resume from what `capture` put into a checkpoint of `network`; returns the network to continue with."""
+        return network

@@ -1,0 +1,141 @@
+"""Where a run stands: the numbers that are reported, checkpointed and resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Adaptation, Metric, TrainerPhase
+from espalier_core.types.task import Score, accuracy_of, score_in
+from espalier_trainer.training.evaluation import Evaluation
+from espalier_trainer.training.network import Network
+
+
+@dataclass
+class Progress:
+    """Everything of a run that is neither a tensor nor a clock."""
+
+    depth_before: int
+    parameters_before: int
+    epoch: int = 0
+    """Epochs finished."""
+    step: int = 0
+    cursor: int = 0
+    """Batches of the current epoch already trained on."""
+    epoch_loss_sum: float = 0.0
+    consultations: int = 0
+    adaptations: list[Adaptation] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The latest figures by name."""
+    max_step_gap_seconds: float = 0.0
+    """Longest wall time between the ends of two optimizer steps, all incarnations; time spent dead not included."""
+
+    def metric_tuple(self) -> tuple[Metric, ...]:
+        """Return the metrics for a report; one that is not finite is left out."""
+        return tuple(Metric(name=name, value=value) for name, value in self.metrics.items() if math.isfinite(value))
+
+    def validated(self, evaluation: Evaluation) -> None:
+        """Keep an evaluation; an adaptation that waited for the score after it gets it."""
+        self.metrics |= evaluation.named("validation")
+        if self.adaptations and self.adaptations[-1].after is None:
+            self.adaptations[-1] = self.adaptations[-1].followed_by(evaluation.score)
+
+
+@dataclass
+class StepGaps:
+    """Wall seconds between the ends of two optimizer steps: what evaluating, saving and growing cost training."""
+
+    clock: Callable[[], float]
+    observe: Callable[[float], None] = lambda seconds: None
+    """Called with each."""
+    _last: float | None = None
+    _longest: float = 0.0
+
+    def step_finished(self, progress: Progress) -> None:
+        """Measure the gap that ends now."""
+        now = self.clock()
+        if self._last is not None:
+            gap = now - self._last
+            self.observe(gap)
+            self._longest = max(self._longest, gap)
+            progress.max_step_gap_seconds = max(progress.max_step_gap_seconds, gap)
+        self._last = now
+
+    def take(self) -> float:
+        """Return the longest gap since the last call."""
+        longest, self._longest = self._longest, 0.0
+        return longest
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a run ends."""
+
+    phase: TrainerPhase
+    reason: Reason
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What a run came to."""
+
+    phase: TrainerPhase
+    reason: Reason
+    message: str
+    used_seconds: float
+    """The final evaluation included."""
+    epochs: int
+    steps: int
+    test_score: Score | None
+    test_loss: float | None
+    validation_score: Score | None
+    depth_before: int
+    depth_after: int
+    parameters_before: int
+    parameters_after: int
+    adaptations: tuple[Adaptation, ...]
+    max_step_gap_seconds: float
+    allocation: Allocation
+
+    @property
+    def test_accuracy(self) -> float | None:
+        """The accuracy on the test split, of a classification."""
+        return accuracy_of(self.test_score)
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """The accuracy at the last evaluation, of a classification."""
+        return accuracy_of(self.validation_score)
+
+
+def result_of(
+    ending: Ending,
+    test: Evaluation | None,
+    network: Network,
+    progress: Progress,
+    used_seconds: float,
+    allocation: Allocation,
+) -> TrainingResult:
+    """Return what a run came to that ended so."""
+    return TrainingResult(
+        phase=ending.phase,
+        reason=ending.reason,
+        message=ending.message,
+        used_seconds=used_seconds,
+        epochs=progress.epoch,
+        steps=progress.step,
+        test_score=test.score if test else None,
+        test_loss=test.loss if test else None,
+        validation_score=score_in(progress.metrics, "validation"),
+        depth_before=progress.depth_before,
+        depth_after=network.depth,
+        parameters_before=progress.parameters_before,
+        parameters_after=network.parameters,
+        adaptations=tuple(progress.adaptations),
+        max_step_gap_seconds=progress.max_step_gap_seconds,
+        allocation=allocation,
+    )

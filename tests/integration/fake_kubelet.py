@@ -31,6 +31,7 @@ SIGTERM_EXIT = 143
 _RETRY_SECONDS = 0.1
 _COLLECT_SECONDS = 0.25
 _WATCH_SECONDS = 300
+_PREPARED = "PodReadyToStartContainers"
 _MOST_SECONDS = 0.2
 """Between two looks at what a test waits for; the first ones come sooner."""
 _JOBS = f"{JOBS}/adaptivetrainingjobs"
@@ -56,6 +57,8 @@ class FakeKubelet:
         self.start_seconds, self.stop_seconds = start_seconds, stop_seconds
         self.missing_images: set[str] = set()
         self.stop_exit_code = SIGTERM_EXIT
+        self.hindrance: Callable[[Pod], tuple[str, str] | None] = lambda pod: None
+        """Reason and message of an Event about what keeps a bound pod from starting; None: it starts."""
         self.binds = True
         self.refuses: Callable[[Pod], str | None] = lambda pod: None
         """Why kube-scheduler finds no node for a pod that would fit; None: it does."""
@@ -352,6 +355,8 @@ class FakeKubelet:
     async def _start(self, pod: Pod) -> None:
         if "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase", "Pending") != "Pending":
             return
+        if (hindrance := self.hindrance(pod)) is not None:
+            await self._hinder(pod, *hindrance)
         images = [container.get("image", "") for container in pod["spec"]["containers"]]
         scheduled = _condition("PodScheduled", "True")
         if missing := next((image for image in images if image in self.missing_images), None):
@@ -365,6 +370,24 @@ class FakeKubelet:
         conditions = [scheduled, *(_condition(kind, "True") for kind in ("Initialized", "ContainersReady", "Ready"))]
         status = {"phase": "Running", "startTime": _now(), "containerStatuses": statuses, "conditions": conditions}
         await self._status(pod, status)
+
+    async def _hinder(self, pod: Pod, reason: str, message: str) -> None:
+        """Say, as the kubelet does, that it has not prepared a pod; it tries again."""
+        about = {name: pod["metadata"][name] for name in ("name", "namespace", "uid")}
+        name = f"{about['name']}.{about['uid']}.{abs(hash(message))}"
+        if not any(each["type"] == _PREPARED for each in pod.get("status", {}).get("conditions", ())):
+            conditions = [_condition("PodScheduled", "True"), _condition(_PREPARED, "False")]
+            waiting = {"waiting": {"reason": "ContainerCreating"}}
+            statuses = _container_statuses(pod, waiting, ready=False)
+            await self._status(pod, {"containerStatuses": statuses, "conditions": conditions, "startTime": _now()})
+        event = {
+            "metadata": {"name": name},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+            **{"reason": reason, "message": message, "type": "Warning", "lastTimestamp": _now()},
+            "source": {"component": "kubelet", "host": pod["spec"]["nodeName"]},
+        }
+        await self._do("POST", f"/api/v1/namespaces/{about['namespace']}/events", event)
+        raise _Again(message)
 
     async def _stop(self, pod: Pod) -> None:
         if pod.get("status", {}).get("phase") == "Running":

@@ -119,6 +119,11 @@ def test_the_operators_rights_are_enough_for_a_jobs_whole_life_and_each_is_neede
             looked = (world.namespace, ("", "pods", "get"))
             world.until("it is looked at", lambda: looked in audit.used(), PATIENCE)
             world.jobs.delete("program")
+            world.kubelet.hindrance = lambda pod: ("FailedMount", "no") if "mount" in pod["metadata"]["name"] else None
+            world.jobs.make("mount")
+            listed = (world.namespace, ("", "events", "list"))
+            world.until("Events about it are read", lambda: listed in audit.used(), PATIENCE)
+            world.jobs.delete("mount")
 
         def elsewhere() -> None:
             logs()

@@ -13,6 +13,7 @@ from operators import World
 from ruamel.yaml import YAML
 
 from espalier_core.k8s.resources import DEVICE_KINDS
+from espalier_operator.kube import start_events
 from operator_world.kube_devices import RESOURCE, claiming
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -89,6 +90,32 @@ def test_without_the_right_to_read_logs_a_program_runs_and_its_job_says_what_is_
     (event,) = (each for each in world.jobs.events("program") if each["reason"] == "LogsForbidden")
     assert "set rbac.podLogs in the operator's chart" in event["message"]
     assert world.jobs.condition("program", "Running") == ("True", "Running")
+
+
+def test_without_the_right_to_list_events_a_job_says_what_its_pod_says(
+    account: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under the roles of an earlier version."""
+    monkeypatch.setattr(start_events, "AFTER", 0.0)
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles/espalier-operator-jobs"
+    rules = world.server.request("GET", roles)["rules"]
+    older = [{**each, "verbs": ["create"]} if each["resources"] == ["events"] else each for each in rules]
+    world.server.request("PATCH", roles, {"rules": older})
+    try:
+        world.kubelet.add_node("node", 2)
+        world.kubelet.hindrance = lambda pod: ("FailedMount", "no") if "waits" in pod["metadata"]["name"] else None
+        operator = world.operate(kubeconfig=account)
+        world.jobs.make("waits", preRunningDeadlineSeconds=5)
+        world.jobs.make("runs")
+        world.until_condition("runs", "Running", "True", "Running")
+        world.until_condition("waits", "Failed", "True", "PreRunningDeadlineExceeded")
+        conditions = world.jobs.status("waits")["conditions"]
+        (said,) = [each["message"] for each in conditions if each["type"] == "Failed"]
+        assert "node node has not mounted the volumes of pod waits-base-0-0" in said
+        refused = {key: count for key, count in operator.client.requests.items() if key[2] == 403}
+        assert refused == {("list", "events", 403): 1}
+    finally:
+        world.server.request("PATCH", roles, {"rules": rules})
 
 
 def test_without_the_right_to_read_devices_all_else_works(account: Path, world: World) -> None:

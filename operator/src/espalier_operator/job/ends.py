@@ -86,9 +86,13 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
     """Return the state after a look at base worker `index`."""
     after, worker = _judge(state, seen, index, terms, now, timing), seen.worker(index)
     if worker is not None and after is state and _is_stuck(worker, now, timing) and not state.ending:
-        end = End(code=1, at=None, external=False, message="" if worker.stuck is None else worker.stuck[1])
-        after = failed(state, index, _joined("it could not be started", end.message), terms, now, timing)
-        return blaming_node(after, replace(worker, end=end), after.last_failure, now, timing)
+        message = "" if worker.stuck is None else worker.stuck[1]
+        if not worker.stuck_by_node:
+            end = End(code=1, at=None, external=False, message=message)
+            after = failed(state, index, _joined("it could not be started", message), terms, now, timing)
+            return blaming_node(after, replace(worker, end=end), after.last_failure, now, timing)
+        worker = replace(worker, end=End(code=None, at=None, external=True, by_node=True, message=message))
+        after = _ended_by_others(state, index, Reason.PREEMPTED, _again_at(worker, now, timing))
     if worker is None or worker.end is None or after.attempts == state.attempts:
         return after
     end, said = worker.end, after.last_failure

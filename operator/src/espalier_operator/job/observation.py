@@ -49,7 +49,9 @@ class Incarnation:
     removed: bool = False
     """It is being deleted."""
     stuck: tuple[float, str] | None = None
-    """Since when the runtime of its node cannot start it, and why."""
+    """Since when its node cannot start it, and why."""
+    stuck_by_node: bool = False
+    """The program has no part in that."""
     end: End | None = None
 
 

@@ -29,6 +29,8 @@ from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.metrics.live import live
 from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.objects.start_events import StartTrouble
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
@@ -208,6 +210,16 @@ class KubeBackend:
             job.take_reading(source, values, self._clock.now())
             if source.ended:
                 self._notice()
+
+    def waiting_pods(self) -> list[tuple[str, Pod]]:
+        """Return the pods whose nodes are still to start them, with the UIDs of their jobs."""
+        return [(job.uid, pod) for job in self.jobs.values() for pod in job.waiting_pods()]
+
+    def take_start_trouble(self, job: str, pod: str, trouble: StartTrouble | None) -> None:
+        """Take in what keeps the node of a pod from starting it; None: nothing that is known."""
+        known = self.jobs.get(job)
+        if known is not None and known.take_start_trouble(pod, trouble):
+            self._notice()
 
     # ---- deciding
 

@@ -171,7 +171,8 @@ def _end_of_start(job: JobFacts, now: float) -> Action | None:
         return None
     after = f"{now - deadline + limit:.0f} s after"
     cause = f": {job.last_failure or SENTENCES[job.trouble]}" if job.trouble is not None else ""
-    reason = job.trouble or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
+    known = None if job.trouble is Reason.STARTING else job.trouble
+    reason = known or Reason.PRE_RUNNING_DEADLINE_EXCEEDED
     if job.trained:
         return Requeue(job=job.key, reason=reason, message=f"no leader trains {after} the last one ended{cause}")
     if job.refused_since is not None and reason is Reason.POD_REJECTED:  # what admission denies may pass

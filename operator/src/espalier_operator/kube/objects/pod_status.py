@@ -95,6 +95,12 @@ class PodStatus:
     """The kubelet says that one of its devices is unhealthy (Kubernetes' feature ResourceHealthStatus)."""
     ready: bool
     """The readiness probe of the container that trains, if it has one, succeeds."""
+    refused: bool
+    """It waits for what may come or not. A node that cannot start it is another matter (`stuck_since`), and a volume
+    may take minutes until it is mounted."""
+    prepared: bool | None
+    """Its node has mounted its volumes and made its network and sandbox (condition PodReadyToStartContainers); None: it
+    does not say."""
 
 
 def trainer_of(spec: Raw) -> str:
@@ -121,11 +127,13 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
     done = ended or code is not None
     said = [state for state in own if "exitCode" in state] or ends  # side-cars end in their own ways
     trouble, message = (None, _end_message(status, said)) if done else _trouble(spec, status, waits)
+    stuck = not done and _is_stuck(waits)
+    mounts = trouble is Reason.VOLUME_UNAVAILABLE and bool(text(spec, "nodeName"))
     return PodStatus(
         phase=phase,
         overran=overran,
         disrupted=not overran and _is_disrupted(status, own),
-        stuck_since=time(status, "startTime") if not done and _is_stuck(waits) else None,
+        stuck_since=time(status, "startTime") if stuck else None,
         by_node=not overran and phase == "Failed" and _is_by_node(status, own, code),
         started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
@@ -134,6 +142,8 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
         message=message,
         broken=any(map(_has_unhealthy_device, (*trainer, *others))),
         ready=_is_ready(spec, trainer_name, trainer),
+        refused=trouble not in (None, Reason.SCHEDULING_GATED) and phase == "Pending" and not (stuck or mounts),
+        prepared=_is_prepared(status, phase),
     )
 
 
@@ -237,6 +247,13 @@ def _has_unhealthy_device(container: Raw) -> bool:
 def _is_ready(spec: Raw, trainer_name: str, trainer: Iterable[Raw]) -> bool:
     named = (each for each in entries(spec, "containers") if text(each, "name") == trainer_name)
     return not mapping(next(named, {}), "readinessProbe") or any(entry.get("ready") is True for entry in trainer)
+
+
+def _is_prepared(status: Raw, phase: str) -> bool | None:
+    if phase != "Pending":
+        return True
+    known = [entry for entry in entries(status, "conditions") if text(entry, "type") == "PodReadyToStartContainers"]
+    return text(known[0], "status") == "True" if known else None
 
 
 def _is_true(status: Raw, kind: str) -> bool:

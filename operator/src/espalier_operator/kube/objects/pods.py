@@ -94,6 +94,12 @@ class Pod(PodStatus):
         """Whether its worker has ended for good, though another container may still run."""
         return self.ended or self.exit_code is not None
 
+    @property
+    def awaits_node(self) -> bool:
+        """Whether its node is still to mount its volumes, or to make its sandbox, and does not say what is amiss."""
+        waits = self.node is not None and not (self.prepared or self.trouble or self.done or self.deleting)
+        return waits and self.started_at is None
+
 
 def concerns_gpus(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> bool:
     """Return whether a pod requests GPUs, or claims to be a worker of a job; `claimed` as for `parse_pod`."""
@@ -152,6 +158,8 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         device_claims=tuple(f"{namespace}/{each}" for each in _claims(raw, own=owner is not None)),
         broken=found.broken,
         ready=owner is None or found.ready,
+        refused=found.refused,
+        prepared=found.prepared,
         address="" if owner is None else _address(status),
         container="" if owner is None else trainer,
     )

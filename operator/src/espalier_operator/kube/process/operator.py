@@ -18,6 +18,7 @@ from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.policy_server import asked
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.start_events import StartEvents
 from espalier_operator.kube.state.urgency import LATER
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
@@ -80,6 +81,7 @@ class Operator:
         )
         self._audit = audit
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
+        self.start_events = StartEvents(client, clock, self.backend.waiting_pods, self.backend.take_start_trouble)
         chosen, asking = asked(policy or configured(rules.policy), metrics)
         self.loop = Loop(
             self.backend,
@@ -116,6 +118,7 @@ class Operator:
         beside = [
             asyncio.create_task(self._progress.run(), name="progress"),
             asyncio.create_task(self._queue_statuses.run(), name="queues"),
+            asyncio.create_task(self.start_events.run(), name="starts"),
         ]
         if self._audit is not None:
             beside.append(asyncio.create_task(self._audit.run(), name="audit"))

@@ -6,7 +6,7 @@ and the status is written from it. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from espalier_core.metrics.tracing import SignalTrace
@@ -21,6 +21,8 @@ from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_status
+from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.objects.start_events import StartTrouble, told
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid
 from espalier_operator.kube.state.last_report import LastReport
@@ -59,6 +61,10 @@ class ManagedJob(WorkItem):
         """None as long as its specification cannot be run."""
         self.problems: InvalidJob | None = None
         self.pods = JobPods()
+        self._waiting: list[Pod] = []
+        """Pods whose nodes are still to start them, as they are without what the Events say."""
+        self._start_troubles: dict[str, StartTrouble] = {}
+        """By UID of such a pod: what the Events about it say."""
         self._given_up_at: float | None = None
         """When the next of its pods is given up with its node."""
         self.seen = Observation()
@@ -189,7 +195,7 @@ class ManagedJob(WorkItem):
         if reports and self.report.read(self._store.reports.of(self.ref), self.state):
             self.mark_dirty(News.NONE, Due.CHANGES)
         if News.PODS in self.news:
-            pods = self._store.pods_of(self.ref)
+            pods = self._told(self._store.pods_of(self.ref))
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._store.forget(self.pods.recorded)
@@ -303,7 +309,28 @@ class ManagedJob(WorkItem):
         self.program.take(source, values, now)
         self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if changed else Due.NOTHING)
 
+    def waiting_pods(self) -> list[Pod]:
+        """Return those of its pods whose nodes are still to start them."""
+        return self._waiting if self.state.active else []
+
+    def take_start_trouble(self, pod: str, trouble: StartTrouble | None) -> bool:
+        """Take in what keeps the node of one of its pods from starting it; return whether that is new."""
+        if self._start_troubles.get(pod) == trouble:
+            return False
+        self._start_troubles.pop(pod, None)
+        if trouble is not None:
+            self._start_troubles[pod] = trouble
+        self.mark_dirty(News.PODS, Due.CHANGES)
+        return True
+
     # ---- within
+
+    def _told(self, pods: Collection[Pod]) -> list[Pod]:
+        """Return its pods, those that wait for their nodes with what the Events say of that."""
+        self._waiting = [pod for pod in pods if pod.awaits_node]
+        known, there = self._start_troubles, {pod.uid for pod in self._waiting}
+        self._start_troubles = known = {uid: trouble for uid, trouble in known.items() if uid in there}
+        return [told(pod, known[pod.uid]) if pod.uid in known else pod for pod in pods]
 
     def _give_up_remnant(self, now: float) -> None:
         """Let a job of which no pod can be made wait again as soon as it has lost a base worker."""

@@ -94,7 +94,7 @@ def observation_of(
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         extra_running=sum(pod.phase == "Running" for pod in pods.extra),
         extra_ended=tuple(_incarnation(pod, pods) for pod in pods.rest if pod.role is Role.EXTRA and pod.done),
-        refused=rejected is not None or any(pod is not None and _is_refused(pod) for pod in pods.base),
+        refused=rejected is not None or any(pod is not None and pod.refused and not pod.deleting for pod in pods.base),
         invalid=rejected.message if rejected is not None and rejected.final else "",
         extra_refused=extra_rejected is not None or any(pod.gated for pod in pods.extra),
         gated=any(pod is not None and pod.gated for pod in pods.base),
@@ -117,13 +117,6 @@ def trouble_of(pods: JobPods) -> Trouble | None:
     return None
 
 
-def _is_refused(pod: Pod) -> bool:
-    """Return whether a pod waits for what may come or not. A volume may take minutes until it is mounted."""
-    if pod.trouble in (None, Reason.SCHEDULING_GATED) or pod.phase != "Pending" or pod.deleting:
-        return False
-    return pod.node is None or pod.trouble is not Reason.VOLUME_UNAVAILABLE
-
-
 def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> float | None:
     """Return until when a lent worker that has its GPUs may take to start; None where it runs, or may take for ever.
 
@@ -131,7 +124,8 @@ def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> fl
     """
     if pod.node is None or pod.phase != "Pending" or state.granted_at is None:
         return None
-    limit = min(timing.promise, timing.refusal) if pod.trouble is not None else job.terms.pre_running_deadline_seconds
+    fails = pod.trouble not in (None, Reason.STARTING)
+    limit = min(timing.promise, timing.refusal) if fails else job.terms.pre_running_deadline_seconds
     return None if limit is None else state.granted_at + limit
 
 
@@ -210,6 +204,7 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
         lost=Reason.NODE_LOST if pod.uid in pods.lost else None,
         removed=pod.deleting,
         stuck=None if pod.stuck_since is None or pod.deleting else (pod.stuck_since, pod.message),
+        stuck_by_node=pod.by_node,
         end=end,
     )
 

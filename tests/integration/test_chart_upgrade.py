@@ -15,8 +15,8 @@ from operators import World
 from releases import DEFINITION, PATIENCE, Operators, Release, until_it_lives
 from trainers import Trainers
 
-PREVIOUS = Path(__file__).parent / "data" / "espalier-0.1.0.tgz"
-"""By `helm package charts/espalier`, as it was."""
+PREVIOUS = Path(__file__).parent / "data" / "espalier-0.1.0-alpha.tgz"
+"""A chart of before the first release, as it was but for its version. From 0.2.0 on: that of the last release."""
 
 
 def current() -> str:
@@ -81,7 +81,7 @@ def test_jobs_live_through_an_upgrade_and_a_rollback_and_complete(release: Relea
     server = release.server
     with FakeKubelet(server) as kubelet, Trainers(server) as trainers:
         release.run("install", chart=PREVIOUS, operator__seconds__persist=1)
-        assert version(release) == "0.1.0" != current()
+        assert version(release) == "0.1.0-alpha" != current()
         definition = server.request("GET", DEFINITION)["metadata"]["uid"]
         operators = Operators(release, tmp_path)
         with World(server, kubelet, trainers) as world:
@@ -95,7 +95,7 @@ def test_jobs_live_through_an_upgrade_and_a_rollback_and_complete(release: Relea
 
             def rollback() -> None:
                 release.helm("rollback", "espalier", "1", f"--namespace={release.namespace}")
-                assert version(release) == "0.1.0"
+                assert version(release) == "0.1.0-alpha"
 
             lives_through(world, operators, "first", upgrade)
             lives_through(world, operators, "second", rollback)

@@ -13,7 +13,7 @@ from kube import PROJECT, SYSTEM, Nodes, Space, digits, helm, kubectl, pods_of, 
 
 from espalier_agent.policies.files import POLICY_FILE, default_policy, save_policy
 
-PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0.tgz"
+PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0-alpha.tgz"
 IMAGE = "localhost/espalier-test-policy:dev"
 
 
@@ -80,7 +80,7 @@ def test_a_job_lives_through_an_upgrade_from_the_previous_chart(space: Space, no
     assert leader is not None
 
     helm("upgrade", "espalier", "charts/espalier", *options, "--set", "rbac.podLogs=true")
-    assert json.loads(helm("list", "--output=json"))[0]["chart"] != "espalier-0.1.0"
+    assert json.loads(helm("list", "--output=json"))[0]["chart"] != "espalier-0.1.0-alpha"
     assert pods_of("operator")
     space.wait_condition("lives", "Complete")
     assert {pod["metadata"]["uid"] for pod in space.pods("lives", "base")} <= {leader["metadata"]["uid"]}

@@ -177,4 +177,8 @@ def test_the_chart_says_what_it_is() -> None:
     parts = [tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("*/pyproject.toml"))]
     members = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
     assert len(parts) == len(members)
-    assert {part["version"] for part in parts} == {chart["appVersion"]}, "the version of what is in the images"
+    versions = {part["version"] for part in parts} | {chart["version"], chart["appVersion"]}
+    (cited,) = parse((ROOT / "CITATION.cff").read_text())
+    versions |= {cited["version"], tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]}
+    releases = re.findall(r"^## (?!Unreleased)(\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert versions == {releases[0]}, "one version for all that is released, and the CHANGELOG says what is in it"

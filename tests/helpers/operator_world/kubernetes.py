@@ -235,7 +235,10 @@ class Kubernetes(ApiObjects):
         selector = pod["spec"].get("nodeSelector") or {}
         affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
         terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
-        typeless = any("matchExpressions" in term for term in terms)  # the only use that is made of them here
+        expressions = [each for term in terms for each in term.get("matchExpressions", ())]
+        typeless = any(
+            each["key"] == TYPE_LABEL for each in expressions
+        )  # those that go are cordoned here
         fields = [field for term in terms for field in term.get("matchFields", ())]
         return (
             self.is_open(name)

@@ -99,6 +99,11 @@ def test_a_worker_that_failed_at_start_is_restarted_on_its_node_at_once_where_th
     assert planned(failed).placements["ns/a"].base == {0: "good"}
 
 
+def test_a_node_on_which_its_program_failed_is_better_than_one_that_refused_the_job() -> None:
+    both = running(blames=(refusal(ago=60.0), refusal("good", ago=1.0, refused=False)))
+    assert planned(both).placements["ns/a"].base == {0: "good"}
+
+
 def test_lent_gpus_are_those_of_other_nodes_first() -> None:
     trains = {"leader_running": True, "has_reported": True, "training": True, "trained": True}
     lends = running(extra=1, blames=(refusal(ago=60.0),), **trains)

@@ -105,7 +105,9 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 refused_since=None,
                 gated=False,
             )
-            if action.reason in _UNSTARTED:
+            # kube-scheduler may choose a node that is about to go again.
+            bound_there = action.reason is Reason.NODE_DEPARTING and state.unplaced and not state.trained
+            if action.reason in _UNSTARTED or bound_there:
                 waiting = _held_back(waiting, now, timing)
             return waiting.granting(0, Direction.DOWN, action.reason, terms)
         case Finish() | Fail():

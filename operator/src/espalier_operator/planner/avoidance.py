@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from espalier_operator.model import JobFacts, Snapshot
+from espalier_operator.model import Blame, JobFacts, Snapshot
 from espalier_operator.model.constraints import Constraints, Expression, Term
 from espalier_operator.planner.builder import Record
 
@@ -25,25 +25,32 @@ class Avoidance:
         for job in snapshot.jobs:
             if job.finished or not (by_all or job.blames):
                 continue
-            avoided = by_all.union(blame.node for blame in job.blames if now < blame.avoided_until)
+            blames = [blame for blame in job.blames if now < blame.avoided_until]
             barred = [blame for blame in job.blames if now < blame.barred_until]
             for blame in job.blames:
                 record.wake(blame.avoided_until)
                 record.wake(blame.barred_until)
-            constraints = job.terms.constraints
-            levels = (_without(constraints, avoided), _without(constraints, {blame.node for blame in barred}))
+            refusing = (blame for blame in blames if blame.refused)
+            nodes = by_all.union(_nodes(blames)), by_all.union(_nodes(refusing)), _nodes(barred)
+            levels = [_without(job.terms.constraints, each) for each in nodes]
             self._own[job.key] = tuple(dict.fromkeys(levels))
             self.asked.update(levels)
             if barred:
                 self._barred_until[job.key] = min(blame.barred_until for blame in barred)
 
     def levels(self, job: JobFacts) -> tuple[Constraints, ...]:
-        """Return what a job asks of nodes: without those that it avoids, and if there are none, without barred ones."""
+        """Return what a job asks of nodes: without those that it avoids; if there are none, without those that have
+        refused its workers, and then without barred ones alone.
+        """
         return self._own.get(job.key, (job.terms.constraints,))
 
     def barred_until(self, job: JobFacts) -> float | None:
         """Return until when the first of a job's nodes is barred; None: none is."""
         return self._barred_until.get(job.key)
+
+
+def _nodes(blames: Iterable[Blame]) -> frozenset[str]:
+    return frozenset(blame.node for blame in blames)
 
 
 def _without(constraints: Constraints, nodes: Collection[str]) -> Constraints:

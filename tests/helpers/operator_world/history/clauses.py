@@ -66,7 +66,7 @@ from operator_world.history.quotas import Quotas
 from operator_world.history.refused import Refused
 from operator_world.history.returns import Returns
 from operator_world.history.room import Place, Room
-from operator_world.history.seen import claimant, identity
+from operator_world.history.seen import claimant, identity, times
 from operator_world.history.waiting import Waiting
 from operator_world.history.world import SharedCluster
 from operator_world.kube_objects import GPU_RESOURCES, Raw
@@ -164,13 +164,14 @@ class Clauses:
         self.checked["made for a node"] += 1
         if node not in bad:
             return
-        # A node that has refused extra workers is avoided whatever has started there since.
-        bad |= {place for (uid, place) in self._world.refused_loans if uid == claimant(pod)[1]}
-        wants, resource = job.wants, job.resource
-        owed = sum(each[resource] for each in self._room.owed([*self._room.jobs()]))
-        for other in self._room.nodes_of(job, self._world.type_of(node, resource)):
-            free = self._world.free(other, resource) - owed
-            demand(other in bad or free < wants[resource], 7, f"{job.key} is sent to {node}, and {other} has {free}")
+        # One that has failed it otherwise is avoided whatever has started there since.
+        bad |= {place for (uid, place) in self._world.failed_at if uid == claimant(pod)[1]}
+        wants, held = job.wants, self._world.held()
+        owed = sum(each[job.resource] for each in self._room.owed([*self._room.jobs()]))
+        for other in self._room.nodes_of(job, self._world.type_of(node, job.resource)):
+            free = Counter(self._world.whole(other))
+            free.subtract(held[other] + Counter({job.resource: owed}))
+            demand(other in bad or not times(free, wants), 7, f"{job.key} is sent to {node}, and {other} has {free}")
 
     def count_again(self) -> None:
         """Take what queues hold as given: what they may has just been changed."""

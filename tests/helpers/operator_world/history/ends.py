@@ -41,7 +41,9 @@ class Ends:
             for leader in self._world.live_leaders(job["metadata"]["uid"]):
                 # An operator that was away while a leader started counts its start-up as well.
                 agrees = counted - leader.used < COUNTS_DIFFER_SECONDS
-                trains = leader.phase in (TrainerPhase.TRAINING, TrainerPhase.EVALUATING)
+                # Nor is one in its last evaluation that still trains when the time to stop for its GPU budget is over.
+                trains = leader.phase is TrainerPhase.EVALUATING
+                trains |= leader.phase is TrainerPhase.TRAINING and facts.stopping is None
                 # One that is started past the end has what an earlier one has left of the time to evaluate.
                 trains = trains and leader.resumed_at <= end
                 if trains and agrees and self._world.is_ready(leader.node):

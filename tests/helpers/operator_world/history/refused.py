@@ -14,6 +14,7 @@ from operator_world.history.demands import demand
 from operator_world.history.seen import Seen
 from operator_world.history.stopwatch import Stopwatch
 from operator_world.history.world import SharedCluster
+from operator_world.kube_api import node_of
 from operator_world.kube_objects import Raw
 
 SLACK: Final = 15.0
@@ -50,7 +51,8 @@ class Refused:
             if (runs and kept.trained) or not refused:
                 continue
             checked["is refused"] += 1
-            seconds = self._held.seconds(f"{job.key} {kept.attempts} {refused}")
+            asked = job.raw["metadata"]["generation"]  # what was refused may be taken once that has changed
+            seconds = self._held.seconds(f"{job.key} {asked} {kept.attempts} {refused}")
             demand(
                 seconds < self._seconds, 8, f"{job.key} has held GPUs for refused workers for {seconds} s: {refused}"
             )
@@ -59,9 +61,10 @@ class Refused:
     def _refusal(self, key: str) -> str:
         if key in self._world.denied:
             return f"{key} is denied"
-        return f"{key} has no image" if _cannot_pull(self._world.pods.get(key, {})) else ""
+        return f"{key} has no image" if self._cannot_pull(self._world.pods.get(key, {})) else ""
 
-
-def _cannot_pull(pod: Raw) -> bool:
-    containers = pod.get("status", {}).get("containerStatuses", ())
-    return any("waiting" in each["state"] for each in containers)
+    def _cannot_pull(self, pod: Raw) -> bool:
+        """Return whether a kubelet says so: of a node that is not heard of, nobody knows."""
+        containers = pod.get("status", {}).get("containerStatuses", ())
+        waits = any("waiting" in each["state"] for each in containers)
+        return waits and self._world.is_ready(node_of(pod) or "")

@@ -62,8 +62,8 @@ class SharedCluster(Kubernetes):
         """Until when a node refuses pods with GPUs, though it is ready."""
         self.refusals: dict[tuple[str, str], list[float]] = {}
         """By UID of a job, and node: when it refused workers, since one has started there."""
-        self.refused_loans: set[tuple[str, str]] = set()
-        """By the same: where it ever refused extra workers."""
+        self.failed_at: set[tuple[str, str]] = set()
+        """UID of a job, and a node that has ever refused its extra workers, or ended one."""
         self.away: dict[tuple[str, str], tuple[float, int]] = {}
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.denials: dict[str, tuple[float, Status]] = {}
@@ -332,10 +332,15 @@ class SharedCluster(Kubernetes):
             self.pods[key] = {**pod, "status": {**pod["status"], "phase": "Failed", **said}}
             self.refusals.setdefault(place, []).append(self.now)
             if "-extra-" in key:
-                self.refused_loans.add(place)
+                self.failed_at.add(place)
         else:
             self.refusals.pop(place, None)
             super()._start(key)
+
+    def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
+        if container or status:
+            self.failed_at.add((owner_of(self.pods[key]) or "", node_of(self.pods[key]) or ""))
+        super()._end(key, code, at, container=container, **status)
 
     def _machine(self, name: str) -> Raw:
         """Return a node as if its devices were a resource of it."""

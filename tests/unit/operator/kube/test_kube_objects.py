@@ -25,7 +25,7 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Role
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
 
-SETTINGS = KubeSettings()
+SETTINGS = KubeSettings(departing_nodes=())
 STATUS = JobStatus(
     allocation=Allocation(generation=3, replicas=2, gpus=2), time_budget=TimeBudgetStatus(used_seconds=12.5)
 )
@@ -305,7 +305,9 @@ def test_the_ready_trainer_has_the_pull_secrets_of_its_image_and_those_of_its_te
 
 
 def test_the_ready_trainer_runs_under_restricted_pod_security():
-    settings = KubeSettings(trainer_image="ours:1", image_pull_policy="Never", agent_url="http://agent:8080")
+    settings = KubeSettings(
+        departing_nodes=(), trainer_image="ours:1", image_pull_policy="Never", agent_url="http://agent:8080"
+    )
     ready = a_container(
         image="ours:1",
         imagePullPolicy="Never",
@@ -435,7 +437,7 @@ def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
         {"name": "LOGS", "value": "/logs/$(ESPALIER_JOB_NAME)"},
     ]
     job = templated({"env": own})
-    assert spec_of(job, settings=KubeSettings(agent_url="http://agent")) == a_spec(
+    assert spec_of(job, settings=KubeSettings(departing_nodes=(), agent_url="http://agent")) == a_spec(
         a_container(
             env=[*CONTRACT, TOKEN, own[2], own[3], METRICS],
             volumeMounts=[CONTRACT_MOUNT, TOKEN_MOUNT, CHECKPOINT_MOUNT],
@@ -502,7 +504,9 @@ def test_other_containers_stay_as_they_are():
 
 
 def test_gpus_may_be_those_of_a_second_container_and_of_another_make():
-    settings = KubeSettings(gpu_resource="amd.com/gpu", tolerated_taints=("amd.com/gpu", "dedicated"))
+    settings = KubeSettings(
+        departing_nodes=(), gpu_resource="amd.com/gpu", tolerated_taints=("amd.com/gpu", "dedicated")
+    )
     given = {
         "spec": {
             "containers": [
@@ -576,6 +580,17 @@ def test_a_worker_whose_node_kube_scheduler_chooses_prefers_others_than_those_th
     terms = free["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     wanted = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("a", "b")]
     assert [term["preference"]["matchFields"] for term in terms] == [[each] for each in wanted]
+
+
+def test_kube_scheduler_chooses_no_node_that_is_about_to_go():
+    settings = KubeSettings(departing_nodes=("maintenance=ONGOING", "spot-itn"))
+    signs = ({"maintenance": "ONGOING"}, {"spot-itn": ""}, {"maintenance": "NONE"}, {})
+    nodes = [parse_node({"metadata": {"name": "n", "labels": labels}}, settings) for labels in signs]
+    for wanted in (None, ""):  # two terms
+        pod = worker_pod(kube_job("one"), STATUS, Role.BASE, 0, 0, settings, wanted)
+        asked = constraints_of(pod["spec"], GPU, settings.tolerated_taints)
+        assert [node.admits(asked) for node in nodes] == [node.departing == 0 for node in nodes]
+        assert [node.departing for node in nodes] == [1, 1, 0, 0]
 
 
 def test_a_worker_is_bound_where_the_planner_sees_gpus_without_type():

@@ -210,6 +210,15 @@ def test_a_job_that_cannot_be_placed_is_held_back_longer_each_time():
     assert (state.unplaced, state.last_failure, state.admitted_at) == (9, "4 Insufficient cpu", None)
 
 
+def test_a_job_whose_workers_kube_scheduler_has_put_on_a_node_that_goes_is_held_back():
+    """It may choose the same one again; where the planner chooses, or the job has trained, it need not wait."""
+    requeue = Requeue(job=J, reason=Reason.NODE_DEPARTING)
+    tried = replace(ADMITTED, unplaced=1)
+    assert does(tried, requeue).hold_until == NOW + 120.0
+    assert does(ADMITTED, requeue).hold_until is None
+    assert does(replace(tried, trained=True), requeue).hold_until is None
+
+
 def test_a_job_whose_extra_workers_do_not_last_is_lent_some_less_and_less_often():
     """At most once an hour, until some that it was lent are given back in order, or have lasted for an hour."""
     state, waits = ADMITTED, []

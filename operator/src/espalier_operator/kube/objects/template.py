@@ -99,6 +99,14 @@ def require_label_empty(spec: Manifest, label: str) -> None:
     terms[:] = [_demanding(copy.deepcopy(term), "matchExpressions", demand) for term in terms for demand in demands]
 
 
+def refuse_label(spec: Manifest, sign: str) -> None:
+    """Keep the pod from nodes with a label: KEY, or KEY=VALUE."""
+    key, _, value = sign.partition("=")
+    demand = {"key": key, "operator": "NotIn", "values": [value]} if value else {"key": key, "operator": "DoesNotExist"}
+    for term in _terms(spec):
+        _demanding(term, "matchExpressions", demand)
+
+
 def require_node(spec: Manifest, node: str) -> None:
     """Let the pod be bound to `node` only, if its affinity admits that."""
     for term in _terms(spec):

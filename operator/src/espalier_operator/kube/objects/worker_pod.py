@@ -27,6 +27,7 @@ from espalier_operator.kube.objects.template import (
     absolute,
     mount,
     prefer_others,
+    refuse_label,
     require_label_empty,
     require_node,
     set_variables,
@@ -93,7 +94,9 @@ def worker_pod(
         require_label_empty(spec, settings.gpu_type_label)
     if node is not None:
         require_node(spec, host_of(node))
-    else:
+    else:  # kube-scheduler heeds no label that says that a node is about to go
+        for sign in settings.departing_nodes:
+            refuse_label(spec, sign)
         for avoided in status.scheduling.avoided_nodes:
             prefer_others(spec, avoided.node)
     tolerations = spec.setdefault("tolerations", [])

@@ -73,6 +73,11 @@ def pinned_to(pod: Raw) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
+def is_gated(pod: Raw) -> bool:
+    """Return whether a pod has scheduling gates: it is not tried."""
+    return bool(pod["spec"].get("schedulingGates"))
+
+
 def obstacle(pod: Raw, node: Raw) -> str | None:
     """Return what keeps a pod from a node however empty that is, in kube-scheduler's words; None: nothing does."""
     tolerations = pod["spec"].get("tolerations") or ()
@@ -106,7 +111,7 @@ class KubeScheduler:
 
         `besides`: what is held of nodes, and not by a pod.
         """
-        waiting = [key for key, pod in pods.items() if not node_of(pod) and not is_over(pod)]
+        waiting = [key for key, pod in pods.items() if not (node_of(pod) or is_over(pod) or is_gated(pod))]
         if not waiting:
             return
         whole = {name: allocatable_of(node) for name, node in nodes.items()}

@@ -236,9 +236,7 @@ class Kubernetes(ApiObjects):
         affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
         terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
         expressions = [each for term in terms for each in term.get("matchExpressions", ())]
-        typeless = any(
-            each["key"] == TYPE_LABEL for each in expressions
-        )  # those that go are cordoned here
+        typeless = any(each["key"] == TYPE_LABEL for each in expressions)  # those that go are cordoned here
         fields = [field for term in terms for field in term.get("matchFields", ())]
         return (
             self.is_open(name)

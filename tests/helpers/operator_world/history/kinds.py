@@ -33,6 +33,8 @@ class Kind:
     """A webhook puts a side-car into pods, first or last, that outlives the worker."""
     has_frozen_operators: bool = False
     """Operators are frozen, and wake up when another one acts."""
+    has_gates: bool = False
+    """A webhook puts scheduling gates on pods of a namespace, or lets them ask for more of nodes."""
     answers: bool | None = None
     """Whether the policy file by which its operators decide ever answers; None: they decide by other policies."""
 
@@ -55,4 +57,5 @@ def kind_of(seed: int) -> Kind:
         has_programs=chance.random() < 0.3,
         has_side_cars=chance.random() < 0.2,
         has_frozen_operators=chance.random() < 0.3,
+        has_gates=chance.random() < 0.25,
     )

@@ -14,7 +14,7 @@ from operator_world.history.world import SharedCluster
 from operator_world.kube_api import is_over, node_of
 from operator_world.kube_devices import claim_of, claimed_by
 from operator_world.kube_objects import GPU_RESOURCES, Raw
-from operator_world.kube_scheduler import obstacle, pinned_to, requests_of
+from operator_world.kube_scheduler import is_gated, obstacle, pinned_to, requests_of
 from operator_world.kubernetes import TYPE_LABEL
 
 Place = tuple[str, str]
@@ -48,16 +48,17 @@ class Room:
     def pinned(self, *, own: bool = False) -> Counter[Place]:
         """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs.
 
-        Workers of others wait for none while a ResourceQuota refuses their claims.
+        Workers of others wait for none while a ResourceQuota refuses their claims, or the node does not take them.
         """
         found: Counter[Place] = Counter()
         is_own = {identity(job): self._is_own(job) for job in self._world.jobs.values()}
         for pod in self._world.pods.values():
-            waits = not node_of(pod) and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]
+            waits = not (node_of(pod) or is_over(pod) or is_gated(pod) or "deletionTimestamp" in pod["metadata"])
             if not waits or (node := pinned_to(pod)) is None:
                 continue
             mine = is_own.get(claimant(pod))
-            if mine or (mine is not None and not own and (claim_of(pod) or not claimed_by(pod))):
+            takes = not mine and node in self._world.nodes and obstacle(pod, self._world.nodes[node]) is None
+            if mine or (mine is not None and not own and takes and (claim_of(pod) or not claimed_by(pod))):
                 found.update(_gpus_at(node, pod))
         return found
 
@@ -91,10 +92,14 @@ class Room:
         """Yield what each worker requests that is owed GPUs and has none, and each pod of others that waits
         for what some node has.
         """
+        own = set(map(identity, self._world.jobs.values()))
         for pod in self._world.pods.values():
             wants = requests_of(pod)
-            waits = not node_of(pod) and not is_over(pod) and any(wants[each] for each in GPU_RESOURCES)
-            if waits and self._fits_somewhere(pod):
+            if node_of(pod) or is_over(pod) or not any(wants[each] for each in GPU_RESOURCES):
+                continue
+            # A base worker that has gates is kept none. For others, who else refuses them is known only after a while.
+            has_gates = is_gated(pod) and "-extra-" not in pod["metadata"]["name"]
+            if not has_gates and (claimant(pod) in own or self._fits_somewhere(pod)):
                 yield wants
         for wants, count in self.missing(jobs):
             for _ in range(count):

@@ -55,7 +55,7 @@ class Stage:
             **(DEFAULTS if kind.has_defaults else {}),
         }
         """Of objects that operators see, in the order in which they list them."""
-        self.world.injects_side_cars = kind.has_side_cars
+        self.world.webhooks.injects_side_cars = kind.has_side_cars
         if kind.has_devices:
             self.world.devices.install((*NAMESPACES, "others"))
         self.rules = Rules(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from espalier_core.k8s.errors import Status
@@ -103,6 +104,7 @@ class Story(Stage):
             *(((1, self._defaults_change),) if self.kind.has_defaults else ()),
             *(((3, self._devices_fail),) if self.kind.has_failures else ()),
             *(((1, self._denials_change), (1, self._pulls_change)) if self.kind.has_denials else ()),
+            *(((2, self._gates_change),) if self.kind.has_gates else ()),
         )
         weights, what = zip(*happenings, strict=True)
         chance.choices(what, weights)[0]()
@@ -331,7 +333,7 @@ class Story(Stage):
         chance, world, namespace = self.random, self.world, self.random.choice(NAMESPACES)
         if chance.random() < 0.3:
             self._say(f"a webhook changes its mind on the pods of {namespace}")
-            world.injects ^= {namespace}
+            world.webhooks.injects ^= {namespace}
             return
         code, reason = chance.choice((400, 401, 403, 404, 409, 413, 422, 429, 500, 503)), chance.choice(REASONS)
         seconds, message = (
@@ -341,6 +343,19 @@ class Story(Stage):
         denial = Status(code, reason, f'admission webhook "w.example.com" denied the request: {message}')
         self._say(f"pods of {namespace} are denied for {seconds} s: {denial}")
         world.denials[namespace] = world.now + seconds, denial
+
+    def _gates_change(self) -> None:
+        """A webhook puts scheduling gates, some for ever, or selectors on the pods of a namespace from now on."""
+        chance, webhooks, namespace = self.random, self.world.webhooks, self.random.choice(NAMESPACES)
+        webhooks.gates.pop(namespace, None)
+        webhooks.selectors.pop(namespace, None)
+        seconds = chance.choice((None, None, 1.0, 8.0, 40.0, math.inf))
+        selector = chance.choice((None, None, {"disk": "ssd"}, {ZONE_LABEL: "b"}, {"disk": "none"}))
+        if seconds is not None:
+            webhooks.gates[namespace] = seconds
+        if selector is not None:
+            webhooks.selectors[namespace] = selector
+        self._say(f"new pods of {namespace} have gates for {seconds} s, and ask for {selector}")
 
     def _pulls_change(self) -> None:
         """Images cannot be pulled on a node, or can again."""

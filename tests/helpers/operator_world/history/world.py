@@ -17,12 +17,13 @@ from espalier_core.types.job import API_VERSION, KIND
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
+from operator_world.history.webhooks import Webhooks
 from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import QUOTA, RESOURCE
 from operator_world.kube_objects import GPU, GPU_RESOURCES, MIG, Raw
 from operator_world.kube_operator import KINDS as SEEN
 from operator_world.kube_scheduler import KubeScheduler, allocatable_of, amount, requests_of
-from operator_world.kubernetes import SIDE_CAR, TYPE_LABEL, Kubernetes
+from operator_world.kubernetes import TYPE_LABEL, Kubernetes
 
 KINDS: Final[Mapping[str, Resource]] = {
     **SEEN,
@@ -54,8 +55,7 @@ class SharedCluster(Kubernetes):
         """When pods of others go, by key."""
         self.held_until: dict[str, float] = {}
         """Until when finalizers hold jobs that are deleted, by key."""
-        self.injects_side_cars = False
-        """A webhook puts a side-car into some pods, first or last."""
+        self.webhooks = Webhooks()
         self.over_quota: list[str] = []
         """Pods that a ResourceQuota has refused, by key, though no stranger was faster."""
         self.refusing: dict[str, float] = {}
@@ -70,8 +70,6 @@ class SharedCluster(Kubernetes):
         """By namespace: until when a webhook denies its pods, and how."""
         self.denied: set[str] = set()
         """Pods that it has denied and that are still not there, by key."""
-        self.injects: set[str] = set()
-        """Namespaces in which a webhook adds a label and a container to pods."""
         self.strangers_claimed: set[str] = set()
         """Namespaces in which claims of strangers' pods that had waited for a ResourceQuota were made."""
 
@@ -209,16 +207,7 @@ class SharedCluster(Kubernetes):
         if manifest["kind"] == "Pod":
             self._admit(key, metadata["namespace"])
             manifest = self.completed(metadata["namespace"], manifest)
-            if metadata["namespace"] in self.injects:
-                containers = [*manifest["spec"]["containers"], {"name": "injected", "image": "proxy"}]
-                metadata = {**metadata, "labels": {**metadata.get("labels", {}), "injected": "yes"}}
-                manifest = {**manifest, "metadata": metadata, "spec": {**manifest["spec"], "containers": containers}}
-            if self.injects_side_cars:
-                spec, side_cars = manifest["spec"], Random(f"{metadata['name']} side-car").choice(([], [SIDE_CAR]))
-                containers = Random(metadata["name"]).choice(
-                    ([*side_cars, *spec["containers"]], [*spec["containers"], *side_cars])
-                )
-                manifest = {**manifest, "spec": {**spec, "containers": containers}}
+            manifest = self.webhooks.changed(key, manifest, self.now)
         if manifest["kind"] == "Pod" and key not in self.pods:
             quota = self.resource_quotas.get(f"{metadata['namespace']}/team")
             for name, hard in ({} if quota is None else quota["spec"]["hard"]).items():
@@ -261,6 +250,7 @@ class SharedCluster(Kubernetes):
             if self.now >= at:
                 del self.held_until[key], self.jobs[key]
         super().controllers()
+        self.webhooks.open_gates(self.pods, self.now)
         self.devices.make_claims(self.pods, self._may_claim)
         self.devices.collect(self.pods.values(), self.now)
         self._count_quotas()

@@ -179,9 +179,70 @@ class Shared(nn.Module):
         return self.blocks(x)
 
 
+class Part(nn.Sequential):
+    def __init__(self, residual: bool) -> None:
+        super().__init__(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 16))
+        self.residual = residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + (x if self.residual else 0.0)
+
+
+class Pairs(nn.Module):
+    """Pairs whose parts the forward calls, as vit-pytorch writes it; `residual` parts add what they are given."""
+
+    def __init__(self, pairs: int = 2, *, residual: bool = False) -> None:
+        super().__init__()
+        parts = [[Part(residual), Part(residual)] for _ in range(pairs)]
+        self.layers = nn.ModuleList(map(nn.ModuleList, parts))
+        self.norm = nn.LayerNorm(16)
+        self.residual = residual
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for one, other in self.layers:
+            x = other(one(x)) if self.residual else x + one(x)
+            x = x if self.residual else x + other(x)
+        return self.norm(x)
+
+
+class Called(Pairs):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.layers:
+            x = pair(x)
+        return self.norm(x)
+
+
+class Pair(nn.ModuleList):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, other = self
+        x = one(x) + x
+        return other(x) + x
+
+
+def test_pairs_that_get_a_forward_keep_their_names_and_grow() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), Pairs())
+    before, names = model(vectors()), list(model.state_dict())
+    for pair in model[1].layers:
+        pair.__class__ = Pair
+    model[1].__class__ = Called
+    assert [point.id for point in block_points(model, vectors())] == ["1.layers.0"]
+    grown = add_block(model, "1.layers.0", vectors())
+    assert torch.equal(grown(vectors()), before)
+    assert list(model.state_dict()) == names
+    assert len(grown[1].layers) == 3
+
+
 @pytest.mark.parametrize(
     ("model", "run", "reason", "remedy"),
     [
+        *(
+            (make, run, "calls the parts of each element", "`for pair in self.layers: x = pair")
+            for make, run in (
+                (Pairs, "layers.0"),
+                (lambda: nn.Sequential(Pairs(1)), "0.layers.0"),
+                (lambda: Pairs(residual=True), "layers.0"),
+            )
+        ),
         (lambda: nn.Sequential(PostNorm(), PostNorm()), "0", "post-norm", "pre-norm"),
         (lambda: encoder(norm_first=False), "layers.0", "post-norm", "norm_first=True"),
         (lambda: Parallel(keep=True), "blocks.0", "does not run another block", "in a loop"),

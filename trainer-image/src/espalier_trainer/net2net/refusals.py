@@ -84,7 +84,7 @@ def _holder(model: nn.Module, path: str) -> nn.Module:
 
 
 def _is_of_torch(kind: type[nn.Module]) -> bool:
-    return kind.__module__.partition(".")[0] == "torch"
+    return kind.forward.__module__.partition(".")[0] == "torch"
 
 
 def _parents(path: str) -> Iterator[str]:

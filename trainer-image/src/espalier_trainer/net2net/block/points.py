@@ -91,11 +91,37 @@ def _tried_on(model: nn.Module, both: Traces, example_input: ExampleInput, *, wh
     if not whole and places:
         places, opened = _closed(model, example_input, places, choices)
         refused += [_refusal(model, place.run, Reason(why, _REMEDY, "")) for place, why in opened]
+    refused = _with_lists_of_parts(model, graph, places, refused)
     order = {name: number for number, name in enumerate(graph.operations)}
     return Places(tuple(sorted(places, key=lambda place: order[place.gives[0]])), tuple(refused))
 
 
 _REMEDY = "let each branch end in a linear layer, a convolution or a scale, with nothing after it but dropout"
+
+
+_PARTS = Reason(
+    "the forward calls the parts of each element of its list, and not the element",
+    "give the elements a forward, and call that in the loop, which keeps the names of the weights: `class Pair("
+    "nn.ModuleList): def forward(self, x): attn, ff = self; x = attn(x) + x; return ff(x) + x` and `for pair in "
+    "self.layers: x = pair(x)`; for a model of a library, see 'Lists of pairs' in docs/own-training.md",
+    "",
+)
+
+
+def _with_lists_of_parts(model: nn.Module, graph: Graph, places: list[Place], refused: list[Refusal]) -> list[Refusal]:
+    """Return the refusals with those of lists whose elements are not called, but what they hold is.
+
+    `for attn, ff in self.layers`: one for each list, instead of those of the parts and of what is around it.
+    """
+    for run in {one.container: one for one in reversed([*candidates(model)]) if one.listed}.values():
+        if run.id in graph.calls or not any(path.startswith(f"{run.id}.") for path in graph.calls):
+            continue
+        refused = [one for one in refused if one.layer != run.id]
+        if not any(_within(place.id, run.container) for place in places):
+            far = [one for one in refused if not _within(one.layer, run.container)]
+            refused = [one for one in far if not _within(run.container, one.layer)]
+            refused.append(_refusal(model, run, _PARTS))
+    return refused
 
 
 def untried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> list[Place]:
@@ -128,6 +154,8 @@ def _with_block(
 ) -> nn.Module:
     whole, unfolding = is_whole(insertion), insertion is Insertion.UNFOLD
     places, choices, refused = _found(model, both.training, example_input, whole=whole)
+    asked = [place for place in places if place.id == point_id]
+    refused = _with_lists_of_parts(model, both.training, asked, refused)
     place = Places(tuple(places), tuple(refused)).get(point_id)
     why = ""
     for choice in (place.closing[-1],) if whole else choices[place.id]:

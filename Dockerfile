@@ -54,17 +54,20 @@ FROM core AS operator-wheels
 COPY operator /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
-FROM core AS trainer-wheels
-COPY trainer-image /src
-RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
-
-# The agent's image also runs the policy server: the laboratory's learned scheduling with what it uses of the operator,
-# which needs nothing that the agent does not have.
-FROM operator-wheels AS lab-wheels
+# The trainer uses the laboratory's rewriting, the agent's image its policy server. Neither needs more of the laboratory
+# than what the image has for itself.
+FROM core AS lab-wheels
 COPY lab /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 
+FROM lab-wheels AS trainer-wheels
+COPY trainer-image /src
+RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
+
+# The policy server also uses the operator's policies.
 FROM lab-wheels AS agent-wheels
+COPY operator /src
+RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 COPY agent-image /src
 RUN cd /src && /tools/bin/python -m hatchling build -t wheel -d /wheels
 

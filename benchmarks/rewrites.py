@@ -28,12 +28,12 @@ from rewritten.cases import Case, Sizes, case_of
 from rewritten.ranks import rank_of
 from torch import nn
 
+from espalier_lab.rewriting.engine import SEARCHES, Errors, Plan, apply, search
+from espalier_lab.rewriting.engine.costs import Sums
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.matching import Matches
+from espalier_lab.rewriting.engine.rules import BY_NAME
 from espalier_lab.rewriting.nets import NETS
-from espalier_trainer.rewriting import SEARCHES, Errors, Plan, apply, search
-from espalier_trainer.rewriting.costs import Sums
-from espalier_trainer.rewriting.emitting import emitted
-from espalier_trainer.rewriting.matching import Matches
-from espalier_trainer.rewriting.rules import BY_NAME
 
 QUICK = ("handwritten", "repvgg-like")
 SHORT_PAIRS = 3

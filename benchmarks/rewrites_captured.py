@@ -24,10 +24,10 @@ from harness.printed import environment, progress, rendered
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from espalier_lab.rewriting.engine import Costs, RewritesRefusedError, apply, capture, search, verify
+from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.nets import NETS
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.rewriting import Costs, RewritesRefusedError, apply, capture, search, verify
-from espalier_trainer.rewriting.matching import Matches
 
 Built = tuple[nn.Module, ExampleInput]
 EVALUATIONS: Final = 100

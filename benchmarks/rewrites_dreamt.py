@@ -44,12 +44,12 @@ from espalier_lab.rewriting.dreaming import (
     learn_world,
     record,
 )
+from espalier_lab.rewriting.engine import Found
+from espalier_lab.rewriting.engine.search import SEARCHES, at_random
 from espalier_lab.rewriting.environment import Action
 from espalier_lab.rewriting.learning import Settings, learn, walks
 from espalier_lab.rewriting.learning.learnable import Policy
 from espalier_lab.rewriting.learning.rollout import play
-from espalier_trainer.rewriting import Found
-from espalier_trainer.rewriting.search import SEARCHES, at_random
 
 WALKS: Final = 16
 """Drawn walks that a policy is judged by."""

@@ -31,11 +31,11 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes, case_of
 
 from espalier_core.files.documents import json_lines
+from espalier_lab.rewriting.engine import Costs, Found
+from espalier_lab.rewriting.engine.search import SEARCHES, at_random
 from espalier_lab.rewriting.environment import RewritesEnvironment
 from espalier_lab.rewriting.families import FAMILIES, member
 from espalier_lab.rewriting.learning import Settings, learn, walks
-from espalier_trainer.rewriting import Costs, Found
-from espalier_trainer.rewriting.search import SEARCHES, at_random
 
 NETS: Final = ("handwritten", "repvgg-like", "squeezenet", "resnet50", "inception")
 BEAM: Final = 1500

@@ -31,11 +31,11 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes
 from rewritten.ranks import walked
 
+from espalier_lab.rewriting.engine import Costs, capture
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.search import State
 from espalier_lab.rewriting.families import member
 from espalier_lab.rewriting.residual import Measured, choose
-from espalier_trainer.rewriting import Costs, capture
-from espalier_trainer.rewriting.emitting import emitted
-from espalier_trainer.rewriting.search import State
 
 FAMILIES: Final = ("handwritten", "repvgg-like", "inception")
 """Those in which there is something to choose."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from espalier_lab.rewriting.engine import Comparison, Costs, Errors, Graph, Plan, apply, capture, compare, verify
 from espalier_lab.rewriting.nets import NETS
-from espalier_trainer.rewriting import Comparison, Costs, Errors, Graph, Plan, apply, capture, compare, verify
 
 
 @dataclass(frozen=True)

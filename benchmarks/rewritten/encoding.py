@@ -7,8 +7,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from espalier_trainer.rewriting.graph import LEAVES, Attributes, Graph, Meta, Node, Value, attributes
-from espalier_trainer.rewriting.rules.rule import weights_alone
+from espalier_lab.rewriting.engine.graph import LEAVES, Attributes, Graph, Meta, Node, Value, attributes
+from espalier_lab.rewriting.engine.rules.rule import weights_alone
 
 Settings = dict[str, Any]
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from scipy import stats
 from torch import nn
 
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.search import State
 from espalier_lab.rewriting.environment import RewritesEnvironment
-from espalier_trainer.rewriting.comparing import seconds_of
-from espalier_trainer.rewriting.emitting import emitted
-from espalier_trainer.rewriting.search import State
+from espalier_trainer.training.comparing import seconds_of
 from rewritten.cases import Case, clock_of
 
 LEAST_RANKED = 5

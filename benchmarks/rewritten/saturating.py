@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from egglog.bindings import EGraph
 
-from espalier_trainer.rewriting import Costs
-from espalier_trainer.rewriting.graph import OUTPUT, Graph, Meta, Node, assembled
-from espalier_trainer.rewriting.metas import inferred
-from espalier_trainer.rewriting.operators import OPERATORS
+from espalier_lab.rewriting.engine import Costs
+from espalier_lab.rewriting.engine.graph import OUTPUT, Graph, Meta, Node, assembled
+from espalier_lab.rewriting.engine.metas import inferred
+from espalier_lab.rewriting.engine.operators import OPERATORS
 from rewritten.encoding import Encoding, Member
 from rewritten.extraction import Choice, ExtractionError, Members, by_greedy_graph, by_tree, exact
 

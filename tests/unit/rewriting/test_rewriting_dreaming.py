@@ -37,11 +37,11 @@ from espalier_lab.rewriting.dreaming.mind import MIND_SIZE
 from espalier_lab.rewriting.dreaming.mixture import Mixture
 from espalier_lab.rewriting.dreaming.vision import LATENT
 from espalier_lab.rewriting.dreaming.world import _descended
+from espalier_lab.rewriting.engine import Costs, apply, verify
 from espalier_lab.rewriting.environment import FORBIDDEN, LOCATIONS, STOP
 from espalier_lab.rewriting.learning import Settings, walks
 from espalier_lab.rewriting.learning.rollout import Episode, play
 from espalier_lab.rewriting.learning.seen import Seen
-from espalier_trainer.rewriting import Costs, apply, verify
 
 TINY = WorldSettings(seeing=2, remembering=2)
 HORIZON = 8

@@ -14,9 +14,9 @@ from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
 from espalier_lab.rewriting import NETS, IllegalActionError, RewritesEnvironment
+from espalier_lab.rewriting.engine import Costs, apply, capture, verify
 from espalier_lab.rewriting.environment import STOP
 from espalier_lab.rewriting.nets import Net
-from espalier_trainer.rewriting import Costs, apply, capture, verify
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.rewriting import RewritesRefusedError, capture, verify
-from espalier_trainer.rewriting.emitting import emitted
-from espalier_trainer.rewriting.graph import Graph
-from espalier_trainer.rewriting.matching import Matches
-from espalier_trainer.run.attempts import may_export
+from espalier_lab.rewriting.engine import RewritesRefusedError, capture, verify
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.matching import Matches
+from espalier_lab.rewriting.job import may_export
 
 
 def squared(outputs: Any) -> Tensor:

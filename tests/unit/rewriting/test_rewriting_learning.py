@@ -12,6 +12,8 @@ from drawn_models import row_model
 from torch import Tensor
 
 from espalier_lab.rewriting import RewritesEnvironment
+from espalier_lab.rewriting.engine import Costs, apply, capture, search, verify
+from espalier_lab.rewriting.engine.search import State
 from espalier_lab.rewriting.environment import LOCATIONS, STOP
 from espalier_lab.rewriting.families import member
 from espalier_lab.rewriting.learning import RewritePolicy, Settings, learn, walks
@@ -19,8 +21,6 @@ from espalier_lab.rewriting.learning.rollout import play
 from espalier_lab.rewriting.learning.seen import Batch, Seen
 from espalier_lab.rewriting.nets import Net
 from espalier_lab.rewriting.residual import Measured, choose
-from espalier_trainer.rewriting import Costs, apply, capture, search, verify
-from espalier_trainer.rewriting.search import State
 
 
 @pytest.fixture(scope="module")

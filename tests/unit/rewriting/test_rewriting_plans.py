@@ -16,10 +16,7 @@ import torch
 from drawn_models import image_model, row_model
 from torch import Tensor, nn
 
-from espalier_trainer.models.gpt import gpt
-from espalier_trainer.models.zoo import cifar8
-from espalier_trainer.net2net import deepen, growth_points
-from espalier_trainer.rewriting import (
+from espalier_lab.rewriting.engine import (
     SEARCHES,
     Costs,
     Plan,
@@ -31,10 +28,13 @@ from espalier_trainer.rewriting import (
     search,
     verify,
 )
-from espalier_trainer.rewriting.graph import Graph, Node
-from espalier_trainer.rewriting.matching import Match
-from espalier_trainer.rewriting.metas import value_of
-from espalier_trainer.rewriting.search import State
+from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.matching import Match
+from espalier_lab.rewriting.engine.metas import value_of
+from espalier_lab.rewriting.engine.search import State
+from espalier_trainer.models.gpt import gpt
+from espalier_trainer.models.zoo import cifar8
+from espalier_trainer.net2net import deepen, growth_points
 
 
 class Decides(nn.Module):
@@ -392,7 +392,7 @@ def test_memory_that_is_short_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> Non
 
     model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
     graph, costs = capture(model, rows), Costs(model)
-    monkeypatch.setattr("espalier_trainer.rewriting.costs._timed", full)
+    monkeypatch.setattr("espalier_lab.rewriting.engine.costs._timed", full)
     with pytest.raises(torch.OutOfMemoryError):
         State.start(graph, costs)
     assert costs.table == {}

@@ -15,11 +15,11 @@ from rewriting_cases import CASES, Case, Written
 from torch import Tensor, nn
 from torch.nn import functional
 
-from espalier_trainer.rewriting import capture, verify
-from espalier_trainer.rewriting.emitting import emitted
-from espalier_trainer.rewriting.graph import Graph
-from espalier_trainer.rewriting.matching import Matches
-from espalier_trainer.rewriting.rules import RULES
+from espalier_lab.rewriting.engine import capture, verify
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.matching import Matches
+from espalier_lab.rewriting.engine.rules import RULES
 
 
 def _loss(outputs: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from rewritten.extraction import by_greedy_graph, by_tree, exact
 
+from espalier_lab.rewriting.engine import Costs, capture, verify
+from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.nets import Handwritten, Reparametrised
-from espalier_trainer.rewriting import Costs, capture, verify
-from espalier_trainer.rewriting.emitting import emitted
 
 MERGED = {
     "root": [(0.0, ("a", "b"))],

@@ -16,12 +16,12 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
+from espalier_lab.rewriting.engine import SEARCHES, Costs, apply, capture, search, verify
 from espalier_lab.rewriting.nets import repvgg
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.nccl import DeviceSums
 from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.rewriting import SEARCHES, Costs, apply, capture, search, verify
 from on_cuda import DEVICE, NEEDS_CUDA, full_precision, on_the_device
 
 __all__ = ["full_precision"]

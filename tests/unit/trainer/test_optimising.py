@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,24 +17,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from espalier_core.registry import Registry
 from espalier_core.types.advice import Action
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
+from espalier_lab.rewriting.engine import Costs, Graph, Plan, capture, device_kind, search
+from espalier_lab.rewriting.engine import Found as Searched
+from espalier_lab.rewriting.job import Rewrites
+from espalier_trainer.checkpoints.document import ExecutionState
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.steps import optimize
 from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.rewriting import Costs, Graph, Plan, capture, device_kind, search
-from espalier_trainer.rewriting import Found as Searched
-from espalier_trainer.rewriting.execution import Execution, ExecutionState, executed
 from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
 from espalier_trainer.run.probation import Probation
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.metrics import MeteredReporter
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import VirtualScheduler
+from espalier_trainer.training.execution import Execution
 from espalier_trainer.training.network import Network, new_network
 
 TWICE = """
@@ -104,7 +107,7 @@ def test_a_rewritten_run_trains_as_the_model_does_and_resumes_without_a_search(
     first = trained(make_job(**spec_of()), digits, store, stops=True)
     (found,) = first.result.adaptations
     assert (found.result, found.source) == (AdaptationResult.REWRITTEN, AdaptationSource.MEASUREMENT), found.message
-    assert found.action == f"Rewrite({len(first.network.execution.plan.rules)})"
+    assert found.action == f"Rewrite({len(first.network.execution.plan['rules'])})"
     assert found.step_seconds_after < found.step_seconds_before
     assert found.largest_error <= 1e-9
     assert found.evaluations > 0
@@ -156,13 +159,14 @@ def test_another_plan_is_checked_where_the_best_one_fails(
         wrong = plan.model_copy(update={"fingerprint": "wrong"})
         return replace(found, best=((cost, wrong), (cost, plan), *others))
 
-    def built(module: nn.Module, plan: Plan, example: Any) -> Execution:
-        return Execution(Broken(module, ValueError("no")), plan) if plan.fingerprint == "wrong" else executed(
-            module, plan, example
-        )  # fmt: skip
+    executed = Rewrites.executed
 
-    monkeypatch.setattr("espalier_trainer.run.optimising.search", searched)
-    monkeypatch.setattr("espalier_trainer.run.optimising.executed", built)
+    def built(self: Rewrites, module: nn.Module, plan: Mapping[str, Any], example: Any) -> Execution:
+        wrong = plan["fingerprint"] == "wrong"
+        return Execution(Broken(module, ValueError("no")), plan) if wrong else executed(self, module, plan, example)
+
+    monkeypatch.setattr("espalier_lab.rewriting.job.search", searched)
+    monkeypatch.setattr(Rewrites, "executed", built)
     done = trained(make_job(**spec_of()), digits, stops=True)
     (found,) = done.result.adaptations
     assert found.largest_error <= 1e-9, found.message
@@ -190,7 +194,7 @@ def test_an_execution_that_fails_gives_way_to_the_module(
     torch.manual_seed(0)
     model = build_model(job.spec.training.model, digits.classes, digits.example_input(), digits.task)
     trainer = Trainer(job, model, digits, Services(VirtualScheduler(0.095, lambda _: 0.01), MemoryReporter()))
-    execution = Execution(Broken(trainer.network.module, error), Plan(fingerprint="", device=""))
+    execution = Execution(Broken(trainer.network.module, error), {"rules": []})
     trainer._state.adopt(replace(trainer.network, execution=execution))
     result = trainer.run()
     (reverted,) = result.adaptations
@@ -213,7 +217,7 @@ def test_growth_keeps_the_layout_and_drops_the_graph(make_job: Callable[..., Ada
     inputs, labels = digits.train.batch(torch.arange(32), None)
     network.module.train()
     plan = Plan(fingerprint=capture(network.module, example).fingerprint(), device=device_kind(network.module))
-    network = network.computed_as(ExecutionState(channels_last=True, plan=plan), example)
+    network = network.computed_as(ExecutionState(channels_last=True, plan=plan.model_dump(mode="json")), example)
     assert network.execution is not None
     optimize(network, inputs, labels)
     grown = network.grown(Action.deepen("block0"), example, Insertion.EXACT, 0)
@@ -232,7 +236,7 @@ def test_another_device_and_another_model_compute_by_the_module(
 ) -> None:
     network, example = started(digits, make_job(**spec_of())), digits.example_input()
     for plan in (Plan(fingerprint="other", device=device_kind(network.module)), Plan(fingerprint="", device="gpu")):
-        assert network.computed_as(ExecutionState(plan=plan), example).execution is None
+        assert network.computed_as(ExecutionState(plan=plan.model_dump(mode="json")), example).execution is None
 
 
 @given(st.floats(0.001, 10), st.floats(0.001, 10))
@@ -283,3 +287,12 @@ def test_each_model_is_searched_once_and_each_run_tries_one_layout(made: list[Ad
     assert is_tried(CHANNELS_LAST, made) == any(kind == CHANNELS_LAST for kind, _ in kinds)
     own = [one.seconds for one in made if one.source is AdaptationSource.MEASUREMENT]
     assert cost_of(made) == pytest.approx(sum(own))
+
+
+def test_without_a_package_that_rewrites_the_job_says_so_and_trains(
+    make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier_trainer.training.execution.REWRITERS", Registry("execution", "espalier.none", {}))
+    done = trained(make_job(**spec_of()), digits, stops=True)
+    assert done.result.adaptations == ()
+    assert any("install espalier-lab" in str(event) for event in done.events), done.events

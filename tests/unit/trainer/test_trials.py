@@ -154,7 +154,13 @@ def test_advice_not_to_grow_is_not_final_before_a_worker_can_try_a_growth(tried,
         return status, json.dumps(json.loads(answer) | {"action": {"kind": "Nothing"}}).encode()
 
     url = agent_server(declines).url
-    place = tried("Race", 1, "rules.START_SHARE = 0\n" + GROWTH_WINS, agent_url=url, late=True)
+    place = tried(
+        "Race",
+        1,
+        "import espalier_trainer.run.growing as growing\ngrowing._START_SHARE = 0\n" + GROWTH_WINS,
+        agent_url=url,
+        late=True,
+    )
     until(lambda: [event for event in of(place, "Warned") if "asked again" in event.message], place)
     assert of(place, "AdaptationFinished") == []
     place.processes.append(place.start(0))

@@ -14,12 +14,12 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, integer
+from espalier_lab.rewriting.engine import Costs, Plan, capture
+from espalier_lab.rewriting.engine.matching import Match
+from espalier_lab.rewriting.engine.rules import RULES
+from espalier_lab.rewriting.engine.search import HORIZON, State
 from espalier_lab.rewriting.features import FEATURES, Row, edges, is_shown, row
 from espalier_lab.rewriting.nets import NETS, Net
-from espalier_trainer.rewriting import Costs, Plan, capture
-from espalier_trainer.rewriting.matching import Match
-from espalier_trainer.rewriting.rules import RULES
-from espalier_trainer.rewriting.search import HORIZON, State
 
 ENVIRONMENT_ID: Final = "espalier/Rewrites-v0"
 
@@ -79,7 +79,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     which the graph is faster. With `judge`, the last step adds log(measured ÷ predicted): the return is measured.
 
     **End.** `STOP` terminates an episode, `horizon` steps truncate it. `info["plan"]` is then what
-    `espalier_trainer.rewriting.apply` takes.
+    `espalier_lab.rewriting.engine.apply` takes.
 
     **Randomness.** There is none but the times in the table of costs, which are measured when they are first needed.
     """

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_trainer.rewriting.graph import Graph, Node
-from espalier_trainer.rewriting.operators import OPERATORS
-from espalier_trainer.rewriting.search import State
+from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.operators import OPERATORS
+from espalier_lab.rewriting.engine.search import State
 
 KINDS: Final = (*sorted(OPERATORS), "module", "call", "method", "input", "constant", "output")
 _KIND: Final = {kind: place for place, kind in enumerate(KINDS)}

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
+from espalier_lab.rewriting.engine.rules import RULES
+from espalier_lab.rewriting.engine.search import State
 from espalier_lab.rewriting.features import KINDS
-from espalier_trainer.rewriting.rules import RULES
-from espalier_trainer.rewriting.search import State
 
 TREES: Final = 50
 OWN_WEIGHT: Final = 4.0

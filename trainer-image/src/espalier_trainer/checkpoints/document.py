@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import Field, ValidationError
@@ -19,7 +19,6 @@ from espalier_core.types.report import Adaptation, Metric
 from espalier_trainer.checkpoints.examples import Example
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.history import UNREADABLE, Growth
-from espalier_trainer.rewriting.execution import ExecutionState
 
 DocumentT = TypeVar("DocumentT", bound=Record)
 
@@ -64,6 +63,15 @@ class BatchState(Record):
     """How often the schedule of the learning rate has counted an epoch."""
 
 
+class ExecutionState(Record):
+    """What checkpoints and other workers need to compute steps in the same way, without a search."""
+
+    channels_last: bool = False
+    """Whether kernels lie in channels-last."""
+    plan: dict[str, Any] | None = None
+    """How the computation of steps is derived from the module (`training.execution`); None: the module itself."""
+
+
 class CheckpointState(Record):
     """All of a training run that is not a tensor."""
 
@@ -96,7 +104,7 @@ class CheckpointState(Record):
     optimizer_values: dict[str, dict[str, object]]
     """State of the optimizer that is no tensor, by parameter name."""
     shrinking: dict[str, object] | None = None
-    """What hooks keep in a checkpoint (`core.hooks`); None where they keep nothing."""
+    """What hooks keep in a checkpoint (`training.hooks`); None where they keep nothing."""
     batching: BatchState | None = None
     """None where the author of the job decides on the batch size."""
     measurements: Measurements = Measurements()

@@ -7,8 +7,7 @@
     teacher = Teacher(larger, len(train), device)            # knowledge distillation
     loss = teacher.criterion(indices, inputs)(smaller(inputs), labels) / len(labels)
 
-Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, `trial` holds its state, and
-`asked` says whether a job wants it.
+Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, and `trial` holds its state.
 """
 
 from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide

@@ -146,11 +146,7 @@ def kept_network(
 def untried(
     checkpoint: Checkpoint, network: Network, start: Network, spec: OptimizerSpec, example_input: Tensor
 ) -> Network:
-    """Return the network to continue with if no smaller one is wanted any more: the larger one, if a smaller one is
-    tried.
-    """
-    if checkpoint.state.shrinking is None:
-        return network
+    """Return the network to continue with if a checkpoint's trial of a smaller one is not wanted any more."""
     trial = ShrinkingState.model_validate(checkpoint.state.shrinking).trial
     return network if trial is None else kept_network(trial, checkpoint, start, spec, example_input)
 

@@ -6,6 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -20,7 +21,6 @@ from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.entrypoint import load_entrypoint
 from espalier_trainer.process.settings import Settings, StopSignal
-from espalier_trainer.ready.follower import Follower
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.contracts import early_report
 from espalier_trainer.run.memory import keep_freed
@@ -28,6 +28,9 @@ from espalier_trainer.run.services import Services, connect, seed_of, set_thread
 from espalier_trainer.training.causes import ending_of, exit_code_of
 from espalier_trainer.training.network import new_network
 from espalier_trainer.training.progress import TrainingResult
+
+if TYPE_CHECKING:
+    from espalier_trainer.ready.follower import Follower
 
 
 def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
@@ -66,6 +69,8 @@ def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bo
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
     base = settings.role is Role.BASE
+    from espalier_trainer.ready.follower import Follower
+
     made = Follower(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
     made.warm_up()
     return made

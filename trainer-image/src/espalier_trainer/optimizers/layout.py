@@ -8,8 +8,11 @@ Autograd's own gradients lie as their parameters; what comes from other workers,
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+_KERNEL: int = 4
+"""Dimensions of the kernel of a convolution in two directions."""
 
 
 def laid_as(tensor: Tensor, parameter: Tensor) -> Tensor:
@@ -29,3 +32,19 @@ def lay_moments(optimizer: Optimizer) -> None:
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = laid_as(value.detach(), parameter)
+
+
+def has_layouts(module: nn.Module) -> bool:
+    """Return whether channels-last is another layout for this module: it has kernels in two directions, none in three.
+
+    Of a 1×1 kernel both are the same, but activations follow it.
+    """
+    ranks = [parameter.dim() for parameter in module.parameters()]
+    return _KERNEL in ranks and max(ranks) <= _KERNEL
+
+
+def lay(module: nn.Module, optimizer: Optimizer | None, *, channels_last: bool) -> None:
+    """Give kernels, and with `optimizer` their moments, one layout or the other; parameters stay the same objects."""
+    module.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    if optimizer is not None:
+        lay_moments(optimizer)

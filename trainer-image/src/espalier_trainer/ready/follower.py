@@ -10,7 +10,6 @@ import torch
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data
-from espalier_trainer.distillation.asked import on_reclaim
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.loop_state import StateCopy
@@ -18,6 +17,7 @@ from espalier_trainer.elastic.member import Member, Turn
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.alone import Alone
+from espalier_trainer.ready.on_reclaim import on_reclaim
 from espalier_trainer.ready.state import JobState
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,20 +13,18 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_trainer.data.batches import EpochOrder, epoch_order
 from espalier_trainer.data.source import Data, Source
-from espalier_trainer.distillation.asked import on_reclaim
-from espalier_trainer.distillation.shrinking import Manner
 from espalier_trainer.elastic.batches import LEAST_ROWS
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.ready import steps
+from espalier_trainer.ready.on_reclaim import on_reclaim
 from espalier_trainer.ready.state import JobState, identity
 from espalier_trainer.run import faults
 from espalier_trainer.run.attempts import refusal
 from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.growing import Study
-from espalier_trainer.run.optimising import Optimiser, Probe
 from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import Services
 from espalier_trainer.run.steps import Due
@@ -34,6 +33,10 @@ from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
 from espalier_trainer.training.progress import Ending, TrainingResult, result_of
+
+if TYPE_CHECKING:
+    from espalier_trainer.distillation.shrinking import Manner
+    from espalier_trainer.run.optimising import Optimiser
 
 
 class Trainer:
@@ -125,6 +128,8 @@ class Trainer:
         training, spec = self._training, job.spec.adaptation
         if spec.optimise is Optimise.OFF and training.memory_format is MemoryFormat.CONTIGUOUS:
             return None
+        from espalier_trainer.run.optimising import Optimiser, Probe
+
         probe = Probe(self._share, self._method, refusal(training))
         return Optimiser(spec, training.memory_format, probe, self._services.scheduler, self._services.clock)
 

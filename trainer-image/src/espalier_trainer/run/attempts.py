@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from torch import nn
-
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import Precision
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_core.types.training import TrainingSpec
-from espalier_trainer.rewriting import Comparison
+from espalier_trainer.training.comparing import Comparison
 from espalier_trainer.training.network import Network
 
 CHANNELS_LAST: Final = "ChannelsLast"
@@ -26,14 +24,6 @@ NOT_OURS: Final = (
     "to Off"
 )
 """Why a loop of the user's has no optimiser."""
-_SEARCHING_STEPS: Final = 9
-"""A search measures each operator: in steps. With a ResNet-18 on a CPU it took 4.4, with a SqueezeNet 9."""
-_LAYER_SECONDS: Final = 0.007
-"""What capture, search and application take for each layer besides: with these two, 5 and 6 ms."""
-_EXPORT_SECONDS: Final = 6.0
-"""What the first torch.export of a process takes besides its layers: up to 5.5 s of CPU, as it loads its compiler."""
-_EXPORT_LAYER_SECONDS: Final = 0.02
-"""What it takes for each layer: with GPT-2s of 4 and of 12 blocks 17 and 16 ms."""
 _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
 """After these, the model is another one, whose graph was not searched yet."""
 
@@ -123,17 +113,3 @@ def refusal(training: TrainingSpec) -> str:
     if found is None:
         return ""
     return f"adaptation.optimise: does not go with training.{found}, which changes how layers compute; leave one out"
-
-
-def search_seconds(module: nn.Module, step: float) -> float:
-    """Return about how long a search for rewrites of a model takes, of which a step takes this number of seconds."""
-    return _SEARCHING_STEPS * step + _LAYER_SECONDS * _layers(module)
-
-
-def may_export(module: nn.Module, step: float, allowed: float) -> bool:
-    """Return whether torch.export may trace a model that torch.fx cannot, in an attempt of `allowed` seconds."""
-    return search_seconds(module, step) + _EXPORT_SECONDS + _EXPORT_LAYER_SECONDS * _layers(module) <= allowed
-
-
-def _layers(module: nn.Module) -> int:
-    return sum(not list(each.children()) for each in module.modules())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from espalier_core.types.advice import offered
 from espalier_core.types.events import NOT_GROWABLE
@@ -22,8 +23,14 @@ from espalier_trainer.growth.outcomes import report_outcome
 from espalier_trainer.run.live import LiveRun
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending
-from espalier_trainer.trials import rules
-from espalier_trainer.trials.leading import Trial, begun
+
+if TYPE_CHECKING:
+    from espalier_trainer.trials.leading import Trial
+
+
+_START_SHARE: Final = 0.1
+"""Share of the budget for which advice waits for extra workers that still start; then those that are there try it, or
+it is carried out untried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +202,7 @@ class Growth:
         used, generation = run.scheduler.used_seconds(), run.allocation.generation
         if self._lent is None or self._lent[0] != generation:
             self._lent = generation, used
-        return used - self._lent[1] < rules.START_SHARE * run.scheduler.time_budget()
+        return used - self._lent[1] < _START_SHARE * run.scheduler.time_budget()
 
     @property
     def _workers_missing(self) -> bool:
@@ -208,6 +215,8 @@ class Growth:
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
             return False
+        from espalier_trainer.trials.leading import begun
+
         trial = begun(
             self._trials,
             asked,
@@ -224,7 +233,7 @@ class Growth:
         )
         if trial is None:
             if asked.decision.action.grows and not team.extra_members:
-                late = f"no extra worker was ready within {rules.START_SHARE:.0%} of the budget"
+                late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"
                 run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
             return False
         try:
@@ -236,7 +245,9 @@ class Growth:
         return True
 
     def _races_base(self, team: Team) -> bool:
-        return rules.races_base(self._trials, len(team.extra_members), _base_of(team))
+        from espalier_trainer.trials.rules import races_base
+
+        return races_base(self._trials, len(team.extra_members), _base_of(team))
 
     def _loss_of_base(self) -> float | None:
         return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()

@@ -6,7 +6,7 @@ All concerns of a run act on it: its loop (`run`), step boundaries (`boundary`) 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import AdaptiveTrainingJob, Optimise
@@ -23,11 +23,13 @@ from espalier_trainer.run.batching import Batching, FixedBatching, Resized
 from espalier_trainer.run.journal import Journal
 from espalier_trainer.run.loss_jump import Jumps
 from espalier_trainer.run.meter import Meter, Place
-from espalier_trainer.run.optimising import Optimiser
 from espalier_trainer.run.services import Services
 from espalier_trainer.training.hooks import Change, Hooks
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending, Progress
+
+if TYPE_CHECKING:
+    from espalier_trainer.run.optimising import Optimiser
 
 _ENDLESS: Final = 1 << 60
 """Batches of an epoch that does not end."""

@@ -25,19 +25,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import Adaptation
 from espalier_core.types.training import MemoryFormat
 from espalier_trainer.net2net.modules import copied, mode
-from espalier_trainer.rewriting import (
-    PAIRS,
-    TOLERANCE,
-    WARMUP,
-    Costs,
-    Graph,
-    RewritesRefusedError,
-    capture,
-    compare,
-    search,
-    verify,
-)
-from espalier_trainer.rewriting.execution import executed, has_layouts, lay
+from espalier_trainer.optimizers.layout import has_layouts, lay
 from espalier_trainer.run.attempts import (
     CHANNELS_LAST,
     REWRITE,
@@ -45,19 +33,17 @@ from espalier_trainer.run.attempts import (
     cost_of,
     gained,
     is_tried,
-    may_export,
-    search_seconds,
     too_little,
 )
 from espalier_trainer.run.probation import Probation
 from espalier_trainer.signals.scheduler import Scheduler
+from espalier_trainer.training.comparing import PAIRS, WARMUP, compare
+from espalier_trainer.training.execution import BrokenOffError, Limits, Rewriter, RewritesRefusedError, rewriter
 from espalier_trainer.training.hooks import Change
 from espalier_trainer.training.method import Method
 from espalier_trainer.training.network import Network
 
 _COMPARING_STEPS: Final = 2 * (PAIRS + WARMUP)
-_CHECKED_ROWS: Final = 4
-"""Examples of the check in double precision, which does not depend on their number."""
 _MOST_SECONDS: Final = 20.0
 """Longest attempt: it ends no sooner for GPUs that are taken back, which come with a notice of 30 s by default."""
 _PLANNED: Final = 0.8
@@ -66,10 +52,6 @@ _ASKING_SECONDS: Final = 0.1
 """Interval in which an attempt asks if it has to end: other workers wait then."""
 _KNOWN_STEPS: Final = 5
 """Steps of a network that are timed before it is known how long they take."""
-
-
-class _BrokenOffError(Exception):
-    """An attempt took longer than allowed, or the run is to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +63,6 @@ class Probe:
     method: Method
     refused: str = ""
     """Why steps of this job cannot be rewritten; '' if they can."""
-
-
-@dataclass
-class _TimedCosts(Costs):
-    """Measures operators until it is broken off."""
-
-    check: Callable[[], None] = lambda: None
-
-    def of(self, graph: Graph, name: str) -> float:
-        """Return the seconds of a node."""
-        self.check()
-        return super().of(graph, name)
 
 
 class Optimiser:
@@ -116,13 +86,18 @@ class Optimiser:
         self._began = self._allowed = self._asked = 0.0
         """Of the attempt: since when, how long it may take, and when it was last asked whether it has to end."""
         self._until: Callable[[], bool] = lambda: False
-        self._operators: dict[str, float] = {}
-        """Seconds of the operators that were measured: a grown model has most of those of the smaller one."""
+        self._rewriter: Rewriter | None = None
+        self._refused = probe.refused if self._rewrites else ""
+        if self._rewrites and not self._refused:
+            try:
+                self._rewriter = rewriter()
+            except RewritesRefusedError as error:
+                self._refused = str(error)
 
     @property
     def refused(self) -> str:
         """Why what the job asks for cannot be done; '' if it can."""
-        return self._probe.refused if self._rewrites else ""
+        return self._refused
 
     def computed(self, network: Network) -> Network:
         """Return what computes the next step of `network`."""
@@ -167,7 +142,7 @@ class Optimiser:
         if probation is not None:
             change = self._change(replace(probation.found, message=message), network, allocation, probation.spent)
         elif network.execution is not None:
-            found = Found(REWRITE, message, rules=len(network.execution.plan.rules))
+            found = Found(REWRITE, message, rules=len(network.execution.plan["rules"]))
             change = self._change(found, replace(network, execution=None), allocation, 0.0)
         else:
             return None
@@ -200,7 +175,7 @@ class Optimiser:
         try:
             with _as_it_was(network.module):
                 network, found = attempt(network, *self._probe.batch(workers))
-        except _BrokenOffError:
+        except BrokenOffError:
             if until():
                 self._unrecorded += self._clock() - self._began
                 return None
@@ -228,14 +203,16 @@ class Optimiser:
         if self._lays and not network.channels_last and not is_tried(CHANNELS_LAST, adaptations):
             self._lays = has_layouts(network.module)
             due += [CHANNELS_LAST] * self._lays
-        if self._rewrites and not self._probe.refused and not is_tried(REWRITE, adaptations):
+        if self._rewriter is not None and not is_tried(REWRITE, adaptations):
             due.append(REWRITE)
         return due
 
     def _least(self, kind: str, network: Network) -> float:
         """Return the seconds that an attempt takes about, if it succeeds."""
         step = median(self._steps)
-        return _COMPARING_STEPS * step if kind == CHANNELS_LAST else search_seconds(network.module, step)
+        if kind == CHANNELS_LAST or self._rewriter is None:
+            return _COMPARING_STEPS * step
+        return self._rewriter.seconds(network.module, step)
 
     def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
         other = copied(network.module)
@@ -252,48 +229,22 @@ class Optimiser:
         if why := too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, spent):
             return network, Found(CHANNELS_LAST, why, pairs=pairs)
         lay(network.module, network.optimizer, channels_last=True)
-        self._operators.clear()  # measured in the other layout
+        if self._rewriter is not None:
+            self._rewriter.forget()  # measured in the other layout
         return replace(network, channels_last=True), Found(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
 
     def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
         """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
-        module = network.module
-        costs = _TimedCosts(module, clock=self._clock, table=self._operators, check=self._check)
-        exports = may_export(module, median(self._steps), self._allowed)
-        searched = search(capture(module, inputs, exports=exports), costs)
-        if not searched.plan.rules:
-            why = f"no rule makes the costs of its operators smaller ({searched.evaluations} graphs)"
-            return network, Found(REWRITE, why, evaluations=searched.evaluations)
-        failed: list[Found] = []
-        for _, plan in searched.best:
-            if not plan.rules:
-                break  # the others cost more than the model as it is
-            self._check()
-            rules = ", ".join(sorted({step.rule for step in plan.rules}))
-            found = Found(REWRITE, rules, rules=len(plan.rules), evaluations=searched.evaluations)
-            try:
-                execution = executed(module, plan, inputs)
-                found = replace(found, error=self._error(module, execution.module, inputs, targets))
-            except (torch.OutOfMemoryError, _BrokenOffError):
-                raise
-            except RewritesRefusedError as error:
-                failed.append(replace(found, message=str(error)))
-                continue
-            # A rule that misjudges the user's model, or what that raises in double precision: another plan may do.
-            except Exception as error:
-                failed.append(replace(found, message=f"failed ({type(error).__name__}: {error})"))
-                continue
-            if found.error is not None and found.error <= TOLERANCE:
-                self._check()
-                self._probation = Probation(network, replace(network, execution=execution), found, 0.0)
-                return network, found
-            message = f"not exact: relative error {found.error:.1e} in double precision"
-            failed.append(replace(found, message=message))
-        return network, failed[0]
-
-    def _error(self, module: nn.Module, execution: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-        few, wanted = inputs[:_CHECKED_ROWS], targets[:_CHECKED_ROWS]
-        return verify(module, execution, few, lambda outputs: self._loss(outputs, wanted)).largest
+        if self._rewriter is None:
+            raise RewritesRefusedError(self._refused)
+        limits = Limits(median(self._steps), self._allowed, self._check, self._clock)
+        rewrite = self._rewriter.attempt(network.module, inputs, targets, self._loss, limits)
+        found = Found(
+            REWRITE, rewrite.message, rules=rewrite.rules, evaluations=rewrite.evaluations, error=rewrite.error
+        )
+        if rewrite.execution is not None:
+            self._probation = Probation(network, replace(network, execution=rewrite.execution), found, 0.0)
+        return network, found
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self._probe.method.losses(outputs, targets) / len(targets)
@@ -301,11 +252,11 @@ class Optimiser:
     def _check(self) -> None:
         now = self._clock()
         if now - self._began > self._allowed:
-            raise _BrokenOffError
+            raise BrokenOffError
         if now - self._asked > _ASKING_SECONDS:
             self._asked = now
             if self._until():
-                raise _BrokenOffError
+                raise BrokenOffError
 
     def _change(self, found: Found, network: Network, allocation: Allocation, spent: float) -> Change:
         return Change(network, found.record(network, allocation, self._scheduler.used_seconds(), spent))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from espalier_trainer.rewriting import PAIRS, WARMUP, Comparison
 from espalier_trainer.run.attempts import Found
+from espalier_trainer.training.comparing import PAIRS, WARMUP, Comparison
 from espalier_trainer.training.network import Network
 
 _EARLY: Final = 5

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
 
@@ -32,13 +32,15 @@ from espalier_trainer.run import boundary
 from espalier_trainer.run.batching import Batching
 from espalier_trainer.run.growing import Growth, Study
 from espalier_trainer.run.live import LiveRun
-from espalier_trainer.run.optimising import Optimiser
 from espalier_trainer.run.services import Services
 from espalier_trainer.run.steps import Due, next_step
 from espalier_trainer.training.causes import ending_of
 from espalier_trainer.training.evaluation import Evaluation
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.progress import Ending, StepGaps
+
+if TYPE_CHECKING:
+    from espalier_trainer.run.optimising import Optimiser
 
 logger = logging.getLogger(__name__)
 Value = TypeVar("Value")

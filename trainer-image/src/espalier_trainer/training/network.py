@@ -17,7 +17,7 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion, OptimizerSpec
-from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint, ExecutionState
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.block.points import refused_blocks
 from espalier_trainer.net2net.deepening.deepen import insertion_points
@@ -30,8 +30,8 @@ from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.widening.widen import refused_widenings
 from espalier_trainer.optimizers.averaging import without_stale
 from espalier_trainer.optimizers.building import build_optimizer, load_optimizer_state
-from espalier_trainer.rewriting import RewritesRefusedError
-from espalier_trainer.rewriting.execution import Execution, ExecutionState, executed, lay
+from espalier_trainer.optimizers.layout import lay
+from espalier_trainer.training.execution import Execution, RewritesRefusedError, rewriter
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +59,21 @@ class Network:
     @property
     def execution_state(self) -> ExecutionState:
         """How steps are computed, for checkpoints and other workers."""
-        return ExecutionState(
-            channels_last=self.channels_last, plan=None if self.execution is None else self.execution.plan
-        )
+        plan = None if self.execution is None else dict(self.execution.plan)
+        return ExecutionState(channels_last=self.channels_last, plan=plan)
 
     def computed_as(self, state: ExecutionState, example_input: ExampleInput) -> Network:
         """Return this network, whose steps are computed as `state` says.
 
-        Where its plan does not fit here (another device), the module computes them, which gives the same.
+        Where its plan does not fit here (another device) or cannot be read, the module computes them, which gives the
+        same.
         """
         if state.channels_last != self.channels_last:
             lay(self.module, self.optimizer, channels_last=state.channels_last)
         execution = None
         if state.plan is not None:
             try:
-                execution = executed(self.module, state.plan, example_input)
+                execution = rewriter().executed(self.module, state.plan, example_input)
             except RewritesRefusedError as error:
                 logger.info("steps are computed by the module itself: %s", error)
         return replace(self, channels_last=state.channels_last, execution=execution)

@@ -25,9 +25,6 @@ with all; after .2 .0039, with one after .4 .0043."""
 LATEST: Final[Mapping[Trials, float]] = {Trials.CONFIRM: 0.5, Trials.RACE: 0.9}
 """Share of what was left when a trial began after which it is broken off. Growth that comes so late gains nothing; the
 winner of a race has grown long before."""
-START_SHARE: Final = 0.1
-"""Share of the budget for which advice waits for extra workers that still start; then those that are there try it, or
-it is carried out untried."""
 _PATIENCE: Final = 1.5
 """Times the expected duration of a trial after which its missing arms are no longer waited for."""
 _START_SECONDS: Final = 10.0

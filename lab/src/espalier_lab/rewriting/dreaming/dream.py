@@ -15,9 +15,9 @@ from espalier_core.illegal_actions import RAISE, checked
 from espalier_lab.rewriting.dreaming.blocks import mask_of
 from espalier_lab.rewriting.dreaming.mind import Known, Mind, mind_space
 from espalier_lab.rewriting.dreaming.world import World
+from espalier_lab.rewriting.engine.search import HORIZON
 from espalier_lab.rewriting.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
 from espalier_lab.rewriting.learning.seen import Seen
-from espalier_trainer.rewriting.search import HORIZON
 
 
 class Dream(gymnasium.Env[Known, Action]):

@@ -1,0 +1,40 @@
+"""Computing a model otherwise, and the same: rules rewrite its forward, its parameters stay what and where they are.
+
+graph = capture(model, inputs)                     # raises RewritesRefusedError, with the reason
+plan = search(graph, costs)                        # rules with their places; JSON
+execution = apply(model, plan, inputs)             # a GraphModule over the same parameters and buffers
+verify(model, execution, inputs, loss).right       # float64: outputs, gradient, buffers
+compare(model, execution, step).faster(.03)        # steps in interleaved pairs
+"""
+
+from __future__ import annotations
+
+from espalier_lab.rewriting.engine.capture import capture
+from espalier_lab.rewriting.engine.costs import Costs
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.plans import Plan, Step, apply, device_kind
+from espalier_lab.rewriting.engine.search import SEARCHES, Found, search
+from espalier_lab.rewriting.engine.verifying import TOLERANCE, Errors, verify
+from espalier_trainer.training.comparing import PAIRS, WARMUP, Comparison, compare
+from espalier_trainer.training.execution import RewritesRefusedError
+
+__all__ = [
+    "PAIRS",
+    "SEARCHES",
+    "TOLERANCE",
+    "WARMUP",
+    "Comparison",
+    "Costs",
+    "Errors",
+    "Found",
+    "Graph",
+    "Plan",
+    "RewritesRefusedError",
+    "Step",
+    "apply",
+    "capture",
+    "compare",
+    "device_kind",
+    "search",
+    "verify",
+]

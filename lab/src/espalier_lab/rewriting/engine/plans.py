@@ -1,0 +1,70 @@
+"""A plan: the rules that a search has chosen, in order. It is saved as JSON and carried out again without a search."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import fx, nn
+
+from espalier_lab.rewriting.engine.capture import capture
+from espalier_lab.rewriting.engine.emitting import emitted
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.rules import BY_NAME
+from espalier_trainer.net2net.modules import ExampleInput, device_of
+from espalier_trainer.training.execution import RewritesRefusedError
+
+
+class Step(BaseModel):
+    """One rule, and the nodes that it takes, by their names in the graph that it is carried out on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: str
+    location: tuple[str, ...]
+
+
+class Plan(BaseModel):
+    """How to compute a model otherwise. `model_dump_json` writes it, `model_validate_json` reads it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fingerprint: str = Field(description="Of the graph that the rules start from; it does not know the batch size.")
+    device: str = Field(description="The kind of device that the costs were measured on.")
+    rules: tuple[Step, ...] = ()
+
+
+def device_kind(module: nn.Module) -> str:
+    """Return the name of the device that holds the parameters: the GPU's, or `cpu` and its number of threads."""
+    device = device_of(module)
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return f"{device.type}-{torch.get_num_threads()}"
+
+
+def rewritten(graph: Graph, plan: Plan) -> Graph:
+    """Return `graph` after all rules of the plan.
+
+    Raises `RewritesRefusedError` where the plan was made for another graph, or random draws would change their order.
+    """
+    if (found := graph.fingerprint()) != plan.fingerprint:
+        raise RewritesRefusedError(f"the plan is for the computation {plan.fingerprint}, and this model's is {found}")
+    before = graph.effects()
+    for step in plan.rules:
+        rule = BY_NAME.get(step.rule)
+        if rule is None or not step.location or step.location[0] not in graph.nodes:
+            raise RewritesRefusedError(f"the plan says {step.rule} at {step.location}, which is not known here")
+        at = step.location[0]
+        if graph.nodes[at].operator not in rule.anchors or step.location not in list(rule.find(graph, at)):
+            raise RewritesRefusedError(f"{step.rule} does not hold at {step.location} any more")
+        graph = rule.rewrite(graph, step.location)
+    if graph.effects() != before:
+        raise RewritesRefusedError("the plan would change the order of random draws, or of updates of buffers")
+    return graph
+
+
+def apply(module: nn.Module, plan: Plan, example_inputs: ExampleInput) -> fx.GraphModule:
+    """Return a module that computes what `module` does by the plan, with the same parameters, buffers and layers.
+
+    Raises `RewritesRefusedError` as `capture` and `rewritten` do.
+    """
+    return emitted(rewritten(capture(module, example_inputs), plan), module)

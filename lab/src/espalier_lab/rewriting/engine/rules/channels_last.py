@@ -1,0 +1,46 @@
+"""Images whose channels lie together in memory; the layers after it keep the layout, up to one that draws numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from espalier_lab.rewriting.engine.editing import Edit
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.rules.rule import Location, Rule
+
+
+def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+    node = graph.nodes[anchor]
+    if not node.is_images or node.value.channels_last:
+        return
+    users = [graph.nodes[name] for name in graph.users[anchor]]
+    if any(user.operator in ("conv2d", "module") for user in users):
+        yield (anchor,)
+
+
+def _rewrite(graph: Graph, location: Location) -> Graph:
+    edit = Edit(graph, location[0])
+    laid = edit.add("channels_last", [location[0]])
+    edit.replace(location[0], laid, keep=frozenset({laid}))
+    for name in graph.ordered():
+        if graph.nodes[name].effect == "random":
+            _draw_as_before(graph, edit, name)
+    return edit.done()
+
+
+def _draw_as_before(graph: Graph, edit: Edit, name: str) -> None:
+    """Let a node that draws random numbers read what lies in memory as before: then it draws the same."""
+    for one, before in zip(edit.node(name).inputs, graph.nodes[name].inputs, strict=True):
+        if edit.node(one).meta != graph.nodes[before].meta:
+            first = edit.add("channels_first", [one])
+            edit.replace(one, first, keep=edit.users(one) - {name})
+
+
+RULE = Rule(
+    name="ChannelsLast",
+    source="Jia et al. 2019, Optimizing DNN computation with relaxed graph substitutions (MLSys), section 2 (layouts)",
+    anchors=frozenset({"input"}),
+    reach=2,
+    find=_find,
+    rewrite=_rewrite,
+)

@@ -1,0 +1,35 @@
+"""Convolutions of one size that read the same tensor: one convolution with the weights of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.rules.merging import merged
+from espalier_lab.rewriting.engine.rules.rule import Location, Rule, mergeable
+
+_CHANNELS = 3
+"""Place of the channels, counted from the last dimension, whether there is a batch or not."""
+
+
+def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+    def alike(one: Node, other: Node) -> bool:
+        sizes = {graph.nodes[node.inputs[1]].shape[1:] for node in (one, other)}
+        return one.attributes == other.attributes and len(one.inputs) == len(other.inputs) and len(sizes) == 1
+
+    if graph.nodes[anchor].get("groups") == 1 and (location := mergeable(graph, anchor, alike, _dim(graph, anchor))):
+        yield location
+
+
+def _dim(graph: Graph, name: str) -> int:
+    return len(graph.nodes[name].shape) - _CHANNELS
+
+
+RULE = Rule(
+    name="MergedConvolutions",
+    source="Jia et al. 2019, TASO (SOSP), figure 2",
+    anchors=frozenset({"conv2d"}),
+    reach=4,
+    find=_find,
+    rewrite=lambda graph, location: merged(graph, location, dim=_dim(graph, location[0])),
+)

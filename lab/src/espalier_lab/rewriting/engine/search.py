@@ -1,0 +1,207 @@
+"""Which rewrites, in which order? Searches over graphs by the sum of the cost table."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from espalier_lab.rewriting.engine.costs import Costs, Sums
+from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.matching import Match, Matches
+from espalier_lab.rewriting.engine.plans import Plan, Step
+
+HORIZON: Final = 40
+"""Most rewrites of a plan."""
+
+ALPHA: Final = 1.05
+"""A graph may cost this factor of the best one and still be looked into (Jia et al. 2019, TASO, section 5)."""
+
+EVALUATIONS: Final = 400
+"""Most graphs that a search computes the cost of."""
+
+CANDIDATES: Final = 8
+"""Best graphs of a search that are worth measuring end to end: the table misjudges by a few percent."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A graph, what it costs, where rules hold on it, and the rewrites that led to it."""
+
+    graph: Graph
+    sums: Sums
+    matches: Matches
+    steps: tuple[Match, ...] = ()
+
+    @staticmethod
+    def start(graph: Graph, costs: Costs) -> State:
+        """Return a graph without rewrites."""
+        return State(graph, Sums(graph, costs), Matches(graph))
+
+    def after(self, match: Match) -> State:
+        """Return the state after one more rewrite."""
+        graph = match.applied(self.graph)
+        return State(graph, self.sums.after(graph), self.matches.after(graph), (*self.steps, match))
+
+    def plan(self, fingerprint: str, device: str) -> Plan:
+        """Return the rewrites, for the graph of this fingerprint that they began with and costs of this device."""
+        steps = tuple(Step(rule=one.rule.name, location=one.location) for one in self.steps)
+        return Plan(fingerprint=fingerprint, device=device, rules=steps)
+
+    @property
+    def cost(self) -> float:
+        """Return the seconds by the table."""
+        return self.sums.total
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found."""
+
+    start: float
+    """Seconds of the graph without rewrites, by the table."""
+    best: tuple[tuple[float, Plan], ...]
+    """The cheapest plans with their seconds by the table, at most `CANDIDATES`, the cheapest first."""
+    evaluations: int
+    """Graphs whose cost was computed."""
+
+    @property
+    def plan(self) -> Plan:
+        """Return the cheapest plan; it has no rules where nothing is cheaper than the model as it is."""
+        return self.best[0][1]
+
+
+class _Search:
+    """The states that a search meets, each graph once, until it has met enough."""
+
+    def __init__(self, graph: Graph, costs: Costs, evaluations: int) -> None:
+        self.start = State.start(graph, costs)
+        self._device = costs.device
+        self._fingerprint = graph.fingerprint()
+        self._seen = {graph.key()}
+        self._met = [self.start]
+        self._most = evaluations
+        self._count = 0
+
+    def children(self, state: State) -> Iterator[State]:
+        """Yield the states one rewrite further that were not met before."""
+        if len(state.steps) >= HORIZON:
+            return
+        for match in state.matches.all():
+            if not self.may_go_on:
+                return
+            child = self.after(state, match)
+            if child is not None and self.met(child):
+                yield child
+
+    def after(self, state: State, match: Match) -> State | None:
+        """Return the state after one more rewrite, None where the rule misjudges the graph and raises."""
+        try:
+            return state.after(match)
+        except torch.OutOfMemoryError:
+            raise
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):  # what torch raises on shapes
+            self._count += 1
+            return None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Return whether fewer graphs were met than allowed."""
+        return self._count < self._most
+
+    def met(self, state: State) -> bool:
+        """Count a state; return whether its graph is new."""
+        self._count += 1
+        key = state.graph.key()
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self._met.append(state)
+        return True
+
+    def found(self) -> Found:
+        """Return the cheapest states that were met and whose nodes all run; of equal ones that with fewer rewrites."""
+        run = [state for state in self._met if state.cost < math.inf]
+        best = heapq.nsmallest(CANDIDATES, run, key=lambda state: (state.cost, len(state.steps)))
+        plans = tuple((state.cost, state.plan(self._fingerprint, self._device)) for state in best)
+        return Found(self.start.cost, plans, self._count)
+
+
+def greedy(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS) -> Found:
+    """Take the rewrite that gains most, until none gains."""
+    search = _Search(graph, costs, evaluations)
+    state = search.start
+    while children := list(search.children(state)):
+        best = min(children, key=lambda child: child.cost)
+        if best.cost >= state.cost:
+            break
+        state = best
+    return search.found()
+
+
+def best_first(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, alpha: float = ALPHA) -> Found:
+    """Look into the cheapest graph first, and into none that costs more than `alpha` times the best (TASO)."""
+    search = _Search(graph, costs, evaluations)
+    tie = itertools.count()
+    waiting = [(search.start.cost, next(tie), search.start)]
+    best = search.start.cost
+    while waiting:
+        cost, _, state = heapq.heappop(waiting)
+        if cost > alpha * best:
+            break
+        for child in search.children(state):
+            best = min(best, child.cost)
+            if child.cost <= alpha * best:
+                heapq.heappush(waiting, (child.cost, next(tie), child))
+    return search.found()
+
+
+def beam(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, width: int = 8) -> Found:
+    """Keep the `width` cheapest graphs of each number of rewrites."""
+    search = _Search(graph, costs, evaluations)
+    level = [search.start]
+    while level:
+        children = [child for state in level for child in search.children(state)]
+        level = heapq.nsmallest(width, children, key=lambda child: child.cost)
+    return search.found()
+
+
+def at_random(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, seed: int = 0) -> Found:
+    """Walk at random, again and again from the start."""
+    search = _Search(graph, costs, evaluations)
+    draw = random.Random(seed)
+    while search.may_go_on:
+        state = search.start
+        while (matches := state.matches.all()) and len(state.steps) < HORIZON and search.may_go_on:
+            after = search.after(state, draw.choice(matches))
+            if after is None:
+                break
+            state = after
+            search.met(state)
+        if not search.start.matches.all():
+            break
+    return search.found()
+
+
+SEARCHES: Final[Mapping[str, Callable[..., Found]]] = {
+    "random": at_random,
+    "greedy": greedy,
+    "best-first": best_first,
+    "beam": beam,
+}
+
+
+def search(graph: Graph, costs: Costs, *, method: str = "best-first", evaluations: int = EVALUATIONS) -> Found:
+    """Return the cheapest plans by the cost table. Raises `ValueError` for a method that is none of `SEARCHES`.
+
+    The plan of the table is a proposal: `compare` its execution with the model before using it.
+    """
+    if method not in SEARCHES:
+        raise ValueError(f"method is {method!r}; known are {', '.join(SEARCHES)}")
+    return SEARCHES[method](graph, costs, evaluations=evaluations)

@@ -93,6 +93,13 @@ def test_a_worker_whose_node_others_have_filled_does_not_wait_there_until_anothe
     assert not found.placements
 
 
+def test_a_job_that_is_refused_does_not_keep_its_gpus_while_a_node_is_not_tried_again() -> None:
+    refused = {"refused_since": NOW - 20.0, "trouble": Reason.IMAGE_PULL_FAILED, "last_failure": "no such image"}
+    half = running(workers=2, blames=(refusal(ago=0.0),), **refused)
+    found = planned(half, nodes=(BROKEN, replace(GOOD, allocatable=1)), workers=(base_of("ns/a", "good"),))
+    assert found.actions == (Requeue(job="ns/a", reason=Reason.IMAGE_PULL_FAILED, message="no such image"),)
+
+
 def test_a_worker_that_failed_at_start_is_restarted_on_its_node_at_once_where_that_is_the_only_one() -> None:
     failed = running(blames=(refusal(ago=0.0, times=3, refused=False),))
     assert planned(failed, nodes=(BROKEN,)).placements["ns/a"].base == {0: "broken"}

@@ -75,7 +75,7 @@ class Claims:
                 continue  # it gets what it is lent itself; its workers are made again once that is given back
             elif moved:  # also where there is no other node for them yet: they would take GPUs that nobody counts
                 self._record.act(Replace(job=job.key, workers=moved, pinned=job.pinned, reason=Reason.GPU_LOST))
-            elif not waits and (supply is Supply.NOW or obstacle(job) not in _BY_SCHEDULER):
+            elif obstacle(job) not in _BY_SCHEDULER or (supply is Supply.NOW and not waits):
                 self._doubt(job)
         self._serve_others()
 

@@ -247,8 +247,10 @@ def test_what_keeps_workers_from_starting():
     assert trouble_of(pods_of(LEADER, pulls)) == Trouble(
         reason=Reason.IMAGE_PULL_FAILED, message="ErrImagePull: no such image"
     )
-    facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, pulls))
+    facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, SECOND))
     assert (facts.trouble, facts.last_failure) == (Reason.UNSCHEDULABLE, SENTENCES[Reason.UNSCHEDULABLE])
+    facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, pulls))
+    assert facts.trouble is Reason.IMAGE_PULL_FAILED, "that worker holds GPUs"
     rejected = Trouble(reason=Reason.POD_REJECTED, message="exceeded quota")
     facts = facts_of(JOB, STATE, EPOCH, SETTINGS, pods_of(waits, pulls), rejected=rejected)
     assert (facts.trouble, facts.last_failure) == (Reason.POD_REJECTED, "exceeded quota")

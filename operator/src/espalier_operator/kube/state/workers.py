@@ -107,12 +107,15 @@ def observation_of(
 
 
 def trouble_of(pods: JobPods) -> Trouble | None:
-    """Return what prevents a base worker from starting, preferably the leader, or hides whether the leader runs."""
+    """Return what prevents a base worker from starting, or hides whether the leader runs.
+
+    Preferably a worker that holds GPUs, and of several the leader.
+    """
     if pods.leader is not None and pods.leader.uid in pods.silent:
         message = f"node {pods.leader.node} does not report; its leader may still run there"
         return Trouble(reason=Reason.NODE_LOST, message=message)
-    for pod in pods.base:
-        if pod is not None and pod.trouble is not None and pod.phase == "Pending":
+    for pod in sorted(filter(None, pods.base), key=lambda pod: pod.node is None):
+        if pod.trouble is not None and pod.phase == "Pending":
             return Trouble(reason=pod.trouble, message=pod.message)
     return None
 

@@ -2,18 +2,20 @@
 
 python benchmarks/pays.py examples/digits.yaml [--seeds 10] [--arrive 30%] [--picture FILE] [--json FILE]
 
-A GPU arrives at `--arrive` of the time budget. Three arms, in wall time, with the same seeds:
+A GPU arrives at `--arrive` of the time budget. Three arms, with the same seeds:
   not grown      mode Off
   restart only   where the agent would grow the model, only the learning-rate schedule restarts
   grown          on the advice of the default policy
 An extra GPU does not make training faster here (it is only a signal), so the comparison is of growth alone. Two runs at
-a time with one thread each; the arms of a seed run in sequence. Accuracies are on the test split, at the end.
+a time with one thread each; the arms of a seed run in sequence. Time is CPU time of the run, which other load does not
+change; on free cores it is wall time. Accuracies are on the test split, at the end.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +55,8 @@ class Run:
     actions: tuple[str, ...]
     curve: tuple[tuple[float, float], ...]
     """Budget seconds and validation accuracy after each epoch."""
+    layers: tuple[tuple[float, float], ...]
+    """Budget seconds, and the depth from then on."""
 
 
 def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
@@ -67,7 +71,7 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
         build_model(training.model, data.classes, data.example_input()),
         data,
         Services(
-            WallScheduler(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(arrive, 2),)),
+            WallScheduler(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(arrive, 2),), clock=time.process_time),
             reporter,
             advisor=None if arm == "not grown" else DefaultPolicy(),
         ),
@@ -85,6 +89,10 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
         result.steps,
         tuple(adaptation.action for adaptation in result.adaptations),
         tuple((event.used_seconds, event.validation_accuracy) for event in epochs),
+        (
+            (0.0, result.depth_before),
+            *((each.used_seconds, each.depth_after) for each in result.adaptations),
+        ),
     )
 
 
@@ -96,9 +104,9 @@ def compare(runs: Sequence[Run], other: str) -> Paired:
 
 
 def draw(runs: Sequence[Run], job: AdaptiveTrainingJob, arrive: float, path: Path) -> None:
-    """Draw mean validation accuracy over budget time, with a thin line for every seed."""
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    axes = figure.subplots()
+    """Draw mean validation accuracy and depth over budget time, with a thin line for every seed."""
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes, layers = figure.subplots(2, 1, sharex=True, height_ratios=(4.2, 0.8))
     budget = job.spec.time_budget_seconds
     grid = [budget * (index + 1) / 100 for index in range(100)]
     for arm in ARMS:
@@ -109,7 +117,12 @@ def draw(runs: Sequence[Run], job: AdaptiveTrainingJob, arrive: float, path: Pat
         mean = [statistics.fmean(column) for column in zip(*sampled, strict=True)]
         test = statistics.fmean(run.accuracy for run in runs if run.arm == arm)
         axes.plot(grid, mean, color=COLORS[arm], lw=2, label=f"{arm}: {test:.3f} on the test split")
-    axes.axvline(arrive, color="#8d4b1f", lw=1, ls=":")
+        depths = [[_last(run.layers, moment) for moment in grid] for run in runs if run.arm == arm]
+        mean_depth = [statistics.fmean(column) for column in zip(*depths, strict=True)]
+        layers.step(grid, mean_depth, where="post", color=COLORS[arm], lw=2 if arm == "grown" else 1)
+    for each in (axes, layers):
+        each.axvline(arrive, color="#8d4b1f", lw=1, ls=":")
+        each.grid(alpha=0.25)
     axes.annotate(
         "a GPU arrives",
         (arrive, 0.03),
@@ -120,10 +133,12 @@ def draw(runs: Sequence[Run], job: AdaptiveTrainingJob, arrive: float, path: Pat
         color="#8d4b1f",
     )
     axes.set_xlim(0, budget)
-    axes.set_xlabel("time budget used (s)")
     axes.set_ylabel("validation accuracy")
     axes.legend(loc="lower right", frameon=False)
-    axes.grid(alpha=0.25)
+    layers.set_xlabel("time budget used (s)")
+    layers.set_ylabel("layers")
+    layers.margins(y=0.25)
+    layers.set_ylim(bottom=0)
     figure.savefig(path, dpi=120)
 
 
@@ -132,6 +147,24 @@ def _at(curve: Sequence[tuple[float, float]], moment: float) -> float:
     before = [accuracy for used, accuracy in curve if used <= moment]
     window = max(1, len(curve) // 20)
     return statistics.fmean(before[-window:]) if before else 0.1
+
+
+def _last(steps: Sequence[tuple[float, float]], moment: float) -> float:
+    """Return the value that a step line has at `moment`."""
+    return [value for used, value in steps if used <= moment][-1]
+
+
+def lowest(run: Run, arrive: float, budget: float) -> float:
+    """Return the lowest validation accuracy in the 15 % of the budget after the GPU has come, less that before.
+
+    Accuracies are means over an eightieth of the budget (0.25 s of 20 s); before, over a twentieth.
+    """
+    windows: dict[int, list[float]] = {}
+    for used, accuracy in run.curve:
+        if 0 < (share := (used - arrive) / budget) <= 0.15:
+            windows.setdefault(int(80 * share), []).append(accuracy)
+    before = [accuracy for used, accuracy in run.curve if -0.05 <= (used - arrive) / budget <= 0]
+    return min(map(statistics.fmean, windows.values())) - statistics.fmean(before)
 
 
 def main() -> None:
@@ -166,17 +199,21 @@ def main() -> None:
     for other in ARMS[:-1]:
         result = compare(runs, other)
         print(f"grown - {other}, 95 % interval: {result}, better with {result.wins} of {result.count} seeds")
+    budget = job.spec.time_budget_seconds
+    changes = {arm: [lowest(run, arrive, budget) for run in found] for arm, found in by_arm.items()}
+    shown = ", ".join(f"{arm} {statistics.fmean(each):+.3f} ({min(each):+.3f})" for arm, each in changes.items())
+    print(f"lowest validation accuracy after the GPU has come, less that before, mean (minimum): {shown}")
     steps = {arm: statistics.median(run.steps for run in found) for arm, found in by_arm.items()}
     print("median optimizer steps: " + ", ".join(f"{arm} {count:,.0f}" for arm, count in steps.items()))
     print(f"{environment('torch')}; {arguments.processes} runs at a time")
     if arguments.picture:
         draw(runs, job, arrive, arguments.picture)
     if arguments.json:
-        shown = [
+        records = [
             {name: getattr(run, name) for name in ("arm", "seed", "accuracy", "depth", "steps", "actions")}
             for run in runs
         ]
-        arguments.json.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

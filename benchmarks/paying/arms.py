@@ -48,11 +48,15 @@ def timeline(share: float, length: float, budget: float) -> Timeline:
 
 
 def job_of(job: AdaptiveTrainingJob, arm: Arm, policy: ElasticBatch) -> AdaptiveTrainingJob:
-    """Return the job as this arm trains it; nothing is evaluated or saved on the way, which would only cost time."""
+    """Return the job as this arm trains it; nothing is evaluated, averaged or saved on the way: it costs time."""
     return with_spec(
         job,
         adaptation={"mode": "Auto" if arm in (Arm.AGENT, Arm.FIXED) else "Off"},
-        training={"evaluateEveryEpochs": NEVER, "elasticBatch": None if arm is Arm.ALONE else policy},
+        training={
+            "evaluateEveryEpochs": NEVER,
+            "elasticBatch": None if arm is Arm.ALONE else policy,
+            "weightAveraging": 0.0,
+        },
     )
 
 

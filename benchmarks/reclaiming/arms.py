@@ -108,7 +108,7 @@ def _train(
     """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
     job = with_spec(
         case.job,
-        training={"evaluateEveryEpochs": 1_000_000},
+        training={"evaluateEveryEpochs": 1_000_000, "weightAveraging": 0.0},
         adaptation={"mode": "Auto", "maxAdaptations": GROWTHS, "onReclaim": on_reclaim},
         checkpoint={"intervalSeconds": 86400},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -119,17 +119,19 @@ class WallScheduler(VirtualScheduler):
 
     time_scale: float = 1.0
     """Budget seconds in a wall second: less than 1 where steps are to count as if they were faster."""
+    clock: Callable[[], float] = time.monotonic
+    """Returns seconds; `time.process_time` where the load of the machine shall not count."""
     _started: float = field(init=False, default=0.0)
     _used_before: float = field(init=False, default=0.0)
 
     def start(self, used_seconds: float) -> None:
         """Begin to count from `used_seconds`."""
         self._used_before = used_seconds
-        self._started = time.monotonic()
+        self._started = self.clock()
 
     def used_seconds(self) -> float:
         """Return the seconds used."""
-        self._used = self._used_before + (time.monotonic() - self._started) * self.time_scale
+        self._used = self._used_before + (self.clock() - self._started) * self.time_scale
         return self._used
 
     def time_left(self) -> float:

@@ -17,6 +17,18 @@ from espalier_trainer.net2net import DeepenBlock, GrowthError, deepen, growth_po
 from espalier_trainer.net2net.description import describe
 
 
+class Branches(nn.Module):
+    """Calls one layer on two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of x's shape."""
+        return torch.relu(self.layer(x)) + torch.relu(self.layer(x.flip(0)))
+
+
 class Twice(nn.Module):
     """Calls one layer two times."""
 
@@ -118,6 +130,12 @@ BROKEN: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     ),
     "called twice": (
         Twice,
+        "layer",
+        "'layer' cannot be deepened: 'layer' is called 2 times, on what comes of its own result, and growth would "
+        "change each call; grow another layer, or give each call a separate module, with weights of its own",
+    ),
+    "shared by two branches": (
+        Branches,
         "layer",
         "'layer' cannot be deepened: 'layer' is called 2 times and growth would change each call; concatenate what the "
         "calls are given and call it once (`torch.cat`, then `chunk`), or give each call a separate module",

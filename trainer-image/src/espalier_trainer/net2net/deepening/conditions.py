@@ -36,6 +36,11 @@ def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph
     path = str(layer.module)
     calls = graph.calls[path]
     if calls > 1:
+        if path in graph.reached(f"{path}:1"):
+            raise RefusedError(
+                f"{path!r} is called {calls} times, on what comes of its own result, and growth would change each "
+                "call; grow another layer, or give each call a separate module, with weights of its own"
+            )
         raise RefusedError(
             f"{path!r} is called {calls} times and growth would change each call; concatenate what the calls are "
             "given and call it once (`torch.cat`, then `chunk`), or give each call a separate module"

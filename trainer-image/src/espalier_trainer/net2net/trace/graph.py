@@ -118,14 +118,14 @@ class Graph:
 
     def unread(self) -> bool:
         """Return whether a layer with parameters is computed that no output depends on."""
-        reached = self._reached()
+        reached = self.reached()
         return any(
             one.module is not None and one.parameters and name not in reached for name, one in self.operations.items()
         )
 
-    def _reached(self) -> set[str]:
-        """Return the operations that outputs depend on."""
-        reached, waiting = set(self.outputs), list(self.outputs)
+    def reached(self, *names: str) -> set[str]:
+        """Return these operations and those that they depend on; those of the outputs where none is given."""
+        reached, waiting = set(names or self.outputs), list(names or self.outputs)
         while waiting:
             new = [name for name in self.operations[waiting.pop()].inputs if name not in reached]
             reached.update(new)
@@ -138,7 +138,7 @@ class Graph:
 
     def _made(self) -> list[tuple[object, ...]]:
         """Return the operations that outputs depend on, their inputs by number: names count what only a log reads."""
-        reached = self._reached()
+        reached = self.reached()
         number = {name: place for place, name in enumerate(name for name in self.operations if name in reached)}
         return [
             (one.operator, one.scope, one.module, one.arguments, one.shape, [number[given] for given in one.inputs])

@@ -58,6 +58,13 @@ import torch
 class Bare(torch.nn.Module):
     def forward(self, images): return images.flatten(1).sum(1)
 def linear(width=10): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width))
+class Wordy(torch.nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("Error(s) in forward:\\n\\tsize of x\\n\\tsize of y")
+
+def wordy():
+    return Wordy(2, 10)
+
 def bare(): return Bare()
 def nothing(): return None
 class Logits(torch.nn.Module):
@@ -96,7 +103,11 @@ def test_users_function_gives_the_model():
         ({"name": "digits", "options": {"classes": 3}}, "has 3 outputs, but the data set has 10 classes"),
         ({"entrypoint": "user_models:nothing"}, "returned NoneType, not a torch.nn.Module"),
         ({"entrypoint": "user_models:bare"}, "must return logits [N, classes]"),
-        ({"entrypoint": "user_models:missing"}, "has no function 'missing'; it has Bare, Counting, Logits, bare,"),
+        ({"entrypoint": "user_models:wordy"}, "Error(s) in forward: size of x size of y; its forward must take"),
+        (
+            {"entrypoint": "user_models:missing"},
+            "has no function 'missing'; it has Bare, Counting, Logits, Wordy, bare",
+        ),
         ({"entrypoint": "user_models:weightless"}, "weightless: the model has no parameters, so there is nothing to"),
         (
             {"entrypoint": "user_models:frozen"},

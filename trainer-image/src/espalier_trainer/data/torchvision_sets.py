@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from espalier_core.causes import in_one_line
 from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data.images import Geometry, ImageArrays, Split, cache_folder, read_images
 from espalier_trainer.data.source import Augmentation, Data, flip_batch
@@ -111,15 +112,12 @@ def _from_torchvision(root: Path, name: Literal["cifar10", "mnist"], download: b
             images = images.reshape(*images.shape[:3], -1)
             splits[split] = Split(images, np.asarray(dataset.targets, dtype=np.int64))
     except (RuntimeError, OSError, tarfile.TarError) as error:
+        said = in_one_line(str(error)) or type(error).__name__
         tried = "downloading it failed" if download else "options.download is false"
         raise DatasetError(
             f"training.dataset: {name} was not found: looked in {root} for an image folder (train/<class>/...), "
             f"for a tar archive of one and for torchvision's copy ({_OWN[name]}), and {tried} "
-            f"({_first_line(error)}). Set training.dataset.path to one of these, or fetch it where there is a network: "
+            f"({said}). Set training.dataset.path to one of these, or fetch it where there is a network: "
             f"python -c \"from torchvision.datasets import {kind.__name__}; {kind.__name__}('{root}', download=True)\""
         ) from error
     return ImageArrays(splits, CIFAR_CLASSES if name == "cifar10" else DIGITS)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

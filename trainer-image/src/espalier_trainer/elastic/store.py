@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import HashStore, Store
 
+from espalier_core.causes import in_one_line
 from espalier_trainer.elastic.channel import Channel, answer, wake
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def _answered(store: Any, request: bytes) -> bytes:
         else:
             raise ValueError(f"{operation} is no operation of a store")
     except (RuntimeError, ValueError, LookupError, TypeError, struct.error) as error:
-        return _FAILED + str(error).splitlines()[0].encode()
+        return _FAILED + (in_one_line(str(error)) or type(error).__name__).encode()
     return _OK + found
 
 

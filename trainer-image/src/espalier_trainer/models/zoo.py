@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier_core.causes import in_one_line
 from espalier_core.types.job import ModelSpec
 from espalier_core.types.task import Task
 from espalier_trainer.data.objective import objective_of
@@ -204,9 +205,9 @@ def _try_out(model: nn.Module, name: str, classes: int, example_input: Tensor, t
         with torch.no_grad(), mode(model, training=False):
             outputs = model(example_input)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        said = in_one_line(str(error)) or type(error).__name__
         raise ModelError(
-            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {first_line}; "
+            f"{_FIELD}: {name} does not take this data set's inputs of shape {shape}: {said}; "
             "its forward must take one tensor, a batch of these inputs (another forward: a loop of your own)"
         ) from error
     if task is None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier_core.causes import in_one_line
 from espalier_core.growth.architecture import Architecture, BlockPoint, GrowthError
 from espalier_core.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
@@ -99,7 +100,8 @@ def _misfit(
         return reason
     except GrowthError as reason:
         cause = reason.__cause__
-        why = str(reason) if cause is None else f"the model's forward fails with one more block ({cause})"
+        failed = f"the model's forward fails with one more block ({in_one_line(str(cause))})"
+        why = str(reason) if cause is None else failed
         return MisfitError(Reason(why, "let the model's forward take one more block in this list", ""))
     return None
 

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from espalier_core.causes import in_one_line
 from espalier_core.types.job import Insertion
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
@@ -103,7 +104,8 @@ def _problems(
             try:
                 after = _dependences(trial, modes, example_input)
             except Exception as error:
-                return f"the model fails on random values with one more layer there ({type(error).__name__}: {error})"
+                said = f"{type(error).__name__}: {in_one_line(str(error))}"
+                return f"the model fails on random values with one more layer there ({said})"
         found = next((why for one, other in zip(before, after, strict=True) if (why := forbidden(one, other))), None)
         return found and (
             f"a new layer there would look at what the model keeps from its outputs: {found}; "

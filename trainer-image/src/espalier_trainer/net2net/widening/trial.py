@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from espalier_core.causes import in_one_line
 from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.modules import (
@@ -197,7 +198,8 @@ class PerturbedModel:
         try:
             found = _run(wider, self.args, self.kwargs)
         except Exception as error:
-            return f"the model's forward fails with more channels there ({type(error).__name__}: {error})"
+            said = f"{type(error).__name__}: {in_one_line(str(error))}"
+            return f"the model's forward fails with more channels there ({said})"
         worst = self._off(found)
         if not worst <= self.tolerance:  # also of a difference that is no number
             if not self._off(_run(self.model, self.args, self.kwargs, seed=3)) <= self.tolerance:

@@ -39,8 +39,22 @@ def amount(resource: str, quantity: str | int) -> int:
     return round(number * (1000 if resource == "cpu" else 1))
 
 
+_requests: dict[int, tuple[Raw, Counter[str]]] = {}
+"""What pods request, by their identity: objects are never changed in place."""
+_MOST_KNOWN = 5000
+
+
 def requests_of(pod: Raw) -> Counter[str]:
-    """Return what a pod requests, and claims; limits stand for requests that are not given."""
+    """Return what a pod requests, and claims; limits stand for requests that are not given. Not to be changed."""
+    known = _requests.get(id(pod))
+    if known is None or known[0] is not pod:
+        if len(_requests) >= _MOST_KNOWN:
+            _requests.clear()
+        known = _requests[id(pod)] = pod, _requested(pod)
+    return known[1]
+
+
+def _requested(pod: Raw) -> Counter[str]:
     found = Counter({"pods": 1, **({RESOURCE: devices} if (devices := claimed_by(pod)) else {})})
     for container in pod["spec"]["containers"]:
         resources = container.get("resources", {})

@@ -27,7 +27,7 @@ class Room:
     def __init__(self, world: SharedCluster, controller: str = DEFAULT_CONTROLLER) -> None:
         """Read nothing yet. `controller` is the name of the operator."""
         self._world, self._controller = world, controller
-        self._parsed: dict[str, tuple[Raw, JobStatus]] = {}
+        self._parsed: dict[str, tuple[Seen, Raw | None]] = {}
 
     def jobs(self) -> Iterator[Seen]:
         """Yield the jobs of the operator, but for those that are deleted and still there."""
@@ -40,10 +40,12 @@ class Room:
         for key, raw in self._world.jobs.items():
             if "deletionTimestamp" in raw["metadata"]:
                 continue
+            limits = self._world.limit_ranges.get(f"{raw['metadata']['namespace']}/defaults")
             known = self._parsed.get(key)
-            if known is None or known[0] is not raw:
-                known = self._parsed[key] = raw, parse_status(raw) or JobStatus()
-            yield Seen(key, raw, known[1], self._world.completed(raw["metadata"]["namespace"], raw["spec"]["template"]))
+            if known is None or known[0].raw is not raw or known[1] is not limits:
+                template = self._world.completed(raw["metadata"]["namespace"], raw["spec"]["template"])
+                known = self._parsed[key] = Seen(key, raw, parse_status(raw) or JobStatus(), template), limits
+            yield known[0]
 
     def pinned(self, *, own: bool = False) -> Counter[Place]:
         """Return the GPUs that workers wait for which are not bound; `own`: workers of the operator's jobs.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from espalier_core.types.reasons import Reason
@@ -31,7 +32,7 @@ class Seen:
         found: Mapping[str, Any] = self.raw["spec"]
         return found
 
-    @property
+    @cached_property
     def wants(self) -> Counter[str]:
         """What each of its workers requests."""
         return requests_of(self.template)
@@ -41,7 +42,7 @@ class Seen:
         """Its base workers, but for those that are completed."""
         return int(self.spec["minReplicas"]) - len(self.status.scheduling.completed_workers)
 
-    @property
+    @cached_property
     def resource(self) -> str:
         """What its GPUs are."""
         return next(name for name in GPU_RESOURCES if self.wants[name])

@@ -128,6 +128,15 @@ def test_demand_to_stop_is_part_of_the_status(make_job):
     assert document.stop is Reason.SUSPENDED
 
 
+@pytest.mark.parametrize(
+    ("scheduling", "waits"),
+    [({"gated": 1}, True), ({"gated": 1, "trained": True}, False), ({"gated": 0}, False), ({}, False), (None, False)],
+)
+def test_a_job_waits_for_workers_that_others_hold_until_it_has_trained(make_job, scheduling, waits):
+    document = document_of(make_job(), {"status": {**STATUS, "scheduling": scheduling}})
+    assert document.waits_for_workers is waits
+
+
 @pytest.mark.parametrize("manifest", [{}, {"status": None}, {"status": {"phase": "Pending"}}])
 def test_job_without_an_allocation_says_nothing(make_job, manifest):
     assert document_of(make_job(), manifest) is None

@@ -49,6 +49,16 @@ def _asked(scheduler, clock):
     return allocation.generation, allocation.replicas, allocation.direction
 
 
+def test_whether_to_wait_for_workers_is_as_the_newest_document_has_it(tmp_path, make_job, clock):
+    path = tmp_path / "allocation.json"
+    scheduler = _scheduler(path, make_job(), clock)
+    assert scheduler.waits_for_workers() is False, "there is none"
+    for waits in (True, False):
+        write_document(path, _document().model_copy(update={"waits_for_workers": waits}))
+        clock.now += 2 * POLL_WALL_SECONDS
+        assert scheduler.waits_for_workers() is waits
+
+
 def test_direction_is_what_changed_since_last_asked(tmp_path, make_job, clock):
     path = tmp_path / "allocation.json"
     write_document(path, _document(1, 1))

@@ -71,6 +71,21 @@ def test_reports_begin_with_the_budget_and_end_with_the_test_accuracy(run):
     assert {metric.name for metric in report.metrics} >= {"train_loss", "validation_accuracy", "test_accuracy"}
 
 
+def test_training_begins_when_the_base_workers_that_others_hold_are_let_go(run, make_job, monkeypatch):
+    monkeypatch.setattr("espalier_trainer.run.run._LOOK_WALL_SECONDS", 0.0)
+    held = iter([True, True, False])
+    monkeypatch.setattr(VirtualScheduler, "waits_for_workers", lambda self: next(held))
+    done = run(make_job(timeBudgetSeconds=0.4))
+    assert next(held, None) is None
+    assert (done.reporter.events[0].used_seconds, done.result.steps) == (0, 100)
+
+
+def test_who_waits_for_held_workers_can_be_stopped(run, make_job, monkeypatch):
+    monkeypatch.setattr(VirtualScheduler, "waits_for_workers", lambda self: True)
+    done = run(make_job(), stop=lambda: True)
+    assert (done.result.phase, done.result.steps) == (TrainerPhase.STOPPED, 0)
+
+
 def test_it_learns(run, make_job):
     done = run(make_job(timeBudgetSeconds=2))
     assert done.result.test_accuracy > 0.6  # chance is .1; seeds 0 to 4 came to .68 to .79

@@ -66,6 +66,8 @@ class AllocationDocument(Record):
     time_budget: TimeBudget
     base_replicas: int = Field(default=1, ge=0)
     """`spec.minReplicas`: workers above this number are extra."""
+    waits_for_workers: bool = False
+    """Somebody still holds base workers by scheduling gates, and the job has not trained: training does not begin."""
     stop: Reason | None = None
     """Set if the job must end now, with the reason. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
     completes. For any other reason (suspension), it saves a checkpoint to resume from."""

@@ -22,7 +22,7 @@ REPORT_KEY: Final = "report.json"
 def allocation_document(job: AdaptiveTrainingJob, status: JobStatus | None = None) -> AllocationDocument:
     """Return the document for `status` (default: the job's own)."""
     known = status or job.status or JobStatus()
-    stopping = known.scheduling.stopping
+    scheduling, stopping = known.scheduling, known.scheduling.stopping
     return AllocationDocument(
         job=job.key,
         allocation=known.allocation,
@@ -32,5 +32,6 @@ def allocation_document(job: AdaptiveTrainingJob, status: JobStatus | None = Non
             gpu_seconds_used=known.time_budget.gpu_seconds_used,
         ),
         base_replicas=job.spec.min_replicas,
+        waits_for_workers=scheduling.gated > 0 and not scheduling.trained,
         stop=None if stopping is None else stopping.reason,
     )

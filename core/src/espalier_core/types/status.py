@@ -165,6 +165,8 @@ class SchedulingStatus(Record):
     less, or when it was found to be used up."""
     trained: bool = False
     """Whether the job has trained since it was admitted."""
+    gated: int = Field(default=0, ge=0)
+    """Number of base workers whose pods have scheduling gates."""
     failures: int = Field(default=0, ge=0)
     """Number of worker failures that count against backoffLimit."""
     last_failure: str = ""

@@ -74,8 +74,8 @@ class Observation:
     """Why the API server will never take a base worker's pod; empty where it may."""
     extra_refused: bool = False
     """The same as `refused` of an extra worker; or that has scheduling gates."""
-    gated: bool = False
-    """A base worker has scheduling gates: it does not want its GPUs yet."""
+    gated: int = 0
+    """Base workers with scheduling gates: they do not want their GPUs yet."""
     report: Report | None = None
     """The last report, of the current or an earlier leader."""
     reporter: str = ""

@@ -30,7 +30,9 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
         # Its last leader may take a while to end.
         return _with_budget(_count_reported(state, seen, terms, now), state, _reported(state, seen, now), terms)
     unwatched = _unwatched(state, seen, now)
-    state = _watch(state.with_workers(terms.min_replicas), seen, now)
+    state = state.with_workers(terms.min_replicas)
+    was_incomplete, state = state.incomplete, replace(state, incomplete=_is_incomplete(state, seen, terms))
+    state = _watch(state, seen, now, completes=was_incomplete and not state.incomplete)
     before, state = state, _with_budget(_count(state, seen, terms, now, timing), state, unwatched, terms)
     if state.trained and not before.trained:
         state = replace(state, unplaced=0, hold_until=None, unpinned=False)
@@ -38,8 +40,8 @@ def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: T
         # One that has trained is never failed by this: it waits again, and whoever changed its pods may change that.
         state = replace(state, ended=Ended(reason=Reason.INVALID_SPEC, failed=True, message=seen.invalid))
     if state.gated != seen.gated:
-        # Its GPUs are granted, and its deadline begins, when the gates are gone.
-        admitted_at = now if state.gated and not state.trained else state.admitted_at
+        # Its GPUs are granted, and its deadline begins, when all gates are gone.
+        admitted_at = state.admitted_at if seen.gated or state.trained else now
         state = replace(state, gated=seen.gated, admitted_at=admitted_at)
     refused_since = _since(state.refused_since, seen.refused, now)
     was_away = before.counted_until is not None and now - before.counted_until > timing.gap
@@ -91,7 +93,30 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
     """Return the activity of the leader for the budgets; a leader without reports for long counts as training."""
     if not seen.leader_runs or seen.leader_is_silent or seen.phase in LAST_PHASES:
         return Leader.ABSENT
+    if _stands_still(state, seen):
+        return Leader.STARTING
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
+
+
+def _is_incomplete(state: JobState, seen: Observation, terms: Terms) -> bool:
+    """Return `JobState.incomplete`: a worker that is gated, refused or waits for its node keeps the others waiting."""
+    workers = (
+        worker for index, worker in enumerate(seen.base[: terms.min_replicas]) if index not in state.completed_workers
+    )
+    return not state.trained and not all(
+        worker is not None and (worker.running or worker.end is not None) for worker in workers
+    )
+
+
+def _stands_still(state: JobState, seen: Observation) -> bool:
+    """Return whether no budget runs as base workers are missing: only a report tells then that a leader trains."""
+    return state.incomplete and (seen.program or _is_starting(seen))
+
+
+def _complete_since(state: JobState, seen: Observation) -> float | None:
+    """Return since when the leader has run, and before the job has trained also all other base workers."""
+    workers = (seen.leader,) if state.trained else seen.base
+    return max((each.started_at for each in workers if each is not None and each.started_at is not None), default=None)
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:
@@ -122,17 +147,17 @@ def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:
     return state.granting(terms.min_replicas + running, Direction.UP, Reason.EXTRA_GPUS_GRANTED, terms)
 
 
-def _watch(state: JobState, seen: Observation, now: float) -> JobState:
+def _watch(state: JobState, seen: Observation, now: float, *, completes: bool) -> JobState:
     """Take note of when the current leader was first seen to run, and to say that it ends."""
     leader = seen.leader
     if leader is None:
         return state
     watch = state.watch_of(leader.id)
-    if watch.since is None and seen.leader_runs:
+    if seen.leader_runs and (watch.since is None or completes):
         # The scheduler may have been away as it started. A node's clock that is ahead does not count.
-        began = now if leader.started_at is None else min(leader.started_at, now)
-        watch = replace(watch, since=began)
-    if seen.leader_is_silent:
+        began = _complete_since(state, seen)
+        watch = replace(watch, since=max(watch.since or 0.0, now if began is None else min(began, now)))
+    if seen.leader_is_silent or _stands_still(state, seen):
         watch = replace(watch, since=now)  # it may have ended unseen: what it ran before does not count as a start-up
     watch = replace(watch, heard=watch.heard or seen.fresh, out_of_reach=seen.leader_is_silent)
     if watch.done_since is None and seen.phase in LAST_PHASES:
@@ -183,7 +208,8 @@ def _is_starting(seen: Observation) -> bool:
 
 def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
     leader = seen.leader
-    began = now if leader is None or leader.started_at is None else leader.started_at
+    started = None if leader is None else _complete_since(state, seen)
+    began = now if started is None else started
     # The scheduler was away while this leader ran: what it ran meanwhile is counted, what was before it is not.
     since = _running_since(state, seen)
     earliest = now - timing.gap if began > now else began if since is None else min(began, since)
@@ -195,9 +221,12 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
         starting_since=min(began, now) if since is None else since,
     )
     # Extra workers are charged when they have their GPUs: some may never get them.
-    gpus = (state.needed(terms).min_replicas + min(state.extra, seen.extra_bound)) * terms.gpus_per_worker
+    workers = max(0, state.needed(terms).min_replicas - seen.gated) + min(state.extra, seen.extra_bound)
+    gpus = workers * terms.gpus_per_worker
     counted_until = now
-    if leader is not None and leader.end is not None:
+    if _stands_still(state, seen):
+        kind, until = Leader.ABSENT, now
+    elif leader is not None and leader.end is not None:
         # Its own count holds, or all of its time where it was past the allowance; a program has no count of its own.
         kind = Leader.STARTING if _is_starting(seen) else Leader.TRAINING if seen.program else Leader.ABSENT
         until = max(read_at, min(now, now if leader.end.at is None else leader.end.at))
@@ -259,6 +288,6 @@ def _has_trained(state: JobState, seen: Observation, now: float, timing: Timing)
     if leader_of(state, seen, now, timing) is Leader.TRAINING:
         return True
     if seen.program:
-        return seen.fresh
+        return seen.fresh and not state.incomplete
     report = seen.report if seen.fresh else None
     return report is not None and (report.phase is TrainerPhase.COMPLETED or report.step > 0)

@@ -101,8 +101,10 @@ class JobState:
     """The current leader, as it was seen."""
     refused_since: float | None = field(default=None, compare=False)
     """Since when a base worker is refused, or kube-scheduler finds no node for it; None while that is not so."""
-    gated: bool = field(default=False, compare=False)
-    """A base worker has scheduling gates."""
+    gated: int = 0
+    """Base workers with scheduling gates."""
+    incomplete: bool = field(default=False, compare=False)
+    """It has not trained since it was admitted, and one of its base workers does not run: its budgets stand still."""
     stopped_itself: bool = False
     """A leader of this job has ended as if it had been stopped, and nobody stopped it: start-ups count from now on."""
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from espalier_core.types.allocation import Allocation
-from espalier_core.types.reasons import Reason
 from espalier_core.types.status import (
     AvoidedNode,
     ConditionStatus,
@@ -41,6 +40,7 @@ _PLAIN: Final = (
     "extra_generation",
     "budget_end_seconds",
     "trained",
+    "gated",
     "failures",
     "last_failure",
     "attempts",
@@ -121,7 +121,6 @@ def state_of(status: JobStatus | None, submitted_at: float | None = None) -> Job
             Blame(at=each.last_time.timestamp(), **{name: getattr(each, name) for name in _OF_BLAME})
             for each in kept.avoided_nodes
         ),
-        gated=any(each.reason is Reason.SCHEDULING_GATED for each in status.conditions),
     )
 
 

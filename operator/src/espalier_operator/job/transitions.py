@@ -103,7 +103,8 @@ def after(state: JobState, action: Action, terms: Terms, now: float, timing: Tim
                 last_failure=action.message[:MAX_MESSAGE] or state.last_failure,
                 hold_until=action.hold_until or state.hold_until,
                 refused_since=None,
-                gated=False,
+                gated=0,
+                incomplete=False,
             )
             # kube-scheduler may choose a node that is about to go again.
             bound_there = action.reason is Reason.NODE_DEPARTING and state.unplaced and not state.trained

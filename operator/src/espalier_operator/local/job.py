@@ -259,7 +259,10 @@ class LocalJob:
         attempts, dialogue = self.state.attempts, self.dialogue
         current = self.leading.of(attempts[0]) if attempts else None
         return Observation(
-            base=(current, *map(self.workers.incarnation, range(1, len(attempts)), attempts[1:])),
+            base=(
+                current,
+                *(map(self.workers.incarnation, range(1, len(attempts)), attempts[1:]) if self.has_processes else ()),
+            ),
             extra_bound=self.state.extra,  # they have their GPUs before these are granted
             extra_running=self.state.extra,
             report=dialogue.report,

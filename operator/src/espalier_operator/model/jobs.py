@@ -24,7 +24,13 @@ from espalier_operator.model.nodes import Node
 from espalier_operator.model.queues import Claim
 
 REFUSALS: Final = frozenset(
-    (Reason.UNSCHEDULABLE, Reason.POD_REJECTED, Reason.IMAGE_PULL_FAILED, Reason.VOLUME_UNAVAILABLE)
+    (
+        Reason.UNSCHEDULABLE,
+        Reason.POD_REJECTED,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.VOLUME_UNAVAILABLE,
+        Reason.SCHEDULING_GATED,
+    )
 )
 """What keeps workers from starting for which there are GPUs."""
 
@@ -211,8 +217,8 @@ class JobFacts:
     """What prevented the extra workers from starting that it was last lent, if known."""
     refused_since: float | None = None
     """Since when one of its base workers cannot start: kube-scheduler finds no node for it, or somebody refuses it."""
-    gated: bool = False
-    """One of its base workers has scheduling gates."""
+    gated: int = 0
+    """Base workers with scheduling gates: they hold no GPUs."""
     down_since: float | None = None
     """Since when no leader runs, though the job has trained since it was admitted."""
     pinned: bool = True
@@ -286,10 +292,15 @@ class JobFacts:
 
     @property
     def gpus_held(self) -> int:
-        """GPUs that the allocation gives it, base and extra."""
+        """GPUs that the allocation gives it, base and extra, but for workers with scheduling gates."""
+        return self.base_gpus_held + (0 if self.admitted_at is None else self.extra * self.terms.gpus_per_worker)
+
+    @property
+    def base_gpus_held(self) -> int:
+        """Those of its base workers."""
         if self.admitted_at is None:
             return 0
-        return (self.terms.min_replicas + self.extra) * self.terms.gpus_per_worker
+        return max(0, self.terms.min_replicas - self.gated) * self.terms.gpus_per_worker
 
     def counted(self, until: float, since: float | None = None) -> JobFacts:
         """Return it with its budgets counted up to a time. If they ran they run on from then, or from `since`."""

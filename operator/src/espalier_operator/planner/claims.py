@@ -141,7 +141,8 @@ class Claims:
         """Let a job wait again whose workers have lost their GPUs."""
         site = self._tick.places.site(job)
         if job.trained or not any(self._tick.capacity.is_in(site, node) for node in self._tick.census.rivals):
-            had_any = job.trained or self._tick.census.bound[job.key]  # not so where its workers had scheduling gates
+            # Not so where those that find none had scheduling gates, or others were faster.
+            had_any = job.trained or self._tick.census.has_lost_base(job.key, job.base_indexes)
             return Requeue(job=job.key, reason=Reason.GPU_LOST if had_any else Reason.NO_FREE_GPU)
         message = "workers of another Espalier took GPUs of the nodes that were chosen for it"
         return self._outrun(job, Reason.GPU_LOST, message)

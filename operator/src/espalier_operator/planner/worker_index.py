@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Final
 
@@ -54,6 +54,12 @@ class Census:
             if worker.is_rival:
                 self.rivals.add(node or worker.pinned_to)
         self.foreign = served(self.foreign)
+
+    def has_lost_base(self, job: str, indexes: Iterable[int]) -> bool:
+        """Return whether base workers of a job have GPUs, and one that has none does not wait for its first."""
+        waits = {worker.index for worker in self.unbound if worker.job == job and worker.role is _BASE}
+        missing = set(indexes) - self.bound[job].keys() - self.gated[job] - waits
+        return bool(self.bound[job] and missing)
 
     def ending(self, leaving: Collection[str]) -> Counter[str | None]:
         """Return by node the GPUs of workers that terminate, of those named in `leaving`."""

@@ -65,7 +65,7 @@ class RecentUse:
         held = Counter[str]()
         for job in snapshot.jobs:
             if job.admitted_at is not None and not job.finished:
-                held[_share_of(job, queues)] += job.base_gpus
+                held[_share_of(job, queues)] += job.base_gpus_held
         self._count(snapshot.taken_at, held if self._held is None else self._held)
         self._held = held
         ranked: dict[str, _Ranked] = {}

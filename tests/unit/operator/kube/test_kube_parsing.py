@@ -587,10 +587,12 @@ def test_a_side_car_that_was_ended_last_is_not_the_worker_s_failure():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"allocation": {"generation": 3}}', (3, None, None)),
-        ('{"allocation": {"generation": 3}, "stop": "Suspended"}', (3, "Suspended", None)),
-        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": 1.5}}', (3, None, 1.5)),
-        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": [1]}}', (3, None, None)),
+        ('{"allocation": {"generation": 3}}', (3, None, None, False)),
+        ('{"allocation": {"generation": 3}, "stop": "Suspended"}', (3, "Suspended", None, False)),
+        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": 1.5}}', (3, None, 1.5, False)),
+        ('{"allocation": {"generation": 3}, "timeBudget": {"budgetSeconds": [1]}}', (3, None, None, False)),
+        ('{"allocation": {"generation": 3}, "waitsForWorkers": true}', (3, None, None, True)),
+        ('{"allocation": {"generation": 3}, "waitsForWorkers": "yes"}', (3, None, None, False)),
         ('{"allocation": {"generation": "3"}}', None),
         ('{"allocation": 3}', None),
         ("[1]", None),

@@ -151,12 +151,11 @@ def document_of(job: AdaptiveTrainingJob, manifest: Mapping[str, Any]) -> Alloca
     if "allocation" not in seen:
         return None
     status = JobStatus.model_validate({key: seen[key] for key in ("allocation", "timeBudget") if key in seen})
-    stopping = (seen.get("scheduling") or {}).get("stopping")
-    if stopping is not None:
-        scheduling = status.scheduling.model_validate({"stopping": stopping})
-        status = status.model_copy(update={"scheduling": scheduling})
+    known = seen.get("scheduling") or {}
+    asked = {key: known[key] for key in ("stopping", "gated", "trained") if known.get(key) is not None}
+    status = status.model_copy(update={"scheduling": status.scheduling.model_validate(asked)})
     spec = manifest.get("spec") or {}
-    known = {"time_budget_seconds": spec.get("timeBudgetSeconds"), "min_replicas": spec.get("minReplicas")}
-    given = {key: value for key, value in known.items() if value is not None}
+    terms = {"time_budget_seconds": spec.get("timeBudgetSeconds"), "min_replicas": spec.get("minReplicas")}
+    given = {key: value for key, value in terms.items() if value is not None}
     current = job.model_copy(update={"spec": job.spec.model_copy(update=given)})
     return allocation_document(current, status)

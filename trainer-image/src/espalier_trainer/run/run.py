@@ -10,8 +10,9 @@ the final checkpoint and the loop's last evaluation, which are announced (phase 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from torch import nn
 
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from espalier_trainer.run.optimising import Optimiser
 
 logger = logging.getLogger(__name__)
+
+_LOOK_WALL_SECONDS: Final = 0.2
+"""Between two looks whether all base workers are there."""
 Value = TypeVar("Value")
 
 
@@ -272,6 +276,7 @@ class Run(LiveRun):
 
     def _begin(self) -> None:
         scheduler, store = self.scheduler, self.services.checkpoints
+        self._wait_for_workers()
         if self.team is not None and (self._resumed or self._used > 0):
             # The leader was started again; the other workers may have gone on for a while after its checkpoint.
             self.allocation = scheduler.allocation()
@@ -286,6 +291,17 @@ class Run(LiveRun):
             self.journal.warn("CheckpointDamaged", warning)
         self._growth.warn()
         self.warn_of_steps()
+
+    def _wait_for_workers(self) -> None:
+        """Wait while base workers are held back; whatever else ends the run is noticed at its first boundary."""
+        services, waits = self.services, False
+        while self.scheduler.waits_for_workers():
+            if self.scheduler.stop_reason() or services.stop() or services.superseded():
+                return
+            if not waits:
+                logger.info("training begins when the scheduling gates of all base workers are gone")
+                waits = True
+            time.sleep(_LOOK_WALL_SECONDS)
 
     def _boundary(self) -> Ending | None:
         if self.ending is None:

@@ -39,6 +39,10 @@ class Scheduler(Protocol):
         """Return why the job must end before its budget is used up; None while it may continue."""
         return None
 
+    def waits_for_workers(self) -> bool:
+        """Return whether training is not to begin yet, as base workers are held back."""
+        return False
+
     def start(self, used_seconds: float) -> None:
         """Start the clock. `used_seconds` is the part of the budget already used, from the trainer's checkpoint."""
 
@@ -130,6 +134,13 @@ class DocumentScheduler(Scheduler):
         """Return the `stop` of the newest document, or of any that has one."""
         self._listen()
         return self._stop
+
+    def waits_for_workers(self) -> bool:
+        """Return what the newest document says of it; waits for sources that connect."""
+        for source in self.sources:
+            source.settle()
+        self._listen()
+        return self._document.waits_for_workers
 
     def start(self, used_seconds: float) -> None:
         """Start the clock at the larger of `used_seconds` and the documents' figure; waits for sources that connect.

@@ -112,7 +112,8 @@ def _steps(
         yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type, node))
     leader = pods.leader
     document = allocation_document(job.job, status)
-    latest = document.allocation.generation, document.stop, document.time_budget.budget_seconds
+    budget, waits = document.time_budget.budget_seconds, document.waits_for_workers
+    latest = document.allocation.generation, document.stop, budget, waits
     if leader is not None and not leader.ended and leader.announced != latest:
         yield Annotate(pod=leader, annotations={ALLOCATION_ANNOTATION: dumps(document)})
 

@@ -216,7 +216,7 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
             for choice, probability in _first(last.probabilities.items(), MAX_PROBABILITIES).items()
         }
     if facts is not None:
-        base = facts.base_gpus
+        base = facts.base_gpus_held
         held = facts.gpus_held if status.phase not in (JobPhase.COMPLETE, JobPhase.FAILED) else 0
         made["espalier_job_time_budget_seconds"] = {place: facts.terms.time_budget_seconds}
         made["espalier_job_gpus"] = {

@@ -66,8 +66,8 @@ class Pod(PodStatus):
     """That grace period."""
     patience: float
     """Seconds for which it stays bound to a node that does not report, infinite for ever."""
-    announced: tuple[int, str | None, float | None] | None
-    """Generation, stop and time budget of the allocation annotation."""
+    announced: tuple[int, str | None, float | None, bool] | None
+    """Generation, stop, time budget and waiting of the allocation annotation."""
     device_claims: tuple[str, ...] = ()
     """Keys of the ResourceClaims that were made for it and whose devices are among its GPUs."""
     address: str = ""
@@ -183,7 +183,7 @@ def _claims(raw: Raw, *, own: bool) -> Iterator[str]:
         yield extended
 
 
-def _announced(metadata: Raw) -> tuple[int, str | None, float | None] | None:
+def _announced(metadata: Raw) -> tuple[int, str | None, float | None, bool] | None:
     try:
         document = json.loads(text(metadata, "annotations", ALLOCATION_ANNOTATION))
     except (ValueError, RecursionError):
@@ -191,7 +191,8 @@ def _announced(metadata: Raw) -> tuple[int, str | None, float | None] | None:
     generation, budget = whole(document, "allocation", "generation"), mapping(document, "timeBudget")
     seconds = budget.get("budgetSeconds")
     known = seconds if isinstance(seconds, int | float) else None
-    return None if generation is None else (generation, text(document, "stop") or None, known)
+    waits = mapping(document).get("waitsForWorkers") is True
+    return None if generation is None else (generation, text(document, "stop") or None, known, waits)
 
 
 def _address(status: Raw) -> str:

@@ -33,6 +33,7 @@ from espalier_operator.kube.state.work_item import WorkItem
 from espalier_operator.kube.state.workers import (
     JobPods,
     extra_runs_by,
+    gates_of_extra,
     observation_of,
     sort_pods,
     trouble_of,
@@ -199,6 +200,10 @@ class ManagedJob(WorkItem):
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
             self._store.forget(self.pods.recorded)
+            if self.pods.extra and (
+                self.extra_rejected is None or self.extra_rejected.reason is Reason.SCHEDULING_GATED
+            ):
+                self.extra_rejected = gates_of_extra(self.pods)
             self._given_up_at = reach.next_at
         if self.news & (News.PODS | News.REPORT):
             program = self.job.terms.program

@@ -97,7 +97,7 @@ def observation_of(
         refused=rejected is not None or any(pod is not None and pod.refused and not pod.deleting for pod in pods.base),
         invalid=rejected.message if rejected is not None and rejected.final else "",
         extra_refused=extra_rejected is not None or any(pod.gated for pod in pods.extra),
-        gated=any(pod is not None and pod.gated for pod in pods.base),
+        gated=sum(pod is not None and pod.gated for pod in pods.base),
         report=report,
         reporter="" if report is None else report.incarnation,
         reported_at=reported_at,
@@ -109,15 +109,23 @@ def observation_of(
 def trouble_of(pods: JobPods) -> Trouble | None:
     """Return what prevents a base worker from starting, or hides whether the leader runs.
 
-    Preferably a worker that holds GPUs, and of several the leader.
+    Preferably a worker that holds GPUs, and of several the leader. Scheduling gates come last: who set them removes them.
     """
     if pods.leader is not None and pods.leader.uid in pods.silent:
         message = f"node {pods.leader.node} does not report; its leader may still run there"
         return Trouble(reason=Reason.NODE_LOST, message=message)
-    for pod in sorted(filter(None, pods.base), key=lambda pod: pod.node is None):
-        if pod.trouble is not None and pod.phase == "Pending":
-            return Trouble(reason=pod.trouble, message=pod.message)
-    return None
+    found = [pod for pod in pods.base if pod is not None and pod.trouble is not None and pod.phase == "Pending"]
+    found.sort(key=lambda pod: (pod.node is None, pod.gated))
+    return next(map(_trouble, found), None)
+
+
+def gates_of_extra(pods: JobPods) -> Trouble | None:
+    """Return the scheduling gates of an extra worker, if one has some."""
+    return next((_trouble(pod) for pod in pods.extra if pod.gated), None)
+
+
+def _trouble(pod: Pod) -> Trouble | None:
+    return None if pod.trouble is None else Trouble(reason=pod.trouble, message=pod.message)
 
 
 def extra_runs_by(pod: Pod, job: KubeJob, state: JobState, timing: Timing) -> float | None:

@@ -388,6 +388,19 @@ def test_a_worker_that_the_runtime_of_its_node_does_not_start_for_two_minutes_is
     assert seen(stuck, worker(), now=EPOCH + 500) == STATE, "it would be the same on all nodes"
 
 
+@pytest.mark.parametrize(("code", "health", "counts"), [(1, "Healthy", 1), (1, "Unhealthy", 0), (139, "Unhealthy", 0)])
+def test_a_worker_that_fails_with_a_broken_device_is_started_elsewhere_and_has_not_failed(code, health, counts):
+    """Also long after its start. Nothing is counted against backoffLimit, and other nodes are preferred."""
+    broken = ended(code)
+    devices = [{"name": "nvidia.com/gpu", "resources": [{"resourceID": "gpu-3", "health": health}]}]
+    broken["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = devices
+    broken["status"]["containerStatuses"][0]["state"]["terminated"]["startedAt"] = time_at(EPOCH - 5000)
+    after = seen(broken, worker(), said=says(TRAINING))
+    assert (after.failures, after.attempts) == (counts, (5, 0))
+    assert [blame.node for blame in after.blames] == ([] if counts else ["node"])
+    assert counts or "one of its devices is unhealthy" in after.last_failure
+
+
 def test_a_node_whose_job_trains_there_for_a_while_is_blamed_no_more_and_others_are_then_for_others():
     blames = (Blame(node="node", at=NOW, refused=True), Blame(node="other", at=NOW))
     state = replace(STATE, blames=blames)

@@ -78,11 +78,12 @@ class PodStatus:
     overran: bool
     """It was ended because it exceeded a limit of its template: of its storage, or of its time."""
     disrupted: bool
-    """It was evicted, preempted, or lost with its node, and not for a limit of its template."""
+    """It was evicted, preempted, or lost with its node or its device, and not for a limit of its template."""
     stuck_since: float | None
     """Since when the runtime of its node may fail to make or start its containers, if that is its trouble."""
     by_node: bool
-    """Its node refused it, evicted it for want of its own resources, or lost it: what runs elsewhere may run."""
+    """Its node refused it, evicted it for want of its own resources, lost it, or gave it a device that failed: what
+    runs elsewhere may run."""
     started_at: float | None
     finished_at: float | None
     exit_code: int | None
@@ -127,20 +128,23 @@ def read_status(spec: Raw, status: Raw, trainer_name: str) -> PodStatus:
     done = ended or code is not None
     said = [state for state in own if "exitCode" in state] or ends  # side-cars end in their own ways
     trouble, message = (None, _end_message(status, said)) if done else _trouble(spec, status, waits)
+    broken = any(map(_has_unhealthy_device, (*trainer, *others)))
+    if failed_by_device := broken and code not in (None, 0):
+        message = ": ".join(filter(None, (message, "one of its devices is unhealthy")))[-MAX_MESSAGE:]
     stuck = not done and _is_stuck(waits)
     mounts = trouble is Reason.VOLUME_UNAVAILABLE and bool(text(spec, "nodeName"))
     return PodStatus(
         phase=phase,
         overran=overran,
-        disrupted=not overran and _is_disrupted(status, own),
+        disrupted=not overran and (_is_disrupted(status, own) or failed_by_device),
         stuck_since=time(status, "startTime") if stuck else None,
-        by_node=not overran and phase == "Failed" and _is_by_node(status, own, code),
+        by_node=not overran and ((phase == "Failed" and _is_by_node(status, own, code)) or failed_by_device),
         started_at=min((at for at in starts if at > 0), default=None),  # the kubelet's 1970: it could not be started
         finished_at=max((at for state in own or ends if (at := time(state, "finishedAt")) is not None), default=None),
         exit_code=code,
         trouble=trouble,
         message=message,
-        broken=any(map(_has_unhealthy_device, (*trainer, *others))),
+        broken=broken,
         ready=_is_ready(spec, trainer_name, trainer),
         refused=trouble not in (None, Reason.SCHEDULING_GATED) and phase == "Pending" and not (stuck or mounts),
         prepared=_is_prepared(status, phase),

@@ -109,7 +109,7 @@ def observation_of(
 def trouble_of(pods: JobPods) -> Trouble | None:
     """Return what prevents a base worker from starting, or hides whether the leader runs.
 
-    Preferably a worker that holds GPUs, and of several the leader. Scheduling gates come last: who set them removes them.
+    Preferably a worker that holds GPUs, and of several the leader. Scheduling gates, which others remove, come last.
     """
     if pods.leader is not None and pods.leader.uid in pods.silent:
         message = f"node {pods.leader.node} does not report; its leader may still run there"

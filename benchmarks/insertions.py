@@ -14,11 +14,11 @@ from pathlib import Path
 import click
 
 from espalier_agent.data import carried_corpus
-from espalier_cli.intervals import Interval
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
 from espalier_core.types.growth_corpus import ArmRecord, CaseRecord, read_corpus
 from espalier_core.types.job import Insertion
+from espalier_lab.intervals import Interval
 
 CARRIED = ("inserted-free", "inserted-growth")
 PAIRS = (

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier_cli.intervals import half_width
+from espalier_lab.intervals import half_width
 
 
 @dataclass(frozen=True, slots=True)

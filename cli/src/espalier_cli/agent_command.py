@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_agent.commands.agent import COMMANDS, HELP
-from espalier_agent.commands.lazy import LazyGroup
 from espalier_cli.extensions import installed_commands
+from espalier_core.console import LazyGroup
 
 agent: Final = LazyGroup(
     name="agent",

@@ -43,8 +43,7 @@ def check_deep(
 
     What the job's code prints goes to stderr.
     """
-    template = job.spec.template
-    if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
+    if job.spec.has_own_command:
         tell(OWN_COMMAND)
         return Checked([OWN_COMMAND])
     checked = Checked()

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from espalier_agent.commands.console import CommandError
+from importlib.util import find_spec
+from typing import Final
+
+from espalier_core.console import CommandError, NotInstalledError
+
+INSTALL: Final = "pip install 'espalier-cli[train]' installs what trains models"
 
 
 class InputError(CommandError):
     """What the person gave cannot be used."""
 
     exit_code = 2
+
+
+def check_trainer(command: str) -> None:
+    """Raise `NotInstalledError` where the trainer is not installed."""
+    if find_spec("espalier_trainer") is None:
+        raise NotInstalledError(command, "espalier_trainer", INSTALL)

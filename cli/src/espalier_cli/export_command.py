@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from espalier_cli.errors import InputError
+from espalier_cli.errors import InputError, check_trainer
 
 
 @click.command()
@@ -43,6 +43,7 @@ def export(run: Path, output: Path | None, model: str | None, average: bool, pro
     RUN is the folder of a run, of its checkpoints, or of one checkpoint. The newest checkpoint is exported, also while
     the run continues. The output is the Python code that loads the model.
     """
+    check_trainer("export")
     from espalier_trainer.errors import ExportError
     from espalier_trainer.exporting.writing import export as write
 

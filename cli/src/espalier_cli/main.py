@@ -7,12 +7,11 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.commands.lazy import LazyGroup
-from espalier_agent.commands.ranges import RealRange
-from espalier_cli.errors import InputError
+from espalier_cli.errors import INSTALL, InputError, check_trainer
 from espalier_cli.extensions import installed_commands
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.tables import plain_console
+from espalier_core.console import LazyGroup, RealRange
 from espalier_core.files.documents import DocumentError
 from espalier_core.validation.reading import JobFileError, check_file, jobs_in
 
@@ -39,6 +38,7 @@ _ELSEWHERE = {
 @click.group(
     cls=LazyGroup,
     elsewhere=installed_commands() | _ELSEWHERE,
+    missing=INSTALL,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -87,6 +87,7 @@ def _runs(path: Path, time_limit: float) -> bool:
     """Print what becomes of the jobs of a valid file when they are tried; return whether all of them run."""
     from espalier_cli.deep import check_deep
 
+    check_trainer("validate --deep")
     runs = True
     for job in jobs_in(path):
         place = f"{path}: {job.metadata.name}"

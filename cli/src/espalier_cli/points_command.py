@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic.alias_generators import to_camel
 
-from espalier_cli.errors import InputError
+from espalier_cli.errors import InputError, check_trainer
 from espalier_cli.tables import console_of_stdout, table_for
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def points(model_path: str, options: str, example_path: str | None, pairs: int, 
     Modules are imported from the current folder, too. The steps that are measured are forward and backward passes of
     the example, on the device and in the mode of the returned model.
     """
+    check_trainer("points")
     from torch import Tensor, nn
 
     from espalier_core.growth.architecture import GrowthError

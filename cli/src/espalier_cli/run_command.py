@@ -12,10 +12,8 @@ import click
 from pydantic import ValidationError
 from rich.console import Console
 
-from espalier_agent.commands.lazy import INTERRUPTED
-from espalier_agent.commands.ranges import RealRange
 from espalier_cli.display import progress_of
-from espalier_cli.errors import InputError
+from espalier_cli.errors import InputError, check_trainer
 from espalier_cli.not_grown import why_not_grown
 from espalier_cli.policy_option import policy_option
 from espalier_cli.run import (
@@ -30,6 +28,7 @@ from espalier_cli.run import (
 from espalier_cli.tables import plain_console, table_for
 from espalier_cli.terminal import Terminal
 from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
+from espalier_core.console import INTERRUPTED, RealRange
 from espalier_core.files.documents import DocumentError
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import JobFileError, load_jobs
@@ -101,6 +100,8 @@ def run(
     the run with a checkpoint; the same command with the same --output resumes it.
     """
     jobs = _load(files, time_budget=time_budget, adaptation=adaptation, seed=seed)
+    if not all(job.spec.has_own_command for job in jobs):
+        check_trainer("run")
     directory = output or default_directory(jobs, datetime.now().astimezone())
     budget = jobs[0].spec.time_budget_seconds
     notice = max(job.spec.preemption.notice_seconds for job in jobs)

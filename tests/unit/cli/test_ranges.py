@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from espalier_agent.commands.ranges import RealRange
+from espalier_core.console import RealRange
 from espalier_generate.command_reference import commands
 
 REALS = [

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_cli.intervals import Interval
 from espalier_lab.commands.simulate_command import simulate
+from espalier_lab.intervals import Interval
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import Throughputs
 from espalier_lab.simulator.generate import GENERATORS, Diurnal, Poisson, generate, generate_typed

@@ -1,4 +1,4 @@
-"""What the agent's commands print for people: errors, progress and evaluations."""
+"""What the agent's commands print for people: progress and evaluations."""
 
 from __future__ import annotations
 
@@ -8,23 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-if TYPE_CHECKING:  # the cli imports its errors from here, without importing torch
+if TYPE_CHECKING:
     from espalier_agent.evaluation.evaluate import Evaluation
     from espalier_agent.evaluation.rank_noise import ResultNoise
-
-
-class CommandError(click.ClickException):
-    """One line with the cause, then a hint."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-    def show(self, file: object = None) -> None:
-        """Print to stderr."""
-        click.echo(f"error: {self.message}", err=True)
-        if self.hint:
-            click.echo(f"hint: {self.hint}", err=True)
 
 
 class ProgressLines:

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import torch
 
-from espalier_agent.commands.console import CommandError, print_evaluation
+from espalier_agent.commands.console import print_evaluation
 from espalier_agent.commands.learn import USER_ERRORS, gather_tables, outcomes_option
-from espalier_agent.commands.ranges import SEEDS
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.policies.files import open_policy
+from espalier_core.console import SEEDS, CommandError
 
 
 @click.command()

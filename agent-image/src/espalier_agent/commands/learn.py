@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 import pydantic
 
-from espalier_agent.commands.console import CommandError, ProgressLines, print_evaluation
-from espalier_agent.commands.ranges import SEEDS, RealRange
+from espalier_agent.commands.console import ProgressLines, print_evaluation
 from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
@@ -23,6 +22,7 @@ from espalier_agent.policies.files import PolicyError, load_policy, save_policy
 from espalier_agent.policies.network import ENCODERS
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_core.base import Record
+from espalier_core.console import SEEDS, CommandError, RealRange
 from espalier_core.files.documents import DocumentError
 from espalier_core.registry import RegistryError
 from espalier_core.types.growth_corpus import GrowthCorpus, read_corpus

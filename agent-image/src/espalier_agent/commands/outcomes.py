@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.commands.console import CommandError
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.schema import StoreError
+from espalier_core.console import CommandError
 from espalier_core.growth import operation, operation_names
 
 

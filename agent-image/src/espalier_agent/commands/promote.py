@@ -10,12 +10,11 @@ from typing import Final
 import click
 import torch
 
-from espalier_agent.commands.console import CommandError
 from espalier_agent.commands.learn import USER_ERRORS, gather_tables, history_option, read_history
-from espalier_agent.commands.ranges import RealRange
 from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, judge
 from espalier_agent.history.off_policy import Unit
 from espalier_agent.policies.files import load_policy, save_policy
+from espalier_core.console import CommandError, RealRange
 
 REFUSED: Final = 3
 """Exit code: the policy in service was kept."""

@@ -10,8 +10,6 @@ from typing import Final
 
 import click
 
-from espalier_agent.commands.console import CommandError
-from espalier_agent.commands.ranges import RealRange
 from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.exploration import Exploration
@@ -21,6 +19,7 @@ from espalier_agent.service.proof import Authentication, ReviewError
 from espalier_agent.service.server import ServerError
 from espalier_agent.service.server import serve as run_server
 from espalier_agent.service.serving import Settings
+from espalier_core.console import CommandError, RealRange
 
 MEBIBYTE: Final = 1024 * 1024
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.commands.ranges import RealRange
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
 from espalier_cli.cluster.fetch import fetch
@@ -20,6 +19,7 @@ from espalier_cli.cluster.shares import SHARE_COLUMNS, share_rows
 from espalier_cli.cluster.wording import count
 from espalier_cli.errors import InputError
 from espalier_cli.policy_option import policy_option
+from espalier_core.console import RealRange
 from espalier_core.counts import repeated
 from espalier_core.files.documents import write_text_atomically
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator

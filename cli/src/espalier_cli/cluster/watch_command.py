@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import click
 
-from espalier_agent.commands.lazy import INTERRUPTED
-from espalier_agent.commands.ranges import RealRange
 from espalier_cli.cluster.client import Cluster
 from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
 from espalier_cli.cluster.events import Event, event_of, is_about
@@ -19,6 +17,7 @@ from espalier_cli.cluster.narration import Narrator, row_of, verdict
 from espalier_cli.cluster.options import cluster_options, namespace_option, output_option
 from espalier_cli.cluster.standing import Job, job_of
 from espalier_cli.cluster.watch_display import PlainWatch, watch_display
+from espalier_core.console import INTERRUPTED, RealRange
 from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_core.k8s.resources import EVENTS, JOBS, Raw, Resource
 

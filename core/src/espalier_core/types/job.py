@@ -252,6 +252,12 @@ class JobSpec(Strict):
         """
         return 1 if self.template is None else self.template.gpus(resource)
 
+    @property
+    def has_own_command(self) -> bool:
+        """Whether workers run a command of the user's in place of the ready trainer."""
+        template = self.template
+        return self.program is not None or (template is not None and bool(template.spec.containers[0].command))
+
 
 class ObjectMeta(Strict):
     """The part of metav1 ObjectMeta that Espalier reads."""

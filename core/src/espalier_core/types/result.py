@@ -171,8 +171,7 @@ def summarize(
 
 def dataset_of(job: AdaptiveTrainingJob) -> str:
     """Return the job's data set with its options; '' for a command of the user's, which loads its own."""
-    template = job.spec.template
-    if job.spec.program is not None or (template is not None and template.spec.containers[0].command):
+    if job.spec.has_own_command:
         return ""
     dataset = job.spec.training.dataset
     given = {name: value for name, value in dataset.to_json().items() if name not in ("name", "entrypoint") and value}

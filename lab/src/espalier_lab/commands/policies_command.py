@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_agent.commands.lazy import LazyGroup
+from espalier_core.console import LazyGroup
 
 policies: Final = LazyGroup(
     name="policies",

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from espalier_cli.cluster.output import Row, print_table
-from espalier_cli.intervals import Interval
 from espalier_lab.commands.simulation_sources import HAPPENED, Simulation
+from espalier_lab.intervals import Interval
 from espalier_lab.simulator.generate import PREFIX
 from espalier_lab.simulator.outcome import Outcome
 

@@ -10,9 +10,9 @@ import click
 from rich.table import Table
 
 from espalier_cli.errors import InputError
-from espalier_cli.intervals import Interval
 from espalier_cli.tables import plain_console
 from espalier_lab.commands.policies.options import cluster_sizes
+from espalier_lab.intervals import Interval
 from espalier_lab.scheduling.allocation.judging import NODES, greedy, judge
 from espalier_lab.scheduling.allocation.rules import RULES, Chooser
 from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS

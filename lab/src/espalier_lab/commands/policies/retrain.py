@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.commands.ranges import SEEDS
 from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
-from espalier_cli.intervals import Interval
+from espalier_core.console import SEEDS
 from espalier_lab.commands.policies.options import require_folder, write
+from espalier_lab.intervals import Interval
 from espalier_lab.scheduling.learned.files import MAX_NAME, Lineage, Serves
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.product.history import workload_of

@@ -11,10 +11,8 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from espalier_agent.commands.console import CommandError
-from espalier_agent.commands.lazy import INTERRUPTED
-from espalier_agent.commands.ranges import SEEDS, RealRange
 from espalier_cli.timeline import TimelineError, parse_moment
+from espalier_core.console import INTERRUPTED, SEEDS, CommandError, RealRange
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.outcomes import OutcomeTable

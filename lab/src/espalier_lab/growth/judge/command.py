@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from espalier_agent.commands.ranges import RealRange
 from espalier_cli.errors import InputError
-from espalier_cli.intervals import Interval
 from espalier_cli.picture_option import drawing, picture_option
 from espalier_cli.tables import plain_console
+from espalier_core.console import RealRange
 from espalier_lab.growth.judge.options import shares
 from espalier_lab.growth.progress_line import ProgressLine
+from espalier_lab.intervals import Interval
 
 if TYPE_CHECKING:
     from espalier_lab.growth.judge.case import Cases

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from espalier_cli.intervals import Interval
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
 from espalier_core.types.growth_corpus import CaseRecord, MomentRecord
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord
+from espalier_lab.intervals import Interval
 
 RESAMPLES: Final = 2000
 _SEED: Final = 18

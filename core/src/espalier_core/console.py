@@ -1,0 +1,107 @@
+"""What the commands of all parts share: groups that import on use, errors with a hint, and ranges of numbers."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C, as that of a program which SIGINT ends; click would exit with 1, as after an error."""
+SEEDS: Final = click.IntRange(0, 2**32 - 1)
+"""The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
+
+
+class CommandError(click.ClickException):
+    """One line with the cause, then a hint."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: object = None) -> None:
+        """Print to stderr."""
+        click.echo(f"error: {self.message}", err=True)
+        if self.hint:
+            click.echo(f"hint: {self.hint}", err=True)
+
+
+class NotInstalledError(CommandError):
+    """A command needs a module that is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, command: str, module: str, hint: str) -> None:
+        super().__init__(f"{command} needs {module}, which is not installed", hint)
+
+
+class RealRange(click.FloatRange):
+    """The real numbers of a range: `FloatRange` accepts NaN, which is neither below nor above a limit, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number.
+
+        Raises:
+            click.BadParameter: It is not a number, not finite, or outside of the range.
+        """
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class LazyGroup(click.Group):
+    """A group some of whose commands are imported on use: torch alone takes seconds.
+
+    `elsewhere` gives for each name the module and the name in it, as `module:name`. A command whose imports are not
+    installed is listed with `missing`, and ends with that hint and exit code 2.
+    """
+
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str], missing: str = "", **settings: Any) -> None:
+        """Take the arguments of `click.Group` in addition."""
+        super().__init__(*args, **settings)
+        self._elsewhere, self._missing = elsewhere, missing
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return all names."""
+        return sorted([*super().list_commands(ctx), *self._elsewhere])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, imported if need be."""
+        if cmd_name not in self._elsewhere:
+            return super().get_command(ctx, cmd_name)
+        try:
+            command = pkgutil.resolve_name(self._elsewhere[cmd_name])
+        except ModuleNotFoundError as error:
+            if not self._missing:
+                raise
+            return _without(cmd_name, error.name or "", self._missing)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self._elsewhere[cmd_name]} is a {type(command).__name__}, not a click command")
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; Ctrl-C ends it with `INTERRUPTED`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+def _without(command: str, module: str, hint: str) -> click.Command:
+    """Return what stands for a command that cannot be imported."""
+
+    def refuse(**_: object) -> None:
+        raise NotInstalledError(command, module.partition(".")[0], hint)
+
+    return click.Command(
+        command,
+        callback=refuse,
+        help=f"Not installed: {hint}.",
+        params=[click.Argument(["arguments"], nargs=-1)],
+        context_settings={"ignore_unknown_options": True},
+    )

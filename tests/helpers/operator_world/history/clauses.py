@@ -164,7 +164,7 @@ class Clauses:
         self.checked["made for a node"] += 1
         if node not in bad:
             return
-        # One that has failed it otherwise is avoided whatever has started there since.
+        # One that has ever failed it may still be avoided: what has started there since may not have run for long.
         bad |= {place for (uid, place) in self._world.failed_at if uid == claimant(pod)[1]}
         wants, held = job.wants, self._world.held()
         owed = sum(each[job.resource] for each in self._room.owed([*self._room.jobs()]))

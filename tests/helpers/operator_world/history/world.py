@@ -63,7 +63,7 @@ class SharedCluster(Kubernetes):
         self.refusals: dict[tuple[str, str], list[float]] = {}
         """By UID of a job, and node: when it refused workers, since one has started there."""
         self.failed_at: set[tuple[str, str]] = set()
-        """UID of a job, and a node that has ever refused its extra workers, or ended one."""
+        """UID of a job, and a node that has ever refused one of its workers, or ended one."""
         self.away: dict[tuple[str, str], tuple[float, int]] = {}
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.denials: dict[str, tuple[float, Status]] = {}
@@ -321,8 +321,7 @@ class SharedCluster(Kubernetes):
             said = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
             self.pods[key] = {**pod, "status": {**pod["status"], "phase": "Failed", **said}}
             self.refusals.setdefault(place, []).append(self.now)
-            if "-extra-" in key:
-                self.failed_at.add(place)
+            self.failed_at.add(place)
         else:
             self.refusals.pop(place, None)
             super()._start(key)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from espalier_core.k8s.resources import NODES
 from espalier_core.types.reasons import Reason
 from espalier_operator.job.state import JobState
-from espalier_operator.kube.objects.gpus import label_of, nodes_of, resource_of_type, type_of
-from espalier_operator.kube.objects.nodes import parse_node
+from espalier_operator.kube.objects.nodes import label_of, nodes_of, parse_node, resource_of_type, type_of
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.kube.state.workers import sort_pods

@@ -25,7 +25,7 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Retries, Status
 from espalier_core.k8s.lists import Listing, Pages
 from espalier_core.k8s.resources import Raw, Resource, controller_of, key_of, resource_of
-from espalier_operator.kube.objects import identities
+from espalier_operator.kube.reading import IDENTITIES, IDENTITIES_PAGE, identities_of
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ class Client:
         keep: Callable[[Raw], Raw] = lambda raw: raw,
     ) -> Listing:
         """Return all objects as `list` does, of each only which it is, and of which version."""
-        pages = Pages(identities.PAGE, labels, fields, keep)
-        read, accept = identities.identities_of, identities.ACCEPT
+        pages = Pages(IDENTITIES_PAGE, labels, fields, keep)
+        read, accept = identities_of, IDENTITIES
         return await self._all_pages(resource, namespace, pages, read=read, accept=accept)
 
     async def _all_pages(self, resource: Resource, namespace: str | None, pages: Pages, **given: Any) -> Listing:

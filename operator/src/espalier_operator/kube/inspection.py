@@ -3,8 +3,8 @@
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.objects.jobs import parse_status
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.reports import parse_report
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings

@@ -1,7 +1,11 @@
-"""Reads fields of the API server's objects, tolerating any content.
+"""Reads the API server's objects: fields of any content, and lists of metadata alone. Pure.
 
 A field of another type than expected counts as absent: one malformed object of another client must not prevent the
 scheduler from reading all others.
+
+An API server sends metadata alone where it is asked to (`Accept`): which objects there are, and of which version. Of
+thousands of nodes and pods that is 40 % of the bytes; most of them say who manages which field, and are skipped while
+the text is read, without building the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +18,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from pydantic_core import SchemaValidator, core_schema
+
+from espalier_core.k8s.resources import Raw
+
 _QUANTITY: Final = re.compile(
     r"(?P<number>\+?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40}))"
     r"(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE](?P<power>[+-]?[0-9]{1,2}))?"
@@ -25,6 +33,9 @@ _SCALES: Final = {
 }
 _MOST: Final = 2**63 - 1
 """The largest quantity that Kubernetes knows."""
+IDENTITIES: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+IDENTITIES_PAGE: Final = 1000
+"""Objects in one answer; it is read in some milliseconds."""
 
 
 def is_deeper(raw: Any, levels: int) -> bool:
@@ -102,3 +113,26 @@ def _at(raw: Any, path: tuple[str, ...]) -> Any:
             return None
         raw = raw.get(part)
     return raw
+
+
+def _json_mapping(*required: str, optional: tuple[str, ...] = (), **nested: Any) -> Any:
+    """Return the schema of an object with texts under these names; what else there is is skipped."""
+    field, value = core_schema.typed_dict_field, core_schema.str_schema()
+    fields = {name: field(value) for name in required}
+    fields |= {name: field(value, required=False) for name in optional}
+    return core_schema.typed_dict_schema(fields | {name: field(schema) for name, schema in nested.items()})
+
+
+_ITEM: Final = _json_mapping(metadata=_json_mapping("name", "uid", "resourceVersion", optional=("namespace",)))
+_LIST: Final = SchemaValidator(
+    _json_mapping(
+        metadata=_json_mapping("resourceVersion", optional=("continue",)),
+        items=core_schema.nullable_schema(core_schema.list_schema(_ITEM)),
+    )
+)
+
+
+def identities_of(body: bytes) -> Raw:
+    """Return the page of a list with namespace, name, UID and version of each object. `ValueError` for other texts."""
+    page: Raw = _LIST.validate_json(body)
+    return page

@@ -17,7 +17,7 @@ from espalier_core.types.measurements import Measurements, has_new_configuration
 from espalier_core.types.report import MAX_REPORT_BYTES, Report
 from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.owners import JobRef, owner_of
+from espalier_operator.kube.objects.names import JobRef, owner_of
 from espalier_operator.kube.reading import entries, mapping, time
 
 READS_PER_SECOND: Final = 1.0

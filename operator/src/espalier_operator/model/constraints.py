@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RESOURCE_LABEL: Final = "espalier.dev/gpu-resource"
-"""A label that only the planner's nodes have, where there are several GPU resources (`kube.objects.gpus`)."""
+"""A label that only the planner's nodes have, where there are several GPU resources (`kube.objects.nodes`)."""
 REPELLING: Final = ("NoSchedule", "NoExecute")
 """Effects of taints that keep pods away."""
 

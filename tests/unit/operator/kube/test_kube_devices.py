@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from espalier_core.k8s import resources
 from espalier_core.types.status import JobStatus
-from espalier_operator.kube.objects.device_claims import parse_template
-from espalier_operator.kube.objects.devices import Requirement, parse_class, requirements_of
+from espalier_operator.kube.objects.devices import Requirement, parse_class, parse_template, requirements_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
-from espalier_operator.kube.objects.quotas import parse_quota
+from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.kinds import optional_kinds

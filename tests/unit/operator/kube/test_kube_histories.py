@@ -24,7 +24,8 @@ from espalier_operator.job.state import JobState
 from espalier_operator.kube import snapshot
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import ApiRefusalError
-from espalier_operator.kube.objects import gpus, pods
+from espalier_operator.kube.objects import nodes as kube_nodes
+from espalier_operator.kube.objects import pods
 from espalier_operator.kube.state import managed_job, workers
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch import filed_pods, store
@@ -337,7 +338,7 @@ def test_gpus_that_another_operator_has_chosen_break_clause_1_if_they_are_given_
 
 @pytest.mark.parametrize("stage", [Kind(has_slices=True)], indirect=True)
 def test_slices_of_gpus_break_clause_1_if_they_are_not_counted_apart(stage: Stage, broken: Broken) -> None:
-    broken(gpus, "restricted", lambda constraints, *_: constraints)
+    broken(kube_nodes, "restricted", lambda constraints, *_: constraints)
     stage.world.add_machine("node", 4, 16, {}, [])
     submit(stage, "job", limits={MIG: 1})
     assert "is created for node, which has 0" in fails(stage, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from espalier_operator.kube.objects.identities import identities_of
+from espalier_operator.kube.reading import identities_of
 
 
 def test_only_what_tells_an_object_from_another_is_kept() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier_operator.kube.objects.limit_ranges import largest, parse_limit_range, with_defaults
+from espalier_operator.kube.objects.limits import largest, parse_limit_range, with_defaults
 from espalier_operator.kube.objects.requirements import requests_of
 from operator_world.kube_objects import GPU
 

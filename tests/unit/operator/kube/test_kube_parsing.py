@@ -17,8 +17,8 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.kube import reading
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job, parse_status
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.owners import JobRef
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.objects.queues import parse_queue_object
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, requests_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier_operator.kube.objects.quotas import parse_quota, scopes_of
+from espalier_operator.kube.objects.limits import parse_quota, scopes_of
 from espalier_operator.model.constraints import Expression
 
 

@@ -11,7 +11,7 @@ from espalier_core.k8s import resources
 from espalier_core.types.measurements import Measurements, Speed
 from espalier_core.types.report import MAX_REPORT_BYTES, Report, TrainerPhase
 from espalier_operator.kube import reports
-from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.reports import READS_AT_ONCE, TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from espalier_core.k8s import resources
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
-from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import require_node
 from espalier_operator.kube.settings import KubeSettings

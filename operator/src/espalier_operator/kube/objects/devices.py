@@ -1,19 +1,22 @@
-"""Devices of dynamic resource allocation (resource.k8s.io/v1), and which DeviceClass they are of. Pure.
+"""Devices of dynamic resource allocation (resource.k8s.io/v1), and the ResourceClaims that ask for them or have them.
+Pure.
 
-Counted are devices of one node. Of the selectors of a class (CEL), these parts are judged, joined by `&&`:
-`device.driver == 'NAME'`, `device.attributes['DOMAIN'].NAME == LITERAL`, both also with `!=`, and a lone attribute.
-Any other part is taken as met: kube-scheduler judges it, and a job whose workers it refuses waits with back-off.
+A resource of the settings stands for the devices of a DeviceClass (`settings.DEVICE_CLASS`). Counted are devices of one
+node. Of the selectors of a class (CEL), these parts are judged, joined by `&&`: `device.driver == 'NAME'`,
+`device.attributes['DOMAIN'].NAME == LITERAL`, both also with `!=`, and a lone attribute. Any other part is taken as
+met: kube-scheduler judges it, and a job whose workers it refuses waits with back-off.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from espalier_operator.kube.reading import entries, mapping, text, whole
-from espalier_operator.model.constraints import REPELLING
+from espalier_operator.model.constraints import REPELLING, Amounts
 
 Value = str | int | bool
 _PART: Final = re.compile(
@@ -21,6 +24,7 @@ _PART: Final = re.compile(
     r"(?:\s*(?P<operator>==|!=)\s*(?P<value>'[^'\\]*'|\"[^\"\\]*\"|true|false|-?[0-9]{1,18}))?"
 )
 _TOKEN: Final = re.compile(r"'[^'\\]*'|\"[^\"\\]*\"|&&|\|\||[()\[\]{}?'\"\\]")
+_EXACT: Final = "ExactCount"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +145,134 @@ def _attributes(device: Mapping[str, Any], driver: str) -> Iterator[tuple[str, V
         for value in mapping(given).values():
             if isinstance(value, str | int | bool):
                 yield name if "/" in name else f"{driver}/{name}", value
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a claim asks for."""
+
+    amounts: tuple[tuple[str, int], ...] = ()
+    """Devices by DeviceClass."""
+    problem: str = ""
+    """Why that is not all: the field, and what is wrong with it."""
+
+    def of(self, classes: Mapping[str, str]) -> Amounts:
+        """Return devices by resource, of those classes that are one."""
+        return tuple((classes[name], count) for name, count in self.amounts if name in classes)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDevice:
+    """A device that is allocated."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim:
+    """A ResourceClaim."""
+
+    pod: str | None
+    """Key of the pod that it was made for, from a template; None: somebody made it, and pods may share it."""
+    asked: Asked
+    devices: tuple[ClaimedDevice, ...]
+    """Those that it has, as long as it is allocated."""
+    allocated: bool
+    deleting: bool
+
+
+def parse_template(raw: Mapping[str, Any]) -> Asked:
+    """Return what claims of a ResourceClaimTemplate ask for. Never raises."""
+    return _asked(mapping(raw, "spec", "spec", "devices"))
+
+
+def parse_claim(raw: Mapping[str, Any]) -> DeviceClaim:
+    """Return the facts of a ResourceClaim. Never raises."""
+    metadata, allocation = mapping(raw, "metadata"), mapping(raw, "status", "allocation")
+    owners = (each for each in entries(metadata, "ownerReferences") if each.get("controller") is True)
+    pods = [text(owner, "name") for owner in owners if text(owner, "kind") == "Pod"]
+    return DeviceClaim(
+        pod=f"{text(metadata, 'namespace')}/{pods[0]}" if pods else None,
+        asked=_asked(mapping(raw, "spec", "devices")),
+        devices=tuple(
+            ClaimedDevice(text(each, "driver"), text(each, "pool"), text(each, "device"))
+            for each in entries(allocation, "devices", "results")
+            if each.get("adminAccess") is not True
+        ),
+        allocated=bool(allocation),
+        deleting=metadata.get("deletionTimestamp") is not None,
+    )
+
+
+def _asked(devices: Mapping[str, Any]) -> Asked:
+    amounts, problem = Counter[str](), ""
+    for request in entries(devices, "requests"):
+        exactly, place = mapping(request, "exactly"), f"request {text(request, 'name')!r}"
+        if not exactly:
+            problem = problem or f"{place} has alternatives (firstAvailable), of which it is not known which a pod gets"
+        elif exactly.get("adminAccess") is True:
+            continue  # it watches devices that others use
+        elif (text(exactly, "allocationMode") or _EXACT) != _EXACT:
+            problem = problem or f"{place} has allocationMode All, which is another number on each node"
+        else:
+            count = whole(exactly, "count")
+            amounts[text(exactly, "deviceClassName")] += 1 if count is None else max(0, count)
+    return Asked(tuple(sorted(amounts.items())), problem)
+
+
+def templates_of(pod_spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, name of the claim in the pod, name of its template) for each claim of a pod that is its own."""
+    for number, claim in enumerate(entries(pod_spec, "resourceClaims")):
+        template = text(claim, "resourceClaimTemplateName")
+        if template:
+            yield f"resourceClaims[{number}].resourceClaimTemplateName", text(claim, "name"), template
+
+
+def generated_for(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the names of the ResourceClaims that were made for a pod, by the name of the claim in the pod."""
+    statuses = entries(pod, "status", "resourceClaimStatuses")
+    return {text(each, "name"): text(each, "resourceClaimName") for each in statuses if text(each, "resourceClaimName")}
+
+
+def extended_for(pod: Mapping[str, Any]) -> str:
+    """Return the name of the ResourceClaim that kube-scheduler made for limits of the pod's containers, or nothing."""
+    return text(pod, "status", "extendedResourceClaimStatus", "resourceClaimName")
+
+
+def with_claimed(pod_spec: Mapping[str, Any], amounts: Amounts) -> Mapping[str, Any]:
+    """Return `pod_spec` with what its claims ask for as limits of one more container, the last: as if it asked so."""
+    if not amounts:
+        return pod_spec
+    limits = Counter[str]()
+    for resource, count in amounts:
+        limits[resource] += count
+    return {**pod_spec, "containers": [*entries(pod_spec, "containers"), {"resources": {"limits": dict(limits)}}]}
+
+
+def claimed_by_job(
+    pod_spec: Mapping[str, Any], classes: Mapping[str, str], template: Callable[[str], Asked | None], *, needed: bool
+) -> tuple[Amounts, tuple[str, ...]]:
+    """Return the devices that each worker of a job claims by templates, by resource, and what is wrong with that.
+
+    `classes` are the resources of the settings by DeviceClass, `template` returns what one asks for by its name. If
+    they are not `needed`, because its containers have limits of GPUs, what is not known is left to kube-scheduler.
+    """
+    amounts, problems = list[tuple[str, int]](), list[str]()
+    containers = entries(pod_spec, "containers")
+    users = {text(claim, "name") for each in containers for claim in entries(each, "resources", "claims")}
+    for path, name, called in templates_of(pod_spec):
+        asked, place = template(called), f"spec.template.spec.{path}"
+        if asked is None and not needed:
+            continue
+        if asked is None:
+            problems.append(f"{place}: there is no ResourceClaimTemplate {called!r}; create it or name another")
+            continue
+        found = asked.of(classes)
+        if asked.problem and (found or needed):
+            problems.append(f"{place}: the GPUs of {called!r} cannot be counted: {asked.problem}; ask for a count")
+        if found and name not in users:
+            problems.append(f"{place}: no container uses the claim {name!r}; name it in its resources.claims")
+        amounts += found
+    return tuple(amounts), tuple(problems)

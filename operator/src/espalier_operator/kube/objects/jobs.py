@@ -13,14 +13,12 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.status import JobStatus
 from espalier_core.validation.reading import JobFileError, parse_jobs
 from espalier_operator.job.status import outcome_of
-from espalier_operator.kube.objects import gpus, template
-from espalier_operator.kube.objects.device_claims import Asked, claimed_by_job, with_claimed
-from espalier_operator.kube.objects.limit_ranges import Defaults, with_defaults
-from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.quotas import scopes_of
-from espalier_operator.kube.objects.requirements import constraints_of, request_of, resource_of
-from espalier_operator.kube.objects.volumes import Terms as VolumeTerms
-from espalier_operator.kube.objects.volumes import claims_of
+from espalier_operator.kube.objects import nodes, template
+from espalier_operator.kube.objects.devices import Asked, claimed_by_job, with_claimed
+from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
+from espalier_operator.kube.objects.names import JobRef
+from espalier_operator.kube.objects.requirements import Terms as VolumeTerms
+from espalier_operator.kube.objects.requirements import claims_of, constraints_of, request_of, resource_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
 from espalier_operator.model import Terms, grace_of
@@ -208,9 +206,9 @@ def _terms(
     terms = Terms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
-        gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
+        gpu_type=nodes.type_of(selected, resource, settings) if selected else None,
         constraints=replace(
-            gpus.restricted(constraints_of(pod_spec, resource, settings.tolerated_taints), resource, settings),
+            nodes.restricted(constraints_of(pod_spec, resource, settings.tolerated_taints), resource, settings),
             volumes=tuple(terms for terms in bound if terms is not None),
         ),
         resource=resource,

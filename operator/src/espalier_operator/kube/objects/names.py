@@ -1,12 +1,21 @@
-"""Names, labels and annotations of the operator's objects. Deterministic: creating an object twice gives one object."""
+"""Names, labels and annotations of the operator's objects, and which job an object belongs to. Pure.
+
+Names are deterministic: creating an object twice gives one object. An object belongs to the job that its owner
+reference names, by namespace, name and UID. Labels are not evidence: anyone can change them. An owner reference is not
+evidence either until a job of this UID with this name is in the object's own namespace: the API server takes any
+reference, also to a job of another tenant.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from espalier_core.types.job import DEFAULT_CONTROLLER, GROUP
+from espalier_core.k8s.resources import Raw
+from espalier_core.types.job import DEFAULT_CONTROLLER, GROUP, KIND
+from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.model import Role
 
 JOB_LABEL: Final = f"{GROUP}/job"
@@ -95,3 +104,28 @@ def worker_labels(job: str, role: Role, index: int, attempt: int) -> dict[str, s
 def selector(job: str) -> str:
     """Return the label selector of a job's pods."""
     return f"{JOB_LABEL}={job},{ROLE_LABEL}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """A job, or what an object claims to be its job."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
+def owner_of(raw: Raw) -> JobRef | None:
+    """Return the job that an object claims as the owner that controls it; None where it claims none."""
+    metadata = mapping(raw, "metadata")
+    for reference in entries(metadata, "ownerReferences"):
+        ours = text(reference, "kind") == KIND and text(reference, "apiVersion").partition("/")[0] == GROUP
+        if ours and reference.get("controller") is True and text(reference, "name") and text(reference, "uid"):
+            namespace = text(metadata, "namespace") or "default"
+            return JobRef(namespace, text(reference, "name"), text(reference, "uid"))
+    return None

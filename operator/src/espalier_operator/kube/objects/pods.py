@@ -1,22 +1,27 @@
-"""A pod as the API server holds it, reduced to what the scheduler reads."""
+"""A pod as the API server holds it, reduced to what the scheduler reads, and what it takes of its node besides GPUs.
+Pure.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
 
 from espalier_core.k8s.resources import Raw
 from espalier_core.types.signal import ALLOCATION_ANNOTATION
-from espalier_operator.kube.objects import gpus, names
-from espalier_operator.kube.objects.device_claims import extended_for, generated_for, with_claimed
-from espalier_operator.kube.objects.owners import JobRef, owner_of
+from espalier_operator.kube.objects import names, nodes
+from espalier_operator.kube.objects.devices import extended_for, generated_for, with_claimed
+from espalier_operator.kube.objects.names import JobRef, owner_of
 from espalier_operator.kube.objects.pod_status import PodStatus, barred_nodes, read_status, trainer_of, wants_gpus
 from espalier_operator.kube.objects.requirements import (
     DEFAULT_PATIENCE,
     constraints_of,
     patience_of,
     request_of,
+    requests_of,
     resource_of,
 )
 from espalier_operator.kube.objects.template import required_node
@@ -133,13 +138,13 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
         node=node,
         gpus=request_of(spec, resource),
         gpu_resource=resource,
-        place=gpus.place_of(node, resource, settings),
-        gpu_type=gpus.type_of(selected, resource, settings) if selected else None,
-        constraints=ANYWHERE if node else gpus.restricted(constraints_of(spec, resource), resource, settings),
+        place=nodes.place_of(node, resource, settings),
+        gpu_type=nodes.type_of(selected, resource, settings) if selected else None,
+        constraints=ANYWHERE if node else nodes.restricted(constraints_of(spec, resource), resource, settings),
         wants_gpus=wants_gpus(spec, status, resource),
         barred_nodes=barred_nodes(status) if owner is None else 0,
         phase=found.phase,
-        pinned_to=None if owner is None else gpus.place_of(required_node(spec), resource, settings),
+        pinned_to=None if owner is None else nodes.place_of(required_node(spec), resource, settings),
         gated=any(entries(spec, "schedulingGates")),
         deleting=metadata.get("deletionTimestamp") is not None,
         leaves_at=time(metadata, "deletionTimestamp"),
@@ -198,3 +203,32 @@ def _announced(metadata: Raw) -> tuple[int, str | None, float | None, bool] | No
 def _address(status: Raw) -> str:
     own = text(status, "podIP")
     return "" if own == text(status, "hostIP") else own
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a pod takes of its node, GPUs excluded."""
+
+    node: str
+    requests: Amounts
+    owner: JobRef | None
+    """As of `Pod`."""
+
+
+def parse_load(raw: Raw, settings: KubeSettings) -> Load | None:
+    """Return what a pod takes of its node; None where it takes nothing any more, or has no node yet.
+
+    Devices that it claims are not part of that.
+    """
+    spec = mapping(raw, "spec")
+    node = text(spec, "nodeName")
+    if not node or text(raw, "status", "phase") in ("Succeeded", "Failed"):
+        return None
+    requests = _shared(requests_of(spec, resource_of(spec, settings)))
+    return Load(intern(node), requests, worker_of(raw)[0])
+
+
+@lru_cache(maxsize=4096)
+def _shared(requests: Amounts) -> Amounts:
+    """Return `requests`, the same tuple for equal ones: pods by the ten thousand request one of few things."""
+    return requests

@@ -1,9 +1,14 @@
-"""What the spec of a pod requires of its node: GPUs, other resources, and where it may be bound."""
+"""What the spec of a pod requires of its node: GPUs, other resources, and where it may be bound, also by its volumes.
+Pure.
+
+A claim that is bound names a volume, and a local or zonal volume has the node affinity that kube-scheduler's plugin
+VolumeBinding requires of the pod. A claim that is bound only once a pod uses it binds no pod yet.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from espalier_core.k8s.resources import Raw
@@ -15,6 +20,7 @@ UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 """The taint of a node that does not report."""
 DEFAULT_PATIENCE: Final = 300.0
 """What the API server fills in as `tolerationSeconds` of this taint unless a pod tolerates it already."""
+Terms = tuple[Term, ...]
 
 
 def resource_of(spec: Raw, settings: KubeSettings) -> str:
@@ -135,3 +141,22 @@ def patience_of(spec: Raw) -> float:
     if seconds:
         return float(min(seconds))
     return math.inf if any(text(each, "key") for each in fitting) else DEFAULT_PATIENCE
+
+
+def volume_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the name of the volume that a PersistentVolumeClaim is bound to."""
+    return text(raw, "spec", "volumeName") or None
+
+
+def affinity_of(raw: Mapping[str, Any]) -> Terms | None:
+    """Return the node affinity of a PersistentVolume; None: it can be reached from every node."""
+    required = mapping(raw, "spec", "nodeAffinity", "required")
+    return terms_of(required) if required else None
+
+
+def claims_of(pod_spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the PersistentVolumeClaims that a pod mounts."""
+    for volume in entries(pod_spec, "volumes"):
+        name = text(volume, "persistentVolumeClaim", "claimName")
+        if name:
+            yield name

@@ -11,7 +11,7 @@ from espalier_core.types.pod_template import PodMetadata
 from espalier_core.types.proof import TOKEN_SECONDS, JobIdentity
 from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_core.types.status import JobStatus
-from espalier_operator.kube.objects import gpus, names
+from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document
 from espalier_operator.kube.objects.manifests import (
     KEY,
@@ -87,7 +87,7 @@ def worker_pod(
     spec["subdomain"] = job.name
     spec.setdefault("enableServiceLinks", False)
     _set_class(spec, job, worker, settings)
-    label = None if gpu_type is None else gpus.label_of(gpu_type)
+    label = None if gpu_type is None else nodes.label_of(gpu_type)
     if label:
         spec.setdefault("nodeSelector", {})[settings.gpu_type_label] = label
     elif label is not None:

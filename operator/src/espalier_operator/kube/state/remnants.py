@@ -20,8 +20,8 @@ from espalier_core.types.job import API_VERSION, KIND, AdaptiveTrainingJob
 from espalier_core.types.pod_template import DEFAULT_GRACE_SECONDS
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState
-from espalier_operator.kube.objects.gpus import resource_of_type
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
+from espalier_operator.kube.objects.nodes import resource_of_type
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Terms, grace_of

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-from espalier_operator.kube.objects import gpus
-from espalier_operator.kube.objects.loads import Load
-from espalier_operator.kube.objects.pods import Pod
+from espalier_operator.kube.objects import nodes
+from espalier_operator.kube.objects.pods import Load, Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.devices import Devices
 from espalier_operator.kube.watch.indexer import Indexer
@@ -55,10 +54,10 @@ class ClaimedDevices:
             since = self._left_by_pod.setdefault(key, self._time()) if left else self._left_by_pod.pop(key, None)
             for (node, resource), count in self._devices.held_by(claim).items():
                 worker = Worker(
-                    name=f"{key} (ResourceClaim, {gpus.place_of(node, resource, self._settings)})",
+                    name=f"{key} (ResourceClaim, {nodes.place_of(node, resource, self._settings)})",
                     job=None,
                     role=Role.FOREIGN,
-                    node=gpus.place_of(node, resource, self._settings),
+                    node=nodes.place_of(node, resource, self._settings),
                     gpus=count,
                     state=WorkerState.TERMINATING if left else WorkerState.RUNNING,
                     leaves_at=since if left else None,

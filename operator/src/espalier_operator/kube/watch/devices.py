@@ -8,15 +8,18 @@ from typing import Any
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
-from espalier_operator.kube.objects.device_claims import (
+from espalier_operator.kube.objects.devices import (
     Asked,
     DeviceClaim,
+    DeviceClass,
+    Slice,
     generated_for,
     parse_claim,
+    parse_class,
+    parse_slice,
     parse_template,
     templates_of,
 )
-from espalier_operator.kube.objects.devices import DeviceClass, Slice, parse_class, parse_slice
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.model import Worker

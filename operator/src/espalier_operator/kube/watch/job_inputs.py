@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from espalier_core.k8s.resources import Raw
-from espalier_operator.kube.objects.device_claims import Asked, templates_of
+from espalier_operator.kube.objects.devices import Asked, templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
-from espalier_operator.kube.objects.limit_ranges import Defaults, largest, parse_limit_range
-from espalier_operator.kube.objects.volumes import Terms, affinity_of, claims_of, volume_of
+from espalier_operator.kube.objects.limits import Defaults, largest, parse_limit_range
+from espalier_operator.kube.objects.requirements import Terms, affinity_of, claims_of, volume_of
 from espalier_operator.kube.reading import mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer

@@ -9,7 +9,7 @@ from typing import Any
 from espalier_core.k8s.resources import Raw, key_of
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
-from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.reading import text as text_of
 from espalier_operator.kube.reading import time as time_of
 from espalier_operator.kube.settings import KubeSettings

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.owners import JobRef
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
 from espalier_operator.kube.watch.indexer import Indexer
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from espalier_operator.kube.objects import gpus
-from espalier_operator.kube.objects.loads import Load
+from espalier_operator.kube.objects import nodes
+from espalier_operator.kube.objects.pods import Load
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Node
 
@@ -56,8 +56,8 @@ class NodeUsage:
             # Nothing is placed on a node without GPUs, whatever comes and goes there.
             if node.allocatable or any(node.resources.get(each) for each in self._settings.other_gpu_resources):
                 node = replace(node, used=dict(+self._used.get(name, Counter())))
-            seen = {each.name: each for each in gpus.nodes_of(node, self._settings, self.planned_nodes)}
-        before = (name, *(gpus.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
+            seen = {each.name: each for each in nodes.nodes_of(node, self._settings, self.planned_nodes)}
+        before = (name, *(nodes.place_of(name, each, self._settings) for each in self._settings.other_gpu_resources))
         for place in filter(None, before):
             if place not in seen:
                 self.planned_nodes.pop(place, None)
@@ -71,7 +71,7 @@ class NodeUsage:
         """Return `Node.fell`. Before it was first seen, a node may have had all GPUs that are not healthy."""
         now = self._time()
         if before is None:
-            lacking = after.unhealthy.get(gpus.resource_of_type(after.gpu_type, self._settings), 0)
+            lacking = after.unhealthy.get(nodes.resource_of_type(after.gpu_type, self._settings), 0)
             fell = [(now, after.allocatable + lacking)]
         else:
             fell = [*before.fell, (now, before.allocatable)]

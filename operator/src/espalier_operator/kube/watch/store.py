@@ -12,12 +12,11 @@ from typing import Any
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource, key_of, version_of
-from espalier_operator.kube.objects.loads import Load, parse_load
+from espalier_operator.kube.objects.limits import parse_quota
+from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.nodes import parse_node
-from espalier_operator.kube.objects.owners import JobRef
-from espalier_operator.kube.objects.pods import Pod, concerns_gpus, parse_pod, worker_of
+from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_load, parse_pod, worker_of
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
-from espalier_operator.kube.objects.quotas import parse_quota
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.outages import Reach

@@ -1,8 +1,12 @@
-"""ResourceQuotas as the API server has them, for the planner. Pure."""
+"""What a namespace limits: ResourceQuotas, for the planner, and what LimitRanges add to the requests of pods. Pure.
+
+A LimitRange adds what the API server adds when it admits a pod; only containers have defaults. What LimitRanges refuse
+is left to the API server, whose answer is reported.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from espalier_core.k8s.resources import Raw
@@ -16,6 +20,8 @@ _REQUESTS: Final = "requests."
 _PODS: Final = "count/pods"
 _DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
 """After the name of a DeviceClass: what claims for its devices may ask for."""
+Defaults = Mapping[str, Any]
+"""By resource, the quantity that a container requests if neither its requests nor its limits name the resource."""
 
 
 def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
@@ -82,3 +88,42 @@ def _requested(name: str) -> str | None:
         return DEVICE_CLASS + name.removesuffix(_DEVICES)
     found = name.removeprefix(_REQUESTS)
     return found if found != name and found != "storage" else None
+
+
+def parse_limit_range(raw: Raw) -> Defaults | None:
+    """Return the default requests of a LimitRange; None: it has none. Never raises.
+
+    The API server completes `defaultRequest` when a LimitRange is written: from `default`, `max` or `min`.
+    """
+    limits = (each for each in entries(raw, "spec", "limits") if text(each, "type") == "Container")
+    return largest(mapping(each, "defaultRequest") for each in limits) or None
+
+
+def largest(given: Iterable[Defaults]) -> Defaults:
+    """Return what a container requests by several LimitRanges: their order is not defined, so as much as it may be."""
+    found = dict[str, Any]()
+    for defaults in given:
+        for name, quantity in defaults.items():
+            found[name] = max(found.get(name, quantity), quantity, key=lambda each: amount_of(name, each))
+    return found
+
+
+def with_defaults(pod_spec: Raw, defaults: Defaults) -> Raw:
+    """Return `pod_spec` with the defaults as requests of its containers; it has one if it names none.
+
+    Not of what the whole pod has limits of: these are its requests already.
+    """
+    whole_pod = mapping(pod_spec, "resources", "limits")
+    defaults = {name: quantity for name, quantity in defaults.items() if name not in whole_pod}
+    if not defaults:
+        return pod_spec
+    kinds = {"initContainers": entries(pod_spec, "initContainers"), "containers": entries(pod_spec, "containers")}
+    completed = {kind: [_with_defaults(each, defaults) for each in found] for kind, found in kinds.items()}
+    return {**pod_spec, **completed, "containers": completed["containers"] or [_with_defaults({}, defaults)]}
+
+
+def _with_defaults(container: Raw, defaults: Defaults) -> Raw:
+    resources = mapping(container, "resources")
+    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
+    missing = {name: quantity for name, quantity in defaults.items() if name not in limits}
+    return {**container, "resources": {**resources, "requests": {**missing, **requests}}}

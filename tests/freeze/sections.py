@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import importlib.metadata
 import io
+import json
 import os
 import re
 import runpy
@@ -15,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +27,17 @@ from typing import Any, Final
 
 INTERNAL: Final = {
     "Story": "operator_world.history.story:Story",
+    "Job": "espalier_core.types.job:AdaptiveTrainingJob",
+    "Action": "espalier_core.types.advice:Action",
+    "Arrival": "espalier_trainer.signals.scheduler:Arrival",
+    "VirtualScheduler": "espalier_trainer.signals.scheduler:VirtualScheduler",
+    "MemoryReporter": "espalier_trainer.signals.report:MemoryReporter",
+    "Scripted": "espalier_trainer.growth.advisor:Scripted",
+    "Services": "espalier_trainer.run.services:Services",
+    "Trainer": "espalier_trainer.ready.trainer:Trainer",
+    "build_model": "espalier_trainer.models.zoo:build_model",
+    "load_data": "espalier_trainer.data:load_data",
+    "seed_everything": "espalier_trainer.net2net.randomness:seed_everything",
 }
 """What no command, file or documented import reaches: a change that moves it, moves it here."""
 SERVER: Final = "espalier_lab.scheduling.product"
@@ -77,6 +92,10 @@ class Place:
                     print(f"exit {error.code}", flush=True)
 
         return self._run(main, "espalier", ())
+
+    def call(self, main: Callable[[], object]) -> str:
+        """Return the same of a function that prints."""
+        return self._run(main, "call", ())
 
     def module(self, name: str, *words: object) -> str:
         """Return the same of `python -m NAME WORDS`."""
@@ -262,6 +281,181 @@ def scheduling(at: Place) -> Items:
     yield "retrain", at.espalier("policies", "retrain", "inputs/audit-elastic", *retrain)
 
 
+def learners(at: Place) -> Items:
+    """Versions of policies by every learner, with and without a history; evaluations; what the agent answers."""
+    short = {
+        "expected": ("updates=6",),
+        "distilled": ("updates=4",),
+        "reinforce": ("episodes=24",),
+        "ppo": ("episodes=48",),
+        "dqn": ("episodes=48",),
+        "trees": (),
+        "graph-gains": ("epochs=1",),
+    }
+    at.help("agent", "learn")
+    for name, fields in short.items():
+        options = [part for field in fields for part in ("--set", field)]
+        histories = [("outcomes", ())]
+        if name in ("expected", "trees", "graph-gains"):
+            histories.append(("history", ("--from-history", "inputs/outcomes.db", "--set", "held_out_share=.25")))
+        for kind, more in histories:
+            words = ("--learner", name, *options, *more, "--outcomes", "digits", "--seed", 1)
+            yield f"{name} {kind}", at.espalier("agent", "learn", *words, "-o", f"{name}-{kind}")
+    yield "evaluate", at.espalier("agent", "evaluate", "--json")
+    yield "outcomes", at.espalier("agent", "outcomes", "--db", "inputs/outcomes.db", "--json")
+    shutil.copytree(at.folder / "expected-outcomes", at.folder / "served")
+    to = ("--policy", "expected-history", "--to", "served", "--json")
+    yield "promote", at.espalier("agent", "promote", *to, "--from-history", "inputs/outcomes.db")
+    command = [sys.executable, "-m", "espalier_agent", "serve", "--port", "0", "--url-file", "url"]
+    with (
+        (at.folder / "log").open("w") as log,
+        subprocess.Popen(command, cwd=at.folder, stdout=log, stderr=log) as agent,
+    ):
+        try:
+            while not (at.folder / "url").exists() and agent.poll() is None:
+                time.sleep(0.1)
+            url = (at.folder / "url").read_text().strip()
+            answers = []
+            for line in (at.folder / "inputs/advice.jsonl").read_text().splitlines():
+                headers = {"content-type": "application/json"}
+                asked = urllib.request.Request(f"{url}/v1/advice", line.encode(), headers)
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    answers.append(json.dumps({**json.load(answer), "decision_id": ""}, indent=1, sort_keys=True))
+            yield "advice over HTTP", re.sub(r'("decision_?[iI]d": )"[^"]*"', r'\1""', "\n".join(answers))
+        finally:
+            agent.terminate()
+
+
+LOOP: Final = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from espalier_trainer.own import join
+torch.manual_seed(0)
+x = torch.randn(480, 8)
+y = (x.sum(1) > 0).long() + (x[:, 0] > 0).long()
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+loop, loader = join(model, optimizer, DataLoader(TensorDataset(x, y), batch_size=24, shuffle=True), rates)
+with open("losses.txt", "w") as file:
+    for epoch in loop.epochs(6):
+        for features, targets in loader:
+            loss = nn.functional.cross_entropy(model(features), targets)
+            optimizer.zero_grad()
+            loop.backward(loss)
+            optimizer.step()
+            file.write(f"{epoch} {loss.item().hex()}\\n")
+        rates.step()
+"""
+JOB: Final = """
+apiVersion: espalier.dev/v1alpha1
+kind: AdaptiveTrainingJob
+metadata: {name: loop}
+spec:
+  timeBudgetSeconds: 600
+  adaptation: {mode: "Off"}
+  checkpoint: {path: /checkpoints, intervalSeconds: 300}
+  template:
+    spec:
+      containers: [{name: t, command: [PYTHON, FOLDER/loop.py], resources: {limits: {nvidia.com/gpu: 1}}}]
+"""
+NETS: Final = """
+import torch
+from torch import nn
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 3))
+def batch():
+    return torch.ones(2, 4)
+def pictures():
+    return torch.ones(2, 3, 64, 64)
+"""
+
+
+def training(at: Place) -> Items:
+    """Losses bit for bit: digits and a small GPT in virtual time, judged and collected growths, an own loop."""
+    (at.folder / "corpus.txt").write_text("".join(f"{n} and {n + 1} are {2 * n + 1}. " for n in range(400)))
+    gpt = {
+        "task": "LanguageModel",
+        "model": {"name": "gpt", "options": {"width": 16}},
+        "dataset": {"name": "text", "path": str(at.folder / "corpus.txt"), "options": {"context": 16, "windows": 80}},
+        "batchSize": 8,
+        "optimizer": {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1, "decayMatricesOnly": True},
+    }
+    for name in INTERNAL:
+        if name != "Story":
+            internal(name)  # imported before, so that no fork does it again
+    yield "digits", at.call(lambda: virtual({}, "Deepen", "block0"))
+    yield "digits, plain", at.call(lambda: virtual({"optimizer": {"name": "SGD"}}))
+    yield "gpt", at.call(lambda: virtual(gpt, "AddBlock", "blocks.0"))
+    digits = ("--start-at", "30%", "--decisions", 1, "--time", "virtual", "--step-cost", "2,0.6,0.5,0.2")
+    more = ("--time-budget", 0.4, "--work-dir", "w", "-o", "table.json")
+    yield "collect", at.espalier("agent", "collect", at.root / "examples/digits.yaml", *digits, *more)
+    yield "table", (at.folder / "table.json").read_text()
+    judged = ("--budget", 40, "--seeds", 1, "--most", 2, "--parallel", 1, "--work-dir", "judged", "--json")
+    yield "judge", at.espalier("agent", "judge", "--model", "digits", "--dataset", "digits", *judged)
+    for number, path in enumerate(sorted((at.folder / "judged").rglob("*.json"))):
+        yield f"judged {number}", path.read_text()
+    (at.folder / "loop.py").write_text(LOOP)
+    (at.folder / "job.yaml").write_text(JOB.replace("PYTHON", sys.executable).replace("FOLDER", str(at.folder)))
+    ran = at.espalier("run", "job.yaml", "--simulate", "--gpus", 1, "--no-agent", "--output", "run", "--json")
+    yield "own loop", next(iter([*at.folder.rglob("losses.txt")]), at.folder / "stderr").read_text()
+    yield (
+        "own loop, keys of its results",
+        ran.partition("\n")[0] + "\n" + "\n".join(sorted(set(re.findall(r'"\w+":', ran)))),
+    )
+
+
+def virtual(spec: dict[str, Any], kind: str = "Deepen", target: str = "") -> None:
+    """Train in virtual time with one growth, and print losses and a digest of the weights."""
+    made = {
+        "apiVersion": "espalier.dev/v1alpha1",
+        "kind": "AdaptiveTrainingJob",
+        "metadata": {"name": "t"},
+        "spec": {"timeBudgetSeconds": 0.3, "maxReplicas": 2, "training": spec, "adaptation": {"actions": [kind]}},
+    }
+    job = internal("Job").model_validate(made)
+    data = internal("load_data")(job.spec.training.dataset, job.spec.training.task)
+    internal("seed_everything")(0)
+    model = internal("build_model")(job.spec.training.model, data.classes, data.example_input(), data.task)
+    scheduler = internal("VirtualScheduler")(0.3, lambda architecture: 0.004, (internal("Arrival")(0.05, 2),))
+    reporter = internal("MemoryReporter")()
+    advisor = internal("Scripted")((internal("Action")(kind=kind, target=target),) if target else ())
+    trainer = internal("Trainer")(job, model, data, internal("Services")(scheduler, reporter, advisor, None))
+    result = trainer.run()
+    for event in reporter.events:
+        fields = {key: each for key, each in vars(event).items() if not re.search("second|time|inca|decision", key)}
+        fields.pop("adaptation", None)
+        print(
+            type(event).__name__,
+            {key: each.hex() if isinstance(each, float) else str(each) for key, each in fields.items()},
+        )
+    print(result.phase, result.steps, result.test_accuracy, [str(each.result) for each in result.adaptations])
+    for name, tensor in trainer.network.module.state_dict().items():
+        print(name, tuple(tensor.shape), hashlib.sha256(tensor.numpy().tobytes()).hexdigest()[:16])
+
+
+def zoo(at: Place) -> Items:
+    """Growth points, and by how much growing changes what models of others compute."""
+    (at.folder / "freeze_nets.py").write_text(NETS)
+    named = {"net": ("freeze_nets:net", "batch"), "resnet18": ("torchvision.models:resnet18", "pictures")}
+    named["mobilenet"] = ("torchvision.models:mobilenet_v3_small", "pictures")
+    for name, (model, example) in named.items():
+        words = ("--model", model, "--example", f"freeze_nets:{example}", "--pairs", 0, "--json")
+        yield f"points of {name}", at.espalier("points", *words)
+    small = ("test_vit2", "test_resnet", "test_convnext2", "gpt2", "nn: Conv2d", "LSTM", "TransformerEncoder, causal")
+    command = [sys.executable, "benchmarks/growth_zoo.py", "--rows", at.folder / "rows", "--only", *small]
+    subprocess.run(command, cwd=at.root, check=True, capture_output=True)
+    for row in map(json.loads, (at.folder / "rows").read_text().splitlines()):
+        yield f"{row['library']}: {row['model']}", json.dumps({**row, "seconds": 0}, indent=1)
+
+
 SECTIONS: Final[dict[str, Callable[[Place], Items]]] = {
     "help": help_texts,
     "generated": generated,
@@ -270,4 +464,7 @@ SECTIONS: Final[dict[str, Callable[[Place], Items]]] = {
     "histories": histories,
     "simulations": simulations,
     "scheduling": scheduling,
+    "learners": learners,
+    "training": training,
+    "zoo": zoo,
 }

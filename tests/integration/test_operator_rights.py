@@ -105,13 +105,17 @@ def test_without_the_right_to_list_events_a_job_says_what_its_pod_says(
         world.kubelet.add_node("node", 2)
         world.kubelet.hindrance = lambda pod: ("FailedMount", "no") if "waits" in pod["metadata"]["name"] else None
         operator = world.operate(kubeconfig=account)
-        world.jobs.make("waits", preRunningDeadlineSeconds=5)
+        world.jobs.make("waits")
         world.jobs.make("runs")
         world.until_condition("runs", "Running", "True", "Running")
-        world.until_condition("waits", "Failed", "True", "PreRunningDeadlineExceeded")
-        conditions = world.jobs.status("waits")["conditions"]
-        (said,) = [each["message"] for each in conditions if each["type"] == "Failed"]
-        assert "node node has not mounted the volumes of pod waits-base-0-0" in said
+        words = "node node has not mounted the volumes of pod waits-base-0-0"
+
+        def said() -> bool:
+            found = [each for each in world.jobs.status("waits")["conditions"] if each["type"] == "Running"]
+            return [words in each["message"] for each in found] == [True]
+
+        world.until("its condition names what the pod says", said)
+        assert world.jobs.condition("waits", "Running") == ("False", "Starting")
         refused = {key: count for key, count in operator.client.requests.items() if key[2] == 403}
         assert refused == {("list", "events", 403): 1}
     finally:

@@ -40,7 +40,7 @@ def test_a_volume_that_cannot_be_mounted_is_named_while_it_lasts_and_after_the_e
     assert message(world, "waits", "Running") == f"FailedMount: {NFS}"
     world.until_event("waits", "VolumeUnavailable")
     assert NFS in explained(world, "waits")
-    world.jobs.make("ends", preRunningDeadlineSeconds=5)
+    world.jobs.make("ends", preRunningDeadlineSeconds=20)
     world.until_condition("ends", "Failed", "True", "VolumeUnavailable")
     assert NFS in message(world, "ends", "Failed")
     said = [each for each in world.jobs.events("ends") if each["reason"] == "VolumeUnavailable"]

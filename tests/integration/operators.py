@@ -16,8 +16,7 @@ from connections import connections_closed
 from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
-from espalier_operator.kube.client import Answer, Client
-from espalier_operator.kube.process.access import api_access
+from espalier_operator.kube.client import Answer, Client, api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Snapshot

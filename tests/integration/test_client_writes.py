@@ -15,8 +15,7 @@ from mutations import MINIMAL
 from espalier_core.k8s import resources
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
-from espalier_operator.kube.client import Client
-from espalier_operator.kube.process.access import api_access
+from espalier_operator.kube.client import Client, api_access
 
 POD = {
     "apiVersion": "v1",

@@ -16,8 +16,8 @@ import pytest
 from operator_process import OperatorProcess
 from operators import World
 
+from espalier_operator.kube.client import api_access
 from espalier_operator.kube.process import lease as lease_module
-from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.process.lease import Lease
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Admit

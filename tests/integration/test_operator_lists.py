@@ -13,9 +13,8 @@ from connections import connections_closed
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.clock import WallClock
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import Client, api_access
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.process.access import api_access
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import informer
 from espalier_operator.kube.watch.informer import Informer

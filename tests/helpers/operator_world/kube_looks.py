@@ -18,8 +18,8 @@ from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of
+from espalier_operator.kube.watch.nodes import Reach
 from espalier_operator.model import JobFacts
 
 ONE_NODE = ("node",)

@@ -18,7 +18,7 @@ from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import NotOwnedError
 from espalier_operator.kube.metrics.exporter import Metrics
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.urgency import NEVER
+from espalier_operator.kube.state.due import NEVER
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError, Loop
 from espalier_operator.model import Rules, Snapshot

@@ -1,9 +1,9 @@
 """The scheduler on Kubernetes: kopf records facts, the loop plans, and the status of each job stores its state.
 
-`client` is the asynchronous transport under the rules of `espalier_core.k8s`.
+`client` is the asynchronous transport under the rules of `espalier_core.k8s`, and finds the credentials for it.
 
 Packages: `objects` (objects of the API server, read and built), `watch` (the known state of the cluster), `state` (the
 operator's state of each job), `apply` (writes statuses and objects), `metrics` and `process` (the command, its
-credentials, election and health). `backend` joins them for the loop. `espalier_operator.job` defines how the state of a
+election and health). `backend` joins them for the loop. `espalier_operator.job` defines how the state of a
 job changes.
 """

@@ -9,7 +9,7 @@
 6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).
 
 Between two plans, `glance` looks at the jobs that have news, and lets them write what follows from it alone: figures,
-and that extra workers run (`state.urgency`).
+and that extra workers run (`state.due`).
 
 `observe`, `apply` and `glance` make no requests. Requests are made by flushes, at most one task per job, which start
 when a plan is made, or by a glance. So a job whose namespace answers slowly does not delay other jobs.
@@ -27,17 +27,15 @@ from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
 from espalier_operator.kube.apply.writer import Writer
 from espalier_operator.kube.audit import AuditLog
-from espalier_operator.kube.metrics.live import live
-from espalier_operator.kube.metrics.series import LiveJob
+from espalier_operator.kube.metrics.series import LiveJob, live
+from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.signals import Signals
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.due import Due, FigurePace, News
+from espalier_operator.kube.state.due import NEVER, SOON, Due, FigurePace, News, urgency_of
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
-from espalier_operator.kube.state.urgency import NEVER, SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
 from espalier_operator.model import NOWHERE, Rules, Snapshot

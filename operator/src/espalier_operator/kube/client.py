@@ -1,8 +1,9 @@
-"""The client of the API server. Requests have a deadline; temporary failures are retried, refusals are raised.
+"""The client of the API server, and how the operator gets access to it.
 
-A thin transport over `kubernetes.aio`'s `ApiClient`, which authenticates, keeps the connections and refreshes tokens;
-what answers mean, paging and retries are `espalier_core.k8s`'s. Only plain JSON goes through it: thousands of pods are
-listed in half the time that typed models take.
+Requests have a deadline; temporary failures are retried, refusals are raised. A thin transport over `kubernetes.aio`'s
+`ApiClient`, which authenticates, keeps the connections and refreshes tokens; what answers mean, paging and retries are
+`espalier_core.k8s`'s. Only plain JSON goes through it: thousands of pods are listed in half the time that typed models
+take.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config.kube_config import refresh_token
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Retries, Status
@@ -30,6 +36,7 @@ from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
 
+
 PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -38,6 +45,8 @@ POD_LOGS: Final = Resource("Pod", "", "v1", "pods/log")
 """For counting requests: the logs of pods."""
 Body = Raw | list[Raw]
 """Of a request: an object, or the operations of a JSON patch."""
+CONNECTIONS: Final = 64
+"""Requests at once."""
 
 
 class ApiRefusalError(BackendError):
@@ -289,3 +298,48 @@ class Client:
 
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdecimal() else None
+
+
+class AccessError(Exception):
+    """No API server and credentials were found; the message names the places searched."""
+
+
+@asynccontextmanager
+async def api_access(kubeconfig: Path | None = None) -> AsyncIterator[ApiClient]:
+    """Give a client of the cluster; its credentials are kept fresh meanwhile.
+
+    With `kubeconfig` that file, without it the pod's account, and out of a cluster `$KUBECONFIG` or `~/.kube/config`.
+    `AccessError` where there is none of these.
+    """
+    configuration = Configuration(connection_pool_maxsize=CONNECTIONS)
+    configuration.client_session_kwargs = {"trust_env": False}
+    refreshing = await _load(configuration, kubeconfig)
+    task = None if refreshing is None else asyncio.create_task(refreshing)
+    api = ApiClient(configuration)
+    api.user_agent = "espalier-operator"
+    try:
+        yield api
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await api.close()  # type: ignore[no-untyped-call]
+
+
+async def _load(configuration: Configuration, kubeconfig: Path | None) -> Coroutine[Any, Any, None] | None:
+    """Fill `configuration`; return what keeps it fresh, None where it does so by itself."""
+    tried = ""
+    if kubeconfig is None:
+        try:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # reads the token again every minute
+            return None
+        except ConfigException as error:
+            tried = f"not in a pod of a cluster ({error}), and "
+    try:
+        file = None if kubeconfig is None else str(kubeconfig)
+        loader = await load_kube_config(file, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
+    except (ConfigException, OSError) as error:
+        hint = "give --kubeconfig FILE, or run it in a cluster"
+        raise AccessError(f"{tried}no kubeconfig that can be used: {error}; hint: {hint}") from error
+    fresh: Coroutine[Any, Any, None] = refresh_token(loader, configuration)  # type: ignore[no-untyped-call]
+    return fresh

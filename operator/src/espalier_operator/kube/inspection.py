@@ -9,7 +9,7 @@ from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.reports import parse_report
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.kube.watch.kinds import optional_kinds
+from espalier_operator.kube.watch.store import optional_kinds
 
 __all__ = [
     "AS_RECORDED",

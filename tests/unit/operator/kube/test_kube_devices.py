@@ -18,8 +18,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_job
 from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch.kinds import optional_kinds
-from espalier_operator.kube.watch.store import Store
+from espalier_operator.kube.watch.store import Store, optional_kinds
 from espalier_operator.model import HANGING_SECONDS, Role, WorkerState
 from operator_world.kube_devices import (
     CLASS,

@@ -18,7 +18,7 @@ from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.last_report import counted
+from espalier_operator.kube.state.progress import counted
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods
 from espalier_operator.model import Blame, Ended, Role, Stopping
 from espalier_operator.model.actions import Fail, Requeue

@@ -27,8 +27,8 @@ from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.metrics.exporter import Metrics
-from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
+from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator

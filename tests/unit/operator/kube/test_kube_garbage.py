@@ -7,7 +7,7 @@ import sys
 
 STORY = """
 import asyncio, gc, weakref
-from espalier_operator.kube.process.garbage import GarbageSearch
+from espalier_operator.kube.process.service import GarbageSearch
 
 class Ring:
     def __init__(self):

@@ -16,7 +16,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.urgency import LATER, NEVER, SOON, Picture, urgency_of
+from espalier_operator.kube.state.due import LATER, NEVER, SOON, Picture, urgency_of
 from espalier_operator.model import JobFacts, Reclaim, Role, Rules, Terms, Worker, WorkerState
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import GPU, Raw, template

@@ -15,7 +15,7 @@ from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetSt
 from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, Metrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
-from espalier_operator.kube.signals import Signals
+from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Plan
 

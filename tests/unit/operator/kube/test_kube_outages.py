@@ -18,8 +18,8 @@ from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.outages import OUT_OF_SERVICE, Reach, given_up_at, is_widespread, reach_of
 from espalier_operator.kube.state.workers import sort_pods, trouble_of
+from espalier_operator.kube.watch.nodes import OUT_OF_SERVICE, Reach, given_up_at, is_widespread, reach_of
 from espalier_operator.model import JobFacts, Node, Role
 from espalier_operator.model.constraints import Taint
 from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at

@@ -17,8 +17,8 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.template import require_node
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.outages import Reach
 from espalier_operator.kube.watch.indexer import Indexer
+from espalier_operator.kube.watch.nodes import Reach
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import Role, Rules, Worker
 from operator_world.kube_objects import (

@@ -13,12 +13,11 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import CreatePod, steps
-from espalier_operator.kube.metrics.live import owner
+from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
-from espalier_operator.kube.state.due import Due, FigurePace, News
+from espalier_operator.kube.state.due import SOON, Due, FigurePace, News, urgency_of
 from espalier_operator.kube.state.managed_job import ManagedJob
-from espalier_operator.kube.state.urgency import SOON, urgency_of
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import Placement, Role
 from espalier_operator.model.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue

@@ -23,8 +23,8 @@ from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
 from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
 from espalier_operator.kube.metrics.exporter import Metrics
-from espalier_operator.kube.metrics.live import owner
 from espalier_operator.kube.metrics.measurements import measurements
+from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret

@@ -17,6 +17,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES, WORKERS_METRIC
 from espalier_core.types.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
+from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.model import JobFacts, Role, Snapshot
 from espalier_operator.model.queues import Ledger
 from espalier_operator.policies.view import Share
@@ -226,3 +227,22 @@ def _of_job(job: LiveJob) -> Mapping[str, dict[tuple[str, ...], float]]:
         seconds = gpu_seconds(status, job.owner.base_gpus)
         made["espalier_job_gpu_seconds_total"] = {(*place, role): value for role, value in seconds.items()}
     return made
+
+
+def live(job: ManagedJob) -> LiveJob:
+    """Return a job by its status, or the last one."""
+    status = job.written or JobStatus()
+    return LiveJob(owner=owner(job), name=job.key.partition("/")[2], status=status, facts=job.facts)
+
+
+def owner(job: ManagedJob) -> Owner:
+    """Return whose a job is."""
+    namespace, terms = job.key.partition("/")[0], None if job.job is None else job.job.terms
+    return Owner(
+        namespace=namespace,
+        queue="" if terms is None else terms.queue,
+        base_gpus=0 if terms is None else terms.min_replicas * terms.gpus_per_worker,
+        gpus_per_worker=0 if terms is None else terms.gpus_per_worker,
+        created_at=job.object.created_at,
+        has_agent=job.has_agent,
+    )

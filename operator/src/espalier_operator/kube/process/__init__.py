@@ -1,1 +1,1 @@
-"""The operator as a process: command line, credentials, election, health, start and end."""
+"""The operator as a process: command line, election, health, start and end."""

@@ -19,7 +19,7 @@ from espalier_operator.kube.policy_server import asked
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.start_events import StartEvents
-from espalier_operator.kube.state.urgency import LATER
+from espalier_operator.kube.state.due import LATER
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import Loop

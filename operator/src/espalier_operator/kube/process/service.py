@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,12 +23,10 @@ from espalier_core.k8s.connection import NoAccessError
 from espalier_core.k8s.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
 from espalier_core.metrics.exporting import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import AccessError, Client, api_access
 from espalier_operator.kube.metrics.exporter import Metrics
-from espalier_operator.kube.metrics.traces import TracesError, exporter_to
+from espalier_operator.kube.metrics.signals import TracesError, exporter_to
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
-from espalier_operator.kube.process.access import AccessError, api_access
-from espalier_operator.kube.process.garbage import GarbageSearch
 from espalier_operator.kube.process.health import Address, Pulse, serve_health
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
@@ -35,8 +35,10 @@ from espalier_operator.model import Snapshot
 
 logger = logging.getLogger(__name__)
 
+
 SCRAPE_SECONDS: Final = 30.0
 """How long a scrape over TLS may take; Prometheus waits ten seconds by default."""
+_NEVER: Final = 2**31 - 1
 
 
 class Exit(IntEnum):
@@ -242,3 +244,49 @@ class _Service:
 def identity() -> str:
     """Return who this process is in the election: its pod, and something that no other process has."""
     return f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4()}"
+
+
+class GarbageSearch:
+    """Searches the whole heap instead of Python, which goes on to search among young objects."""
+
+    def __init__(
+        self,
+        is_idle: Callable[[], bool],
+        *,
+        every: float = 60.0,
+        patience: float = 240.0,
+        everything_every: float = 3600.0,
+        look: float = 0.05,
+    ) -> None:
+        """Search each `every` seconds, once `is_idle` is true or after `patience` more, looking each `look` seconds.
+
+        Objects that were there at the last search are left out, except once in `everything_every` seconds.
+        """
+        self._is_idle, self._every, self._patience = is_idle, every, patience
+        self._everything_every, self._look = everything_every, look
+
+    async def run(self) -> None:
+        """Search until cancelled. Then Python searches as before."""
+        loop, thresholds = asyncio.get_running_loop(), gc.get_threshold()
+        young, middle, _ = thresholds
+        try:
+            gc.set_threshold(young, middle, _NEVER)
+            _search()
+            everything_at = loop.time() + self._everything_every
+            while True:
+                await asyncio.sleep(self._every)
+                until = loop.time() + self._patience
+                while not self._is_idle() and loop.time() < until:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(self._look)
+                if loop.time() >= everything_at:
+                    gc.unfreeze()
+                    everything_at = loop.time() + self._everything_every
+                _search()
+        finally:
+            gc.unfreeze()
+            gc.set_threshold(*thresholds)
+
+
+def _search() -> None:
+    gc.collect()
+    gc.freeze()

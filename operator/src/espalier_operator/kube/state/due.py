@@ -1,13 +1,29 @@
-"""When a job must be observed and flushed: what is new of it, how urgent that is, and which figures can wait."""
+"""When a job is observed, flushed and planned again: what is new of it, how urgent that is, and what can wait. No I/O.
+
+Most news of a job changes no plan: its workers come up as planned, its leader learns of them, its figures grow. A plan
+of a large cluster takes long, and whoever waits for GPUs waits for the plan before it as well.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Flag, IntEnum, auto
+from typing import Any, Final
 
 from espalier_core.types.status import JobStatus
+from espalier_operator.clock import Backoff
+from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND
+from espalier_operator.model import JobFacts, Worker, WorkerState
+
+SOON: Final = 0.0
+"""Wall seconds."""
+LATER: Final = 0.5
+"""Wall seconds within which a plan takes in that workers came up as planned."""
+NEVER: Final = math.inf
 
 
 class FigurePace:
@@ -77,3 +93,138 @@ def solid(status: JobStatus) -> JobStatus:
             "scheduling": status.scheduling.model_copy(update={"counted_until": None, "promised_until": None}),
         }
     )
+
+
+class WorkItem:
+    """What the operator still has to do for one job. Times are epoch seconds."""
+
+    def __init__(
+        self, found: JobStatus | None, answered: Mapping[str, Any] | None, now: float, pace: FigurePace
+    ) -> None:
+        """Begin with the status that was found, which the API server sent as `answered`; all is news."""
+        self._pace = pace
+        self.written = found
+        """The status as it was last written, or found."""
+        self.sent = found
+        """The status as it was last sent. It may be written though no answer came, so its times are kept."""
+        self.written_at = now
+        self.answered = answered
+        """The same as the API server sent it back."""
+        self.news = News.PODS | News.REPORT | News.FACTS
+        self.due = Due.CHANGES
+        self._due_later: dict[Due, float] = {}
+        """When it is due next without any event."""
+        self._next_due = math.inf
+        """The first of these times."""
+        self.writing, self.doing, self.making = Backoff(longest=10.0), Backoff(), Backoff()
+        """Of its status; of what tells its leader and ends pods; of new pods, which may be refused for long."""
+
+    @property
+    def due_at(self) -> float | None:
+        """When it must be observed or flushed without any event."""
+        return None if self._next_due == math.inf else self._next_due
+
+    def mark_dirty(self, news: News, due: Due = Due.NOTHING) -> None:
+        """Record which facts have changed, and how urgently the job must be flushed."""
+        self.news |= news
+        self.due = max(self.due, due)
+
+    def take_due(self) -> Due:
+        """Return how urgently it is to be flushed, which is being done now."""
+        due, self.due = self.due, Due.NOTHING
+        return due
+
+    def wants_look(self, now: float) -> bool:
+        """Return whether it has news, or something is due."""
+        return self.news is not News.NONE or now >= self._next_due
+
+    def come_due(self, now: float) -> None:
+        """Make due what was planned to be due by now."""
+        if now >= self._next_due:
+            for due in [due for due, time in self._due_later.items() if now >= time]:
+                del self._due_later[due]
+                self.mark_dirty(News.FACTS, due)
+            self._next_due = min(self._due_later.values(), default=math.inf)
+
+    def plan_due(self, status: JobStatus, now: float, times: Iterable[float], *, changes: bool) -> None:
+        """Set when it is due next: at the first of `times` after `now`, and for its figures if they go on to change.
+
+        `status` is the current one.
+        """
+        times = (self.writing.until, self.doing.until, self.making.until, *times)
+        later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
+        if changes or status != self.written:
+            since = now if status == self.written else self.written_at
+            later[Due.FIGURES] = together(since, self._pace.seconds)
+        self._due_later = {due: time for due, time in later.items() if time is not None}
+        self._next_due = min(self._due_later.values(), default=math.inf)
+
+    def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
+        """Return whether `status` must be written now; a change of figures alone can wait."""
+        if self.written is None or due is Due.REWRITE or solid(status) != solid(self.written):
+            return True
+        return now >= self.written_at + self._pace.seconds and status != self.written
+
+    def wrote(self, status: JobStatus, answered: Mapping[str, Any] | None, now: float) -> None:
+        """Record the status that was written, and the API server's answer."""
+        self.written = self.sent = status
+        self.written_at, self.answered = now, answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One job as plans see it."""
+
+    state: JobState
+    facts: JobFacts | None
+    workers: tuple[Worker, ...]
+
+
+def urgency_of(before: Picture, after: Picture) -> float:
+    """Return within how many wall seconds a plan must be made because a job has become `after`."""
+    if before.facts is None or after.facts is None:
+        return SOON if before.facts is not after.facts else NEVER
+    if _of_state(before.state) != _of_state(after.state) or _observed(before.facts) != _observed(after.facts):
+        return SOON
+    if before.state.reclaim is not None and before.facts.acknowledged_generation != after.facts.acknowledged_generation:
+        return SOON  # the workers may go
+    if not _only_come(before.workers, after.workers):
+        return SOON
+    same = before.workers == after.workers and before.state.essence == after.state.essence
+    return NEVER if same and _measured(before.facts) == _measured(after.facts) else LATER
+
+
+def _of_state(state: JobState) -> JobState:
+    """Return `state` without what changes while workers come up: they are seen, kept promises, and announced."""
+    return replace(
+        state.essence, grant=Grant(), incarnations=(), promised_until=None, unplaced=0, hold_until=None, unpinned=False
+    )
+
+
+def _observed(facts: JobFacts) -> tuple[object, ...]:
+    """Return what was observed of a job, and is no part of its state as that is compared; without figures."""
+    return (
+        facts.terms,
+        facts.leader_running,
+        facts.has_reported,
+        facts.training,
+        facts.evaluating,
+        facts.trouble,
+        facts.refused_since,
+    )
+
+
+def _measured(facts: JobFacts) -> tuple[object, ...]:
+    """Return what policies decide by."""
+    return facts.speeds, facts.done, facts.noise_scale, facts.growth
+
+
+def _only_come(before: tuple[Worker, ...], after: tuple[Worker, ...]) -> bool:
+    """Return whether workers were only added, bound to nodes, or began to run."""
+    now = {worker.name: worker for worker in after}
+    for worker in before:
+        found = now.get(worker.name)
+        if found is None or (worker.node is not None and found.node != worker.node):
+            return False
+    was = {worker.name: worker for worker in before}
+    return all(worker.state is not WorkerState.TERMINATING or was.get(worker.name) == worker for worker in after)

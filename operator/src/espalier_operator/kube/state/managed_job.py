@@ -24,12 +24,9 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_statu
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble, told
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, FigurePace, News, expires_at, solid
-from espalier_operator.kube.state.last_report import LastReport
-from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
+from espalier_operator.kube.state.due import Due, FigurePace, News, Picture, WorkItem, expires_at, solid
+from espalier_operator.kube.state.progress import LastReport, ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of, suspended_as_asked
-from espalier_operator.kube.state.urgency import Picture
-from espalier_operator.kube.state.work_item import WorkItem
 from espalier_operator.kube.state.workers import (
     JobPods,
     extra_runs_by,
@@ -39,7 +36,7 @@ from espalier_operator.kube.state.workers import (
     trouble_of,
     workers_of,
 )
-from espalier_operator.kube.watch.job_objects import JobObject
+from espalier_operator.kube.watch.jobs import JobObject
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.model import NOWHERE, JobFacts, Placement, Promise, Worker
 from espalier_operator.model.actions import Action, Admit, GrantExtra, Requeue

@@ -13,7 +13,7 @@ from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.state.outages import Reach
+from espalier_operator.kube.watch.nodes import Reach
 from espalier_operator.model import Role, Worker, WorkerState
 
 WITHIN_REACH: Final = Reach()

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 from espalier_core.k8s.resources import Raw, key_of, version_of
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Indexer(Generic[T]):
@@ -97,3 +99,11 @@ class Indexer(Generic[T]):
             self._gone[key] = max(version, self._gone.get(key, -1))
         if before is not None:
             self._changed(key, before, None)
+
+
+def discard(sets: dict[K, set[V]], key: K, value: V) -> None:
+    """Take `value` out of a set, and the set away with its last: names of nodes and pools are new again and again."""
+    if (found := sets.get(key)) is not None:
+        found.discard(value)
+        if not found:
+            del sets[key]

@@ -22,10 +22,10 @@ from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch import handlers, kinds
+from espalier_operator.kube.watch import handlers
 from espalier_operator.kube.watch.handlers import end, recorded_tasks
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.kube.watch.store import Store
+from espalier_operator.kube.watch.store import CLUSTER_WIDE, NAMESPACED, Store, optional_kinds
 from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ class Informer:
         """Keep the store up to date until cancelled."""
         await self._list_patiently()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(kinds.CLUSTER_WIDE, ()))
+            group.create_task(self._follow(CLUSTER_WIDE, ()))
             group.create_task(self._follow((resources.PODS,), (), workers=True))
-            group.create_task(self._follow(kinds.NAMESPACED, self._settings.watch_namespaces))
-            for resource, namespaced in kinds.optional_kinds(self._settings):
+            group.create_task(self._follow(NAMESPACED, self._settings.watch_namespaces))
+            for resource, namespaced in optional_kinds(self._settings):
                 namespaces = self._settings.watch_namespaces if namespaced else ()
                 group.create_task(self._follow((resource,), namespaces))
             group.create_task(self._list_regularly())
@@ -92,7 +92,7 @@ class Informer:
         self._store.replace(resources.PRIORITY_CLASSES, classes.items, classes.version)
         nodes = await self._list_large(resources.NODES)
         self._store.replace(resources.NODES, (), nodes.version, [*map(resources.key_of, nodes.items)])
-        for resource, namespaced in kinds.optional_kinds(self._settings):
+        for resource, namespaced in optional_kinds(self._settings):
             await self._list_optional(resource, self._settings.watch_namespaces if namespaced else ())
         await self._list_namespaced(resources.JOBS, "")
         if self._store.listed_at is None:

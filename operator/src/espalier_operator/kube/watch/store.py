@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource, key_of, version_of
@@ -19,20 +19,23 @@ from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.outages import Reach
-from espalier_operator.kube.watch.claimed_devices import ClaimedDevices
-from espalier_operator.kube.watch.devices import Devices
-from espalier_operator.kube.watch.filed_pods import FiledPods
+from espalier_operator.kube.watch.by_job import FiledPods, LastReports
+from espalier_operator.kube.watch.devices import ClaimedDevices, Devices
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.kube.watch.job_inputs import JobInputs
-from espalier_operator.kube.watch.job_objects import JobObject
-from espalier_operator.kube.watch.kinds import CONSTRAINING
-from espalier_operator.kube.watch.last_reports import LastReports
-from espalier_operator.kube.watch.node_reach import NodeReach
-from espalier_operator.kube.watch.node_usage import NodeUsage
+from espalier_operator.kube.watch.jobs import JobInputs, JobObject
+from espalier_operator.kube.watch.nodes import NodeReach, NodeUsage, Reach
 from espalier_operator.model import NamespaceLimit, Node
 
 Limits = tuple[NamespaceLimit, ...]
+NAMESPACED: Final = (resources.JOBS, resources.CONFIG_MAPS)
+"""Kinds of which only those in the namespaces looked after are watched."""
+CLUSTER_WIDE: Final = (resources.NODES, resources.PODS, resources.PRIORITY_CLASSES)
+"""Kinds that are watched everywhere: GPUs know no namespaces."""
+_LIMITING: Final = (resources.RESOURCE_QUOTAS, resources.LIMIT_RANGES, resources.CLAIMS)
+"""Optional kinds of which only those in the namespaces looked after are watched."""
+CONSTRAINING: Final = (*_LIMITING, resources.VOLUMES, *resources.DEVICE_KINDS)
+"""Kinds that say where and how many workers fit. Without the right to read them, kube-scheduler and the API server
+refuse what does not fit."""
 
 
 class Store:
@@ -321,3 +324,14 @@ class Store:
     def _is_known(self, ref: JobRef) -> bool:
         job = self._by_uid.get(ref.uid)
         return job is not None and job.ref == ref
+
+
+def optional_kinds(settings: KubeSettings) -> tuple[tuple[Resource, bool], ...]:
+    """Return the kinds that an installation may lack, or whose rights it may, as one of an earlier chart.
+
+    And whether only those in the namespaces looked after are watched. Each is watched by itself. The kinds of dynamic
+    resource allocation, which many clusters lack, are watched only if the settings name a DeviceClass.
+    """
+    kinds = (resources.QUEUES, *CONSTRAINING)
+    watched = (kind for kind in kinds if settings.device_classes or kind not in resources.DEVICE_KINDS)
+    return tuple((kind, kind in _LIMITING) for kind in watched)

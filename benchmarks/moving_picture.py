@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from espalier_core.types.events import AdaptationFinished, AllocationChanged, EpochFinished
 from espalier_core.types.result import read_history, read_result
-from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
+from espalier_operator.local.files import HISTORY_FILE, RESULT_FILE
 
 FRAMES_A_SECOND = 12
 GREEN, GREY, BLUE = "#2e7d32", "#9e9e9e", "#1565c0"

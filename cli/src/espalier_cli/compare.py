@@ -12,7 +12,7 @@ from espalier_cli.tables import table_for, turned
 from espalier_core.files.documents import DocumentError
 from espalier_core.types.result import RunResult, read_history, read_result
 from espalier_core.types.task import Score
-from espalier_operator.local.layout import HISTORY_FILE, RESULT_FILE
+from espalier_operator.local.files import HISTORY_FILE, RESULT_FILE
 
 
 def read_run(folder: Path, label: str | None = None) -> Curve:

@@ -26,9 +26,9 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.result import RunResult, read_history, summarize
 from espalier_core.types.status import JobPhase
 from espalier_core.validation.reading import with_spec
-from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, layout, run_local, run_lock
-from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE
-from espalier_operator.local.ownership import require_own
+from espalier_operator.local import LocalOutcome, LocalSettings, RunView, end_orphans, files, run_local, run_lock
+from espalier_operator.local.files import PICTURE_FILE, RESULT_FILE
+from espalier_operator.local.opening import require_own
 from espalier_operator.local.settings import STOP_WALL_SECONDS
 
 
@@ -71,9 +71,9 @@ def clear(directory: Path, jobs: Sequence[AdaptiveTrainingJob]) -> None:
     with run_lock(directory):
         asyncio.run(end_orphans(folders, STOP_WALL_SECONDS))  # they would write once more
         for folder in folders:
-            for name in layout.FILES:
+            for name in files.FILES:
                 (folder / name).unlink(missing_ok=True)
-            shutil.rmtree(folder / layout.CHECKPOINT_FOLDER, ignore_errors=True)
+            shutil.rmtree(folder / files.CHECKPOINT_FOLDER, ignore_errors=True)
 
 
 def run_jobs(
@@ -88,10 +88,10 @@ def run_jobs(
     for job in jobs:  # now, not when the budget is used up
         _history(folder_of(settings.directory, job.metadata.name, jobs))
     names = [job.metadata.name for job in jobs]
-    logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG}" for name in names]
+    logs = [f"{name}: prints into {folder_of(settings.directory, name, jobs) / files.TRAINER_LOG}" for name in names]
     logs_told: list[str] = []
     silences = Silences(job.metadata.name for job in jobs if job.spec.program is None)
-    prints = {name: Prints(name, folder_of(settings.directory, name, jobs) / layout.TRAINER_LOG) for name in names}
+    prints = {name: Prints(name, folder_of(settings.directory, name, jobs) / files.TRAINER_LOG) for name in names}
 
     async def run() -> dict[str, LocalOutcome]:
         nonlocal stopped
@@ -160,7 +160,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
         message=outcome.message,
         used_seconds=outcome.used_seconds,
         gpu_seconds_used=outcome.gpu_seconds_used,
-        log=str(folder / layout.TRAINER_LOG),
+        log=str(folder / files.TRAINER_LOG),
         command=shlex.join(_command()),
     )
     text = json.dumps(result.to_json(), indent=1)
@@ -177,7 +177,7 @@ def write_results(folder: Path, job: AdaptiveTrainingJob, outcome: LocalOutcome,
 
 def _history(folder: Path) -> tuple[AnyEvent, ...]:
     """Return what has happened to the job of `folder`; `DocumentError` where that cannot be read."""
-    path = folder / layout.HISTORY_FILE
+    path = folder / files.HISTORY_FILE
     return read_history(path) if os.path.exists(path) else ()  # a name that is too long is an error of the run
 
 

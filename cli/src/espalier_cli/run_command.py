@@ -33,9 +33,9 @@ from espalier_core.files.documents import DocumentError
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import JobFileError, load_jobs
 from espalier_operator.local import LocalRunError, LocalSettings
+from espalier_operator.local.files import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
 from espalier_operator.local.gpus import cuda_devices
-from espalier_operator.local.layout import PICTURE_FILE, RESULT_FILE, TRAINER_LOG
-from espalier_operator.local.ownership import is_own
+from espalier_operator.local.opening import is_own
 from espalier_operator.local.settings import FolderInUseError
 from espalier_operator.model import DEFAULT_POLICY
 from espalier_operator.policies.settings import configured_here

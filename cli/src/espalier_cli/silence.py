@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from espalier_core.types.report import TrainerPhase
-from espalier_operator.local.views import JobView
+from espalier_operator.local.run import JobView
 
 FIRST_SECONDS: Final = 30.0
 """Silence before the first line; each further one comes after twice as long."""

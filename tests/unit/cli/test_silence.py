@@ -7,7 +7,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.types.status import JobPhase
-from espalier_operator.local.views import JobView
+from espalier_operator.local.run import JobView
 
 
 def _view(doing: TrainerPhase | None, *, gpus: int = 1, step: int = 0) -> JobView:

@@ -14,7 +14,7 @@ from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import look
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.view import facts_of
-from espalier_operator.local.state import resumed
+from espalier_operator.local.settings import resumed
 from espalier_operator.model import Ended, Rules, Terms
 from espalier_operator.planner.lifecycle import ending
 

@@ -13,7 +13,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.result import read_history
 from espalier_core.types.status import JobPhase
 from espalier_operator.local import GpuChange
-from espalier_operator.local.layout import HISTORY_FILE
+from espalier_operator.local.files import HISTORY_FILE
 
 pytestmark = pytest.mark.slow
 

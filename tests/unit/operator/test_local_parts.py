@@ -24,10 +24,8 @@ from espalier_core.types.result import read_history
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.ends import Failure, Preemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
-from espalier_operator.local.files import EventTail
+from espalier_operator.local.files import EventTail, History, program_variables
 from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
-from espalier_operator.local.history import History
-from espalier_operator.local.layout import program_variables
 from espalier_operator.local.process import Process
 from espalier_operator.model import Ended, Role
 from waiting import until

@@ -36,7 +36,6 @@ from espalier_operator.loop import BackendError
 
 logger = logging.getLogger(__name__)
 
-
 PAGE: Final = 200
 """Objects in one answer to a list. Nodes are 10 kB and more each: while an answer is read nothing else is done."""
 MERGE_PATCH: Final = "application/merge-patch+json"

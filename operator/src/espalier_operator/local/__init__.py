@@ -4,10 +4,8 @@ One leader process runs for each admitted job, and one for each of its further w
 together (`training.elasticBatch`). Where they do not, these are accounted for and signalled, and no process is started.
 """
 
-from espalier_operator.local.run import LocalRun, end_orphans, run_local
-from espalier_operator.local.settings import GpuChange, LocalRunError, LocalSettings
-from espalier_operator.local.state import run_lock
-from espalier_operator.local.views import JobView, LocalOutcome, RunView
+from espalier_operator.local.run import JobView, LocalOutcome, LocalRun, RunView, end_orphans, run_local
+from espalier_operator.local.settings import GpuChange, LocalRunError, LocalSettings, run_lock
 
 __all__ = [
     "GpuChange",

@@ -1,21 +1,108 @@
-"""The files between scheduler and leader: the allocation written, the report and the events read."""
+"""The files of a local run: where they lie, how scheduler and leaders talk by them, and the history of a job.
+
+Those of a job lie in its folder, the others in the run's. Allocations are written, reports are read; a job's history is
+its leader's events and the scheduler's in one file, in the order in which they were read.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypedDict
 
 from pydantic import ValidationError
 
-from espalier_core.files.documents import DocumentError, read_document, write_document
-from espalier_core.types.allocation import AllocationDocument
-from espalier_core.types.events import EVENT, AnyEvent
+from espalier_core.files.documents import DocumentError, append_line, read_document, write_document
+from espalier_core.files.layout import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from espalier_core.files.layout import JOB_FILE as JOB_FILE
+from espalier_core.files.layout import RESULT_FILE as RESULT_FILE
+from espalier_core.types import environment
+from espalier_core.types.allocation import Allocation, AllocationDocument
+from espalier_core.types.events import EVENT, AnyEvent, JobChanged, Warned
+from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.measurements import Measurements, merged
+from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
+from espalier_core.types.status import JobPhase
 
+logger = logging.getLogger(__name__)
+
+ALLOCATION_FILE: Final = "allocation.json"
+REPORT_FILE: Final = "report.json"
+EVENTS_FILE: Final = "events.jsonl"
+HISTORY_FILE: Final = "history.jsonl"
+TRAINER_LOG: Final = "trainer.log"
+STATE_FILE: Final = "state.json"
+RENDEZVOUS_FILE: Final = "rendezvous"
+"""The leader's address, for workers that train with it."""
+AGENT_LOG: Final = "agent.log"
+PICTURE_FILE: Final = "training.png"
+
+FILES: Final = (
+    JOB_FILE,
+    ALLOCATION_FILE,
+    REPORT_FILE,
+    EVENTS_FILE,
+    HISTORY_FILE,
+    TRAINER_LOG,
+    STATE_FILE,
+    AGENT_LOG,
+    RESULT_FILE,
+    PICTURE_FILE,
+    RENDEZVOUS_FILE,
+)
+"""The files of a run in addition to its checkpoints."""
+WRITTEN: Final = (*FILES, CHECKPOINT_FOLDER)
+"""What a run creates or writes over, apart from files that carry a process's name."""
 _Stamp = tuple[int, int, int]
 TAIL_BYTES: Final = 32 * 1024
 """What is read of a log for the cause of an end: longer than a traceback."""
+
+
+def command_of(job: AdaptiveTrainingJob) -> tuple[str, ...]:
+    """Return the command of the template's first container; empty if it has none."""
+    if job.spec.template is None:
+        return ()
+    container = job.spec.template.spec.containers[0]
+    return (*container.command, *container.args) if container.command else ()
+
+
+def program_variables(job: AdaptiveTrainingJob) -> dict[str, str]:
+    """Return the environment variables that the command of the job's template gets in addition; none without one.
+
+    They are those of the template that have a value there. Programs of the environment that Espalier is installed in
+    are found first: `python` is its Python. The workers of a program without the library learn of each other.
+    """
+    if job.spec.template is None:
+        return {}
+    given = job.spec.template.spec.containers[0].env or ()
+    literal = {str(each.get("name")): str(each["value"]) for each in given if "value" in each}
+    folders = (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+    found = {"PATH": os.pathsep.join(folders), **literal}
+    if job.spec.program is not None:
+        found |= {environment.WORKERS: str(job.spec.min_replicas), environment.LEADER: "127.0.0.1"}
+    return found
+
+
+def contract_variables(directory: Path, agent_url: str | None) -> dict[str, str]:
+    """Return the environment variables with the paths of a worker's contract files."""
+    files = {
+        environment.JOB_FILE: JOB_FILE,
+        environment.ALLOCATION_FILE: ALLOCATION_FILE,
+        environment.REPORT_FILE: REPORT_FILE,
+        environment.EVENTS_FILE: EVENTS_FILE,
+        environment.CHECKPOINT_DIR: CHECKPOINT_FOLDER,
+        environment.RENDEZVOUS: RENDEZVOUS_FILE,
+    }
+    variables = {name: str((directory / file).resolve()) for name, file in files.items()}
+    if agent_url is not None:
+        variables[environment.AGENT_URL] = agent_url
+    return variables
 
 
 class AllocationFile:
@@ -138,3 +225,146 @@ def tail(path: Path, begin: int) -> str:
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
+
+
+class Dialogue:
+    """The allocation that was written last, and the last report."""
+
+    def __init__(self, directory: Path, names: tuple[str, ...], warn: Callable[[str, str], None]) -> None:
+        """Nothing is written or read yet. `names` are those of the job in reports; `warn(reason, message)`."""
+        self._allocations = AllocationFile(directory / ALLOCATION_FILE)
+        self._reports = ReportFile(directory / REPORT_FILE, names)
+        self._warn = warn
+        self.allocation = Allocation()
+        self._granted_at = 0.0
+        self.acknowledged = 0
+        """The generation that the leader has acknowledged."""
+        self.report: Report | None = None
+        self.reported_at = 0.0
+        self.measurements = Measurements()
+        """What its trainers measured, over all attempts."""
+        self.is_fresh = False
+        """Whether `report` is of the leader that was started last."""
+        self._earlier: str | None = None
+        """The name of the leader in the report before it."""
+        self._complaint = ""
+
+    def resume(self) -> None:
+        """Read what an earlier run's leader reported last."""
+        self.report = self._reports.poll()
+        if self.report is not None:
+            self.measurements = self.report.measurements
+
+    def leader_starts(self) -> None:
+        """Take the last report for that of an earlier leader."""
+        self._earlier, self.is_fresh = None if self.report is None else self.report.incarnation, False
+
+    def grant(self, allocation: Allocation) -> None:
+        """Begin to wait for the acknowledgement of an allocation that is to be written."""
+        self._granted_at, self.allocation = time.monotonic(), allocation
+
+    def write(self, document: AllocationDocument) -> None:
+        """Write the allocation; if the disk is full, it is written later."""
+        trouble = self._allocations.write(document)
+        if trouble is not None:
+            self._warn("AllocationNotWritten", trouble)
+
+    def retry(self) -> None:
+        """Write the document that could not be written before."""
+        self._allocations.retry()
+
+    def read(self, now: float, *, runs: bool) -> float | None:
+        """Read the leader's report, which `runs` or has just ended.
+
+        Return after how many wall seconds it has acknowledged the allocation, if it does so now.
+        """
+        report = self._reports.poll()
+        if self._reports.complaint != self._complaint:
+            self._complaint = self._reports.complaint
+            if self._complaint:
+                self._warn("UnreadableReport", f"{self._complaint}; continuing without it")
+        if report is None:
+            return None
+        self.report, self.reported_at = report, now
+        self.measurements = merged(self.measurements, report.measurements)
+        self.is_fresh = runs and report.incarnation != self._earlier
+        generation = self.allocation.generation
+        acknowledged = min(report.acknowledged_generation, generation)
+        if not self.is_fresh or acknowledged <= self.acknowledged:
+            return None
+        self.acknowledged = acknowledged
+        return time.monotonic() - self._granted_at if acknowledged == generation else None
+
+
+class History:
+    """Appends to `history.jsonl` and forwards each event; a full disk causes one warning and stops nothing."""
+
+    def __init__(self, directory: Path, on_event: Callable[[AnyEvent], None]) -> None:
+        """Continue the history in `directory`; events of the leader that it already contains are not copied again."""
+        self._path = directory / HISTORY_FILE
+        self._on_event = on_event
+        self._failing = False
+        known: set[str] = set()
+        if self._path.exists():
+            data = self._path.read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]  # the scheduler may have been killed while it wrote
+            known = set(filter(None, whole.decode("utf-8", errors="replace").split("\n")))
+        events = directory / EVENTS_FILE
+        self._tail = EventTail(events, offset_after(events, known) if known else 0)
+
+    def add(self, event: AnyEvent) -> None:
+        """Add one of the scheduler's events."""
+        self._append(event.model_dump_json(by_alias=True, exclude_none=True), event)
+
+    def follow(self) -> int:
+        """Copy the leader's new events; return the number of new lines that are not events."""
+        before = self._tail.damaged_lines
+        for line, event in self._tail.poll():
+            self._append(line, event)
+        return self._tail.damaged_lines - before
+
+    def _append(self, line: str, event: AnyEvent) -> None:
+        try:
+            append_line(self._path, f"{line}\n".encode())
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                logger.warning("%s cannot be written, events are lost: %s", self._path, error)
+            self._failing = True
+        self._on_event(event)
+
+
+class Stamp(TypedDict):
+    """The common fields of the scheduler's events."""
+
+    time: datetime
+    used_seconds: float
+
+
+class Journal:
+    """Writes the scheduler's events about one job."""
+
+    def __init__(self, history: History, used_seconds: Callable[[], float]) -> None:
+        """Write into `history`; `used_seconds` returns how much of its time budget the job has used."""
+        self.history, self._used_seconds = history, used_seconds
+        self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""
+        self._said: tuple[JobPhase, Reason, str] | None = None
+
+    def stamp(self) -> Stamp:
+        """Return the common fields of an event that happens now."""
+        return {"time": datetime.now(UTC), "used_seconds": self._used_seconds()}
+
+    def add(self, event: AnyEvent) -> None:
+        """Add an event."""
+        self.history.add(event)
+
+    def warn(self, reason: str, message: str) -> None:
+        """Record a warning that does not stop the job."""
+        self.add(Warned(**self.stamp(), reason=reason, message=message))
+
+    def stands(self, phase: JobPhase, reason: Reason, message: str = "") -> None:
+        """Record the job's phase and reason, with an event if they changed."""
+        self.phase, self.reason, self.message = phase, reason, message
+        if self._said != (phase, reason, message):
+            self._said = (phase, reason, message)
+            self.add(JobChanged(**self.stamp(), phase=phase, reason=reason, message=message))

@@ -23,23 +23,22 @@ from espalier_operator.job.observation import Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.job.status import Wall, allocation_of, memory_of
 from espalier_operator.job.view import facts_of
-from espalier_operator.local.dialogue import Dialogue
-from espalier_operator.local.history import History
-from espalier_operator.local.journal import Journal
-from espalier_operator.local.layout import (
+from espalier_operator.local.files import (
     CHECKPOINT_FOLDER,
     JOB_FILE,
     REPORT_FILE,
     TRAINER_LOG,
+    Dialogue,
+    History,
+    Journal,
     command_of,
     contract_variables,
     program_variables,
 )
-from espalier_operator.local.leader import LeaderProcess, Starter
 from espalier_operator.local.process import Process
 from espalier_operator.local.progress import LocalProgress
-from espalier_operator.local.state import KeptJob, begins_again, begun_again, digest, resumed
-from espalier_operator.local.workers import Workers, WorkerSpec
+from espalier_operator.local.settings import KeptJob, begins_again, begun_again, digest, resumed
+from espalier_operator.local.workers import LeaderProcess, Starter, Workers, WorkerSpec
 from espalier_operator.model import Ended, JobFacts, Stopping, Terms
 from espalier_operator.model.actions import Action, Admit, Fail, Finish, ReleaseExtra, Requeue
 

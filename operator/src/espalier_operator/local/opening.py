@@ -1,22 +1,74 @@
-"""The folder of a local run is opened: checked, and resumed from what an earlier run left there."""
+"""The folder of a local run is opened: checked, and resumed from what an earlier run left there.
+
+Only what lies in folders that are a run's may be deleted or written over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
+from espalier_core.base import Record
+from espalier_core.files.documents import write_document
 from espalier_core.types.events import AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_operator.local import files
+from espalier_operator.local.files import command_of
 from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import LocalJob
-from espalier_operator.local.layout import command_of
-from espalier_operator.local.leader import Starter
-from espalier_operator.local.ownership import mark, require_own
-from espalier_operator.local.settings import LocalRunError, LocalSettings
-from espalier_operator.local.state import begins_again, load_state, run_lock
+from espalier_operator.local.settings import LocalRunError, LocalSettings, begins_again, load_state, run_lock
+from espalier_operator.local.workers import Starter
 from espalier_operator.model import Terms, grace_of
+
+MARK_FILE: Final = ".espalier-run"
+
+
+class RunMark(Record):
+    """`.espalier-run`: the folder was empty of a run's files when this run began in it."""
+
+    jobs: tuple[str, ...]
+
+
+def require_own(directory: Path, folders: Collection[Path]) -> None:
+    """Raise `LocalRunError` if one of `folders` of the run in `directory` holds files that no run has written."""
+    if _is_older_run(directory):
+        return
+    for folder in folders:
+        if os.path.exists(folder / MARK_FILE):
+            continue
+        for name in files.WRITTEN:
+            if os.path.lexists(folder / name):
+                raise LocalRunError(
+                    f"{folder / name}: no run has written it ({folder} has no {MARK_FILE}), so it is neither "
+                    "deleted nor written over; choose another --output folder, or move it away"
+                )
+
+
+def mark(folder: Path, jobs: Collection[str]) -> None:
+    """Mark a folder, after `require_own`, as that of a run of `jobs`. Raises `OSError`."""
+    if not (folder / MARK_FILE).exists():
+        write_document(folder / MARK_FILE, RunMark(jobs=tuple(jobs)))
+
+
+def is_own(directory: Path) -> bool:
+    """Return whether `directory` is that of a run."""
+    return os.path.exists(directory / MARK_FILE) or _is_older_run(directory)
+
+
+def _is_older_run(directory: Path) -> bool:
+    """Return whether a run of a version without marks has left its state here."""
+    if os.path.exists(directory / MARK_FILE):
+        return False
+    try:
+        state = json.loads((directory / files.STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(state, dict) and state.get("kind") == "RunState"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

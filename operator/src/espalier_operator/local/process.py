@@ -1,9 +1,8 @@
-"""A child process with all its descendants, which ends when the scheduler ends.
+"""A child process with all its descendants, which ends when the scheduler ends; and the agent as one.
 
-The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can
-be ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A
-pid file (with the process's start time, as pids are used again) lets the next run end processes that are left
-nevertheless.
+The child leads a separate session, so a Ctrl-C at the terminal reaches only the scheduler, and its whole group can be
+ended. On Linux the kernel sends it SIGTERM when the scheduler dies, SIGKILL included: it checkpoints and ends. A pid
+file (with the process's start time, as pids are used again) lets the next run end processes that are left nevertheless.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import logging
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,9 +23,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_core.files.documents import write_text_atomically
+from espalier_operator.clock import Backoff
+from espalier_operator.local.files import AGENT_LOG
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Any = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+AGENT_PID_FILE = "agent.pid"
+AGENT_RESTARTS: Final = 5
 
 
 class Process:
@@ -151,3 +159,55 @@ def _start_time(pid: int) -> str | None:
         return None if fields[0] in "ZX" else fields[19]
     answer = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None
+
+
+class Agent:
+    """Starts the agent and starts it again when it ends, a few times, always at the same address.
+
+    The port is chosen here, so that trainers can get the address before the agent has imported anything, and so
+    that the address outlives a restart. Until it answers, and if it never does, a job's fallback decides.
+    """
+
+    def __init__(self, command: Sequence[str], directory: Path, restart_wall_seconds: float) -> None:
+        """Choose the address; nothing is started before `keep_running`."""
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._argv = [*command, "--port", str(port), "--url-file", str((directory / "agent.url").resolve())]
+        self._directory = directory
+        self._process: Process | None = None
+        self._backoff = Backoff(first=restart_wall_seconds, longest=math.inf)
+
+    def keep_running(self) -> None:
+        """Start it if it does not run and may."""
+        if self._process is not None:
+            code = self._process.poll()
+            if code is None:
+                return
+            self._process = None
+            self._backoff.failed(time.monotonic())
+            logger.warning("the agent ended with exit code %d; see %s", code, self._directory / AGENT_LOG)
+        if self._backoff.failures > AGENT_RESTARTS or self._backoff.holds(time.monotonic()):
+            return
+        try:
+            self._process = Process(
+                self._argv, os.environ, self._directory / AGENT_LOG, self._directory / AGENT_PID_FILE
+            )
+        except OSError as error:
+            self._backoff.failures = AGENT_RESTARTS + 1
+            logger.warning("the agent cannot be started: %s", error)
+
+    def end(self, grace_wall_seconds: float) -> None:
+        """Begin to end it."""
+        if self._process is not None:
+            self._process.terminate(grace_wall_seconds)
+
+    def has_ended(self) -> bool:
+        """Return whether no process of it is left."""
+        return self._process is None or self._process.poll() is not None
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

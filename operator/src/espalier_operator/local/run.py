@@ -1,29 +1,31 @@
-"""A local run, from start to end."""
+"""A local run, from start to end, and what a caller sees of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from espalier_core.files.documents import write_document
+from espalier_core.types.allocation import Allocation
 from espalier_core.types.events import AnyEvent, GPUsChanged
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
+from espalier_core.types.report import Report, TrainerPhase
+from espalier_core.types.status import JobPhase
 from espalier_operator.clock import ScaledClock
 from espalier_operator.job.budget import Leader
-from espalier_operator.local import agent as agents
 from espalier_operator.local.backend import LocalBackend
-from espalier_operator.local.layout import STATE_FILE
-from espalier_operator.local.leader import PID_FILE, Starter
+from espalier_operator.local.files import STATE_FILE
+from espalier_operator.local.gpus import Gpus
+from espalier_operator.local.job import LocalJob
 from espalier_operator.local.opening import opened
-from espalier_operator.local.process import Process, end_orphan
-from espalier_operator.local.settings import LocalSettings
-from espalier_operator.local.state import RunState, run_lock
-from espalier_operator.local.views import LocalOutcome, RunView, outcome_of, view_run
-from espalier_operator.local.workers import PID_FILES
+from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan
+from espalier_operator.local.settings import LocalSettings, RunState, run_lock
+from espalier_operator.local.workers import LEADER_PID_FILE, PID_FILES, Starter
 from espalier_operator.loop import Loop
 from espalier_operator.model import Rules
 from espalier_operator.model.actions import Plan
@@ -32,9 +34,89 @@ from espalier_operator.policies.remote import asked_here
 from espalier_operator.policies.settings import configured
 
 logger = logging.getLogger(__name__)
-
 _SAVE_WALL_SECONDS = 1.0
 _NEVER = (Reason.TOO_LARGE, Reason.SUSPENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job, now."""
+
+    name: str
+    phase: JobPhase
+    reason: Reason
+    """Why it is in its phase, or why it gets no more GPUs."""
+    allocation: Allocation
+    gpus: int
+    """Held by its workers; in `allocation`, those that are being taken back no longer count."""
+    used_seconds: float
+    doing: TrainerPhase | None = None
+    """What its leader says that it is doing; None before its first report."""
+    step: int = 0
+    """The optimizer steps that it has reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run, now."""
+
+    jobs: tuple[JobView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOutcome:
+    """How a job ended, or its state when the run was stopped."""
+
+    job: str
+    """Its name."""
+    phase: JobPhase
+    """`Complete` and `Failed` are ends; with any other phase, the same run resumes the job."""
+    reason: Reason
+    message: str
+    exit_code: int | None
+    """Exit code of the last leader; negative: the signal that ended it."""
+    used_seconds: float
+    gpu_seconds_used: float
+    restarts: int
+    failures: int
+    preemptions: int
+    report: Report | None
+    """The leader's last report."""
+
+
+def view_run(jobs: Iterable[LocalJob], gpus: Gpus, reasons: Mapping[str, Reason]) -> RunView:
+    """Return the view; `reasons` are the last plan's refusals by job key."""
+    views = tuple(
+        JobView(
+            name=job.name,
+            phase=job.journal.phase,
+            reason=reasons.get(job.key, job.journal.reason),
+            allocation=job.dialogue.allocation,
+            gpus=gpus.held(job.key),
+            used_seconds=job.state.used_seconds,
+            doing=None if job.dialogue.report is None or not job.dialogue.is_fresh else job.dialogue.report.phase,
+            step=0 if job.dialogue.report is None else job.dialogue.report.step,
+        )
+        for job in jobs
+    )
+    return RunView(jobs=views)
+
+
+def outcome_of(job: LocalJob) -> LocalOutcome:
+    """Return the outcome of `job` at the end of a run."""
+    return LocalOutcome(
+        job=job.name,
+        phase=job.journal.phase,
+        reason=job.journal.reason,
+        message=job.journal.message,
+        exit_code=job.leading.exit_code,
+        used_seconds=job.state.used_seconds,
+        gpu_seconds_used=job.state.gpu_seconds_used,
+        restarts=job.state.restarts,
+        failures=job.state.failures,
+        preemptions=job.state.preemptions,
+        report=job.dialogue.report,
+    )
 
 
 async def run_local(
@@ -55,7 +137,7 @@ async def run_local(
 
 async def end_orphans(folders: Collection[Path], stop_wall_seconds: float) -> None:
     """End the processes that a killed run has left, as named by the pid files in `folders`."""
-    files = [folder / name for folder in folders for name in (PID_FILE, agents.PID_FILE)]
+    files = [folder / name for folder in folders for name in (LEADER_PID_FILE, AGENT_PID_FILE)]
     files += [file for folder in folders for file in folder.glob(PID_FILES)]
     found = await asyncio.gather(*(end_orphan(file, stop_wall_seconds) for file in files))
     for file, was_there in zip(files, found, strict=True):
@@ -220,14 +302,14 @@ class LocalRun:
 
     # ---- start and end
 
-    def _make_agent(self) -> agents.Agent | None:
+    def _make_agent(self) -> Agent | None:
         needed = any(
             job.job.spec.adaptation.agent is None and job.terms.adapts and not job.finished
             for job in self._jobs.values()
         )
         if self._settings.agent_command is None or self._settings.agent_url is not None or not needed:
             return None
-        return agents.Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
+        return Agent(self._settings.agent_command, self._settings.directory, self._settings.restart_wall_seconds)
 
     async def _end_all(self) -> None:
         """End every process, read each one's last report, and save the state."""

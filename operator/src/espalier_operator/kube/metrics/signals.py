@@ -1,5 +1,4 @@
-"""Measures and traces signals: from the event that an extra worker runs until its leader acknowledges the new
-allocation.
+"""Measures and traces signals: from an extra worker that runs until its leader acknowledges the new allocation.
 
 Times are epoch seconds. Grants of an earlier operator are not measured, because the time of their events is unknown.
 

@@ -1,5 +1,4 @@
-"""Devices of dynamic resource allocation (resource.k8s.io/v1), and the ResourceClaims that ask for them or have them.
-Pure.
+"""Devices of dynamic resource allocation (resource.k8s.io/v1), and the ResourceClaims that ask for them. Pure.
 
 A resource of the settings stands for the devices of a DeviceClass (`settings.DEVICE_CLASS`). Counted are devices of one
 node. Of the selectors of a class (CEL), these parts are judged, joined by `&&`: `device.driver == 'NAME'`,

@@ -1,6 +1,4 @@
-"""A pod as the API server holds it, reduced to what the scheduler reads, and what it takes of its node besides GPUs.
-Pure.
-"""
+"""A pod as the API server holds it, reduced to what the scheduler reads, and what it takes of its node. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What the spec of a pod requires of its node: GPUs, other resources, and where it may be bound, also by its volumes.
-Pure.
+"""What the spec of a pod requires of its node: GPUs, other resources, and where it may be bound. Pure.
 
 A claim that is bound names a volume, and a local or zonal volume has the node affinity that kube-scheduler's plugin
 VolumeBinding requires of the pod. A claim that is bound only once a pod uses it binds no pod yet.

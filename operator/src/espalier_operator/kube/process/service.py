@@ -35,7 +35,6 @@ from espalier_operator.model import Snapshot
 
 logger = logging.getLogger(__name__)
 
-
 SCRAPE_SECONDS: Final = 30.0
 """How long a scrape over TLS may take; Prometheus waits ten seconds by default."""
 _NEVER: Final = 2**31 - 1

@@ -1,5 +1,4 @@
-"""The pods and the reports by the job that they claim as theirs, and the pods of others as the planner counts them. No
-I/O.
+"""The pods and reports by the job that they claim as theirs, and the pods of others for the planner. No I/O.
 
 Anyone may delete a pod that has ended: a clean-up, the pod garbage collector, who takes its node away. A worker's end
 would go with it. So what was last seen of a worker that had ended stays until its job has taken note of it.

@@ -1,5 +1,4 @@
-"""The known nodes: which of them report, which workers are given up with those that do not, and what others use of
-each. No I/O.
+"""The known nodes: which report, which workers are given up with a silent one, and what others use of each. No I/O.
 
 A kubelet that does not report is no proof that nothing runs: its pods may train on. So a base worker is given up when
 Kubernetes would evict it, after the pod's own `tolerationSeconds` for `node.kubernetes.io/unreachable` (300 s by

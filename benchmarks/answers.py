@@ -29,7 +29,7 @@ from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.product.reader import AllocationFile, tensors_of
-from espalier_operator.policies.questions import SpeedTable, asked, question_of
+from espalier_operator.policies.remote import SpeedTable, asked, question_of
 from espalier_operator.policies.view import Candidate, View
 
 SIZES: Final = ((200, 1_000), (1_000, 4_000), (2_000, 1_000))

@@ -37,8 +37,8 @@ from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resourc
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import Role
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
-from espalier_operator.policies.las import LasPolicy
 from espalier_operator.policies.memory import PolicyMemory
+from espalier_operator.policies.tiresias import LasPolicy
 
 
 def case(name: str = "a", **objects: Any) -> Case:

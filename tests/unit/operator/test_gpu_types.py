@@ -23,8 +23,7 @@ from espalier_operator.planner import plan
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.snapshot_view import view_of
-from espalier_operator.policies.speed_models import outlooks_of
-from espalier_operator.policies.speeds_by_type import MeasuredSpeeds, effects
+from espalier_operator.policies.speed_models import MeasuredSpeeds, effects, outlooks_of
 from espalier_operator.policies.view import Candidate, Decision, Share, View
 from operator_world.cluster import Cluster
 from operator_world.turns import Turns, job, measured, on, ring, settled, step

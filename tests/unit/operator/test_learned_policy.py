@@ -27,8 +27,7 @@ from espalier_operator.policies.learned import (
     unanswered,
 )
 from espalier_operator.policies.memory import PolicyMemory
-from espalier_operator.policies.questions import QuestionError, asked, question_of
-from espalier_operator.policies.remote import Asking, AwayError, Outcome, asked_here
+from espalier_operator.policies.remote import Asking, AwayError, Outcome, QuestionError, asked, asked_here, question_of
 from espalier_operator.policies.settings import configured, configured_here
 from espalier_operator.policies.view import Candidate, View
 from operator_world.cluster import Cluster

@@ -14,7 +14,7 @@ from espalier_core.base import YEAR_SECONDS
 from espalier_core.estimates.goodput import BatchLimits
 from espalier_core.estimates.throughput import StepTime, Throughput, fitted, solved
 from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
-from espalier_operator.policies.optimus import OptimusPolicy
+from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.snapshot_view import decided
 from espalier_operator.policies.speed_models import MeasuredOutlook, outlooks_of
 

@@ -24,9 +24,9 @@ from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.las import LasPolicy
 from espalier_operator.policies.order import Order
 from espalier_operator.policies.snapshot_view import decided
+from espalier_operator.policies.tiresias import LasPolicy
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
 from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOURCES, TAINTS, ZONES, terms

@@ -26,8 +26,8 @@ from espalier_operator.planner.failed_placements import Vain
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.las import LasPolicy
 from espalier_operator.policies.order import Order, Rank
+from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.reclaim.extra_workers import Line, Loan, Loans
 from espalier_operator.reclaim.queue import ReclaimQueue
 from operator_world.crowds import NOW, crowd

@@ -9,7 +9,7 @@ from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Te
 from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
 from espalier_operator.model.queues import Queue, Quota
 from espalier_operator.planner import plan
-from espalier_operator.policies.las import LasPolicy
+from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
 
 NOW = 1000.0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.outcome import Outcome, outcome_of
 from espalier_lab.simulator.typed import TypedRounds
-from espalier_operator.policies.fractions_by_type import Rows, largest_smallest, largest_sum
+from espalier_operator.policies.gavel import Rows, largest_smallest, largest_sum
 from espalier_operator.policies.leases import ALLOCATION_SECONDS, LEASE_SECONDS, Table, leased
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View

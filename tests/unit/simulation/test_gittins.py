@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.policies.gittins import GittinsPolicy, gittins_index
+from espalier_operator.policies.tiresias import GittinsPolicy, gittins_index
 from espalier_operator.policies.view import Candidate, View
 
 SAMPLES = st.lists(st.integers(1, 1000).map(float), max_size=12).map(sorted)

@@ -19,8 +19,7 @@ from espalier_lab.simulator.jobs import FixedJob, ProfiledJob
 from espalier_lab.simulator.profiles import Profiles
 from espalier_lab.simulator.rounds import Node, Rounds
 from espalier_lab.simulator.traces import read_pollux
-from espalier_operator.policies.goodput import GoodputPolicy
-from espalier_operator.policies.nearness import near
+from espalier_operator.policies.goodput import GoodputPolicy, near
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, Elasticity, View
 

@@ -13,8 +13,8 @@ import aiohttp
 
 from espalier_operator.policies import Policy
 from espalier_operator.policies.learned import Answer, LearnedPolicy, PolicyFileError, answer_of
-from espalier_operator.policies.questions import asked as question_about
 from espalier_operator.policies.remote import Ask, Asking, AwayError, Observer, asked_here
+from espalier_operator.policies.remote import asked as question_about
 from espalier_operator.policies.view import View
 
 PATH: Final = "/v1/decision"

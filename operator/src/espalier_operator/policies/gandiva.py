@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from espalier_operator.policies.draws import resumed, state_of
 from espalier_operator.policies.fifo import oldest_first
-from espalier_operator.policies.leases import Group, Table, fastest_first, gpus_of, leased
+from espalier_operator.policies.leases import Group, Table, fastest_first, gpus_of, leased, resumed, state_of
 from espalier_operator.policies.view import Decision, Elasticity, Speeds, View
 
 _PAIRS: Final = "pairs"

@@ -18,8 +18,7 @@ from typing import Any, Final, Literal
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
-from espalier_operator.policies.remaining import remaining_steps
-from espalier_operator.policies.view import Candidate, Speeds, View
+from espalier_operator.policies.view import Candidate, Speeds, View, remaining_steps
 
 TYPES: Final = "types"
 """In the memory: the type of GPU that each job was given last."""

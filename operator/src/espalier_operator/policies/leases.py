@@ -6,6 +6,7 @@ share GPUs. Each lease goes to the groups that have had the smallest part of the
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -234,3 +235,18 @@ def _read(memory: Mapping[str, Any], name: str, jobs: Mapping[str, Candidate], t
 
 def _written(table: Table) -> list[list[Any]]:
     return [[list(group), numbers] for group, numbers in table.items()]
+
+
+def resumed(seed: int, state: Sequence[Any] | None) -> random.Random:
+    """Return a generator in a state that `state_of` returned; None: at the beginning of its seed."""
+    generator = random.Random(seed)
+    if state is not None:
+        version, numbers, gauss = state
+        generator.setstate((version, tuple(numbers), gauss))
+    return generator
+
+
+def state_of(generator: random.Random) -> list[Any]:
+    """Return the state of a generator as plain JSON."""
+    version, numbers, gauss = generator.getstate()
+    return [version, list(numbers), gauss]

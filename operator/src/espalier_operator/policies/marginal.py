@@ -1,14 +1,23 @@
-"""Hands out workers: base workers in an order, then each further one to the job to which it is worth the most. Pure."""
+"""Workers by marginal gain: Optimus (Peng et al., EuroSys 2018, 4.1), and `soonest`, for jobs that end soon.
+
+Base workers are handed out in an order, then each further one goes to the job to which it is worth the most. `soonest`
+is a rule of this project, found while allocation was learned.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
-from espalier_operator.policies.view import Candidate, Share
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View, remaining_steps
 
 Worth = Callable[[Candidate, int], float]
 """What one more worker is worth to a job, by the number that it has."""
+_SOON_SECONDS: Final = 60.0
+"""Jobs that end sooner than that count about the same."""
 
 
 def hand_out(order: Iterable[Candidate], known: Iterable[str], gpus: int, worth: Worth) -> dict[str, int]:
@@ -47,3 +56,109 @@ def hand_out(order: Iterable[Candidate], known: Iterable[str], gpus: int, worth:
 def share_of(job: Candidate, workers: int, *, known: bool) -> Share:
     """Return a share of `workers`, and of spare ones for a job of which no more is known, while nobody needs them."""
     return Share(job=job.key, workers=workers, spare=0 if known or not workers else job.max_workers - workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimusPolicy:
+    """Each job gets its base workers; each worker more goes where it shortens the remaining time the most.
+
+    The gain of a worker is (T(n) − T(n + 1)) × Q, with T(n) the seconds of a step with n workers and Q the remaining
+    steps. Jobs of which neither is known get their base workers, and spare GPUs in equal parts. Where there are not
+    enough GPUs for all base workers, jobs that need few go first; of equals those that say that they end soon, the
+    soonest first, then the older.
+    """
+
+    name: str = "optimus"
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by GPUs and age"
+
+    def decide(self, view: View) -> Decision:
+        """Return shares that sum up to all GPUs at most, the smallest first."""
+        workers = hand_out(
+            sorted(view.jobs, key=_need),
+            view.outlooks,
+            view.gpus,
+            lambda job, count: _gain(view.outlooks[job.key], count),
+        )
+        order = sorted(view.jobs, key=lambda job: (workers[job.key] * job.gpus_per_worker, _need(job)[1]))
+        return Decision(
+            shares=tuple(share_of(job, workers[job.key], known=job.key in view.outlooks) for job in order),
+            preempts=True,
+            follows_progress=True,
+        )
+
+
+def _need(job: Candidate) -> tuple[int, float]:
+    rest = job.rest
+    return job.min_workers * job.gpus_per_worker, math.inf if rest is None or rest > job.service else rest
+
+
+def _gain(outlook: Outlook, workers: int) -> float:
+    """Return the seconds by which a worker more shortens the rest of the job."""
+    return (outlook.step_seconds(workers) - outlook.step_seconds(workers + 1)) * outlook.remaining_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoonestPolicy:
+    """Workers go where the logarithm of the speedup is largest by GPU, with more weight for jobs that end soon.
+
+    A worker more is worth log(T(n) / T(n + 1)) / GPUs × (60 s + rest) ** -½, with T(n) the seconds of a step with n
+    workers, and the rest that of the job with its best number of workers. Before that, all jobs get their base workers;
+    where these do not fit, those come first for which 1 / GPUs × (60 s + rest) ** -½ is largest. A job of which neither
+    is known counts as the others do on average, and gets spare GPUs in equal parts.
+    """
+
+    name: str = "soonest"
+    elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
+
+    @property
+    def queue_order(self) -> str:
+        """Return the order of admission in words."""
+        return "by GPUs and by how soon they end"
+
+    def decide(self, view: View) -> Decision:
+        """Return shares that sum up to all GPUs at most, in the order in which jobs start."""
+        weights = weights_of(view)
+        order = sorted(view.jobs, key=lambda job: (-weights[job.key] / _base_gpus(job), job.submitted_at, job.key))
+
+        def worth(job: Candidate, workers: int) -> float:
+            return weights[job.key] / max(1, job.gpus_per_worker) * _log_gain(view.outlooks[job.key], workers)
+
+        workers = hand_out(order, view.outlooks, view.gpus, worth)
+        return Decision(
+            shares=tuple(share_of(job, workers[job.key], known=job.key in view.outlooks) for job in order),
+            preempts=True,
+            follows_progress=True,
+        )
+
+
+def _base_gpus(job: Candidate) -> int:
+    return max(1, job.min_workers * job.gpus_per_worker)
+
+
+def _log_gain(outlook: Outlook, workers: int) -> float:
+    now, then = outlook.step_seconds(workers), outlook.step_seconds(workers + 1)
+    return math.log(now / then) if now > 0 < then else 0.0
+
+
+def weights_of(view: View) -> Mapping[str, float]:
+    """Return by job how much it counts: (60 s + rest) ** -½, with the rest at its best number of workers."""
+    speeds = [_best_speed(view, job) for job in view.jobs]
+    steps = remaining_steps(view, view.jobs, speeds)
+    return {
+        job.key: (_SOON_SECONDS + rest / speed) ** -0.5
+        for job, rest, speed in zip(view.jobs, steps, speeds, strict=True)
+    }
+
+
+def _best_speed(view: View, job: Candidate) -> float:
+    """Return the steps a second with its best number of workers; 1 where that is not known."""
+    outlook = view.outlooks.get(job.key)
+    if outlook is None:
+        return 1.0
+    most = min(job.max_workers, max(job.min_workers, view.gpus // max(1, job.gpus_per_worker)))
+    return 1 / min(map(outlook.step_seconds, range(job.min_workers, most + 1)))

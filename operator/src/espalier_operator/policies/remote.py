@@ -1,4 +1,7 @@
-"""Asks a policy that another process or thread evaluates, before a plan is made: with a deadline.
+"""Asks a policy that another process or thread evaluates, before a plan is made: with a view as JSON, and a deadline.
+
+The question holds what a policy may know of jobs, nodes and speeds on a cluster, as tables instead of objects. It
+leaves out speeds by type of GPU: whoever is asked leaves types to the planner.
 
 A plan is never made from a view that is older than the answer: the loop looks at the world again after it. Whatever
 goes wrong is put into words, and `fair` decides.
@@ -7,17 +10,137 @@ goes wrong is put into words, and `fair` decides.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
+from espalier_core.files.documents import first_fault
 from espalier_operator.model import Snapshot
 from espalier_operator.policies import Policy
 from espalier_operator.policies.learned import Answer, LearnedPolicy, PolicyFileError, answered, unanswered
 from espalier_operator.policies.snapshot_view import view_of
-from espalier_operator.policies.view import View
+from espalier_operator.policies.view import Candidate, Outlook, Prospect, View
+
+QUESTION_VERSION: Final = 1
+MOST_TOLD: Final = 64
+"""Speeds are sent for at most this many workers of a job; with more it is expected to be as fast as with these."""
+Ask = Callable[[View], Awaitable[Answer]]
+"""Raises `AwayError` and `PolicyFileError`."""
+
+
+class QuestionError(ValueError):
+    """A question cannot be read; the message names the field and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedTable:
+    """What is expected of the speed of a job (`policies.view.Outlook`), as a table."""
+
+    remaining_steps: float
+    tried_workers: int
+    seconds: tuple[float, ...]
+    """Of a step with 1, 2, ... workers."""
+    goodputs: tuple[float, ...]
+    """With 1, 2, ... workers on as few nodes as possible; the same for more nodes."""
+
+    def step_seconds(self, workers: int) -> float:
+        """Return the seconds of one optimizer step with `workers` workers."""
+        return self.seconds[_place(workers, self.seconds)]
+
+    def goodput(self, nodes: int, workers: int) -> float:
+        """Return its progress per second with these workers."""
+        return self.goodputs[_place(workers, self.goodputs)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a policy; the fields are those of `View`."""
+
+    now: float
+    gpus: int
+    jobs: tuple[Candidate, ...]
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outlooks: Mapping[str, SpeedTable] = field(default_factory=dict)
+    prospects: Mapping[str, Prospect] = field(default_factory=dict)
+    gpu_types: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def view(self) -> View:
+        """What the policy sees."""
+        return View(
+            now=self.now,
+            gpus=self.gpus,
+            jobs=self.jobs,
+            nodes=self.nodes,
+            held=self.held,
+            outlooks=self.outlooks,
+            prospects=self.prospects,
+            gpu_types=self.gpu_types,
+            continuous=True,
+        )
+
+    def to_json(self) -> bytes:
+        """Return what `question_of` reads."""
+        body = _QUESTION.dump_python(self, mode="json")
+        return json.dumps({"version": QUESTION_VERSION, **body}, separators=(",", ":")).encode()
+
+
+def question_of(body: bytes) -> Question:
+    """Read what `Question.to_json` wrote. Raises `QuestionError`."""
+    try:
+        raw = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise QuestionError(f"is not complete JSON: {error}") from error
+    if not isinstance(raw, dict) or raw.pop("version", None) != QUESTION_VERSION:
+        raise QuestionError(f"version: is to be {QUESTION_VERSION}; operator and policy server differ in version")
+    try:
+        return _QUESTION.validate_python(raw)
+    except ValidationError as error:
+        raise QuestionError(first_fault(error)) from error
+
+
+def asked(view: View) -> Question:
+    """Return the question who should have what, by a view on a cluster."""
+    largest = max(view.nodes.values(), default=1)
+    keys = {job.key for job in view.jobs}
+    return Question(
+        now=view.now,
+        gpus=view.gpus,
+        jobs=view.jobs,
+        nodes=dict(view.nodes),
+        held={key: nodes for key, nodes in view.held.items() if key in keys},
+        outlooks={
+            job.key: _table(view.outlooks[job.key], job, largest) for job in view.jobs if job.key in view.outlooks
+        },
+        prospects=dict(view.prospects),
+        gpu_types=dict(view.gpu_types),
+    )
+
+
+def _table(outlook: Outlook, job: Candidate, node_gpus: int) -> SpeedTable:
+    counts = range(1, min(job.max_workers, max(job.min_workers, MOST_TOLD)) + 1)
+    return SpeedTable(
+        remaining_steps=outlook.remaining_steps,
+        tried_workers=outlook.tried_workers,
+        seconds=tuple(outlook.step_seconds(workers) for workers in counts),
+        goodputs=tuple(
+            outlook.goodput(max(1, -(-workers * job.gpus_per_worker // max(1, node_gpus))), workers)
+            for workers in counts
+        ),
+    )
+
+
+def _place(workers: int, table: tuple[float, ...]) -> int:
+    return min(max(workers, 1), len(table)) - 1
+
+
+_QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 
 
 class Outcome(StrEnum):
@@ -41,10 +164,6 @@ class Observer(Protocol):
 
     def asked(self, outcome: Outcome, seconds: float) -> None:
         """Record a question and the wall seconds that the plan waited for it."""
-
-
-Ask = Callable[[View], Awaitable[Answer]]
-"""Raises `AwayError` and `PolicyFileError`."""
 
 
 class Asking:

@@ -11,8 +11,7 @@ from functools import cached_property
 from espalier_core.types.measurements import GrowthForecast
 from espalier_operator.model import JobFacts, Node, Role, Snapshot, Worker, WorkerState
 from espalier_operator.policies import Policy
-from espalier_operator.policies.speed_models import outlooks_of
-from espalier_operator.policies.speeds_by_type import MeasuredSpeeds
+from espalier_operator.policies.speed_models import MeasuredSpeeds, outlooks_of
 from espalier_operator.policies.view import ONE, Candidate, Decision, Prospect, Share, View
 
 

@@ -17,7 +17,7 @@ from espalier_lab.scheduling.learned.picture import Picture
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.rounds import Node, Rounds
-from espalier_operator.policies.optimus import OptimusPolicy
+from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 
 Mask = NDArray[np.bool_]

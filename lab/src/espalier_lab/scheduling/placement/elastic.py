@@ -16,7 +16,7 @@ from espalier_lab.scheduling.placement.occupancy import Placed
 from espalier_lab.scheduling.placement.performance import bytes_sent
 from espalier_lab.scheduling.placement.tasks import Arrival, Episode, kinds
 from espalier_lab.simulator.jobs import RESTART_SECONDS
-from espalier_operator.policies.soonest import SoonestPolicy, weights_of
+from espalier_operator.policies.marginal import SoonestPolicy, weights_of
 from espalier_operator.policies.view import Outlook, View
 
 MOST_WORKERS: Final = 8

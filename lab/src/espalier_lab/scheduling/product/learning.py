@@ -32,7 +32,7 @@ from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.rounds import Node, Rounds, answer
 from espalier_operator.policies import Policy
 from espalier_operator.policies.goodput import GoodputPolicy
-from espalier_operator.policies.optimus import OptimusPolicy
+from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 
 _SEARCHED: Final = ("score.option", "stop.offset")

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from espalier_lab.scheduling.product.reader import AllocationFile
 from espalier_operator.policies.learned import PolicyFileError
-from espalier_operator.policies.questions import QuestionError, question_of
+from espalier_operator.policies.remote import QuestionError, question_of
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,7 @@ from espalier_cli.cluster.output import print_table
 from espalier_cli.cluster.standing import job_of, standing
 from espalier_cli.cluster.wording import count, duration, short
 from espalier_core.types.reasons import Reason
-from espalier_operator.model.actions import (
-    Fail,
-)
+from espalier_operator.model.actions import Fail
 
 RUNNING = job("digits", maxReplicas=2, queue="research")
 

@@ -12,9 +12,8 @@ from espalier_cli.main import cli
 from espalier_core.estimates.throughput import StepTime
 from espalier_core.types.reasons import Reason
 from espalier_lab.scheduling.learned.files import read_policy
-from espalier_operator.audit_files import DECISIONS
 from espalier_operator.model import JobFacts, Node, Snapshot, Terms
-from espalier_operator.model.actions import Admit, Finish
+from espalier_operator.model.actions import DECISIONS, Admit, Finish
 
 SPEEDS = tuple(
     StepTime(nodes=1, workers=workers, batch_size=64 // workers, step_seconds=0.2 + 0.8 / workers, sync_seconds=0.0)

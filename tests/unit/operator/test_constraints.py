@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.cluster.label_index import Mentioned
-from espalier_operator.cluster.node_pools import Grouping
+from espalier_operator.cluster.node_pools import Grouping, Mentioned
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
 

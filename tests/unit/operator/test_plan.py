@@ -21,16 +21,7 @@ from espalier_operator.model import (
     Worker,
     WorkerState,
 )
-from espalier_operator.model.actions import (
-    Admit,
-    Fail,
-    Finish,
-    GrantExtra,
-    NoticeReclaim,
-    ReleaseExtra,
-    Requeue,
-    Stop,
-)
+from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue, Stop
 from espalier_operator.model.constraints import RESOURCE_LABEL, Constraints, Taint, Toleration
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy

@@ -15,14 +15,13 @@ from espalier_operator.cluster import free_gpus as buckets
 from espalier_operator.cluster import stock, topology
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.free_gpus import Room, Shelves, choose
-from espalier_operator.cluster.label_index import Mentioned
+from espalier_operator.cluster.headroom import Goods
 from espalier_operator.cluster.node_index import Fleet
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.cluster.resources import Goods
+from espalier_operator.cluster.node_pools import Mentioned, Site
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import Amounts, Constraints
 from espalier_operator.planner import plan
-from espalier_operator.planner.failed_placements import Vain
+from espalier_operator.planner.starting import Vain
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy

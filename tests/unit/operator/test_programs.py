@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from espalier_core.types.program import MAX_VALUES, LogProgress, MetricsProgress
 from espalier_core.types.report import MAX_NAME, Metric
-from espalier_operator.programs import MAX_LINE_BYTES, NOTHING, LineReader, Reading, lines_of, values_of_page
-from espalier_operator.programs.reading import number_of
+from espalier_operator.programs import MAX_LINE_BYTES, NOTHING, LineReader, Reading, lines_of, number_of, values_of_page
 
 PATTERN = LineReader(LogProgress(pattern=r"step (?P<step>\S+)/(?P<steps>\S+)(?:.*loss (?P<loss>\S+))?"))
 KEYS = LineReader(LogProgress.model_validate({"json": {"step": "global_step", "train/loss": "loss"}}))

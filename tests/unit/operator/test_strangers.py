@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.cluster.foreign_pods import served
 from espalier_operator.model import Role, Worker, WorkerState
 from espalier_operator.model.constraints import Constraints, Expression, Term
+from espalier_operator.planner.worker_index import served
 
 PODS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8)), max_size=40)
 

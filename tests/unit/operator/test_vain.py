@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.node_pools import Site
-from espalier_operator.planner.failed_placements import Attempt, Vain
+from espalier_operator.planner.starting import Attempt, Vain
 
 
 def attempt(workers: int, cpu: int, *, gpus: int = 1, group: int = 0, kept: tuple[int, ...] = ()) -> Attempt:

@@ -22,10 +22,9 @@ from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.measured import MeasuredJob
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.rounds import Node
-from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.model import JobFacts, Snapshot, Terms
-from espalier_operator.model.actions import Plan
+from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.policies.settings import configured
 from policy_files import write_giving
 

@@ -20,8 +20,8 @@ from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.measured import MeasuredJob
 from espalier_lab.simulator.rounds import Node
 from espalier_lab.simulator.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, text_of
-from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.model import JobFacts, Snapshot, SnapshotError
+from espalier_operator.model.actions import DECISIONS, EARLIER
 
 FORMAT: Final = "audit"
 

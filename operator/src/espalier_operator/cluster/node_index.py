@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from espalier_operator.cluster.label_index import Mentioned
-from espalier_operator.cluster.node_pools import Grouping
+from espalier_operator.cluster.node_pools import Grouping, Mentioned
 from espalier_operator.cluster.topology import Rack, racks_of
 from espalier_operator.model import Node, host_of
 from espalier_operator.model.constraints import Constraints

@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from espalier_operator.cluster.free_gpus import Key, Shelves
-from espalier_operator.cluster.headroom import UNLIMITED, Rooms
+from espalier_operator.cluster.headroom import UNLIMITED, Goods, Rooms
 from espalier_operator.cluster.node_index import fleet_of
 from espalier_operator.cluster.node_pools import Site
-from espalier_operator.cluster.resources import Goods
 from espalier_operator.cluster.topology import Racks
 from espalier_operator.model import JobFacts, Node, Role, Worker
 from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints

@@ -1,25 +1,77 @@
-"""What an observation means: how much of the budgets is used, which workers ended, which promises were kept.
+"""What an observation means: how much of the budgets is used, which workers ended, which promises were kept. Pure.
 
-Budgets are counted while the leader trains, by the backend's clock. Time that the scheduler did not observe, because it
-was down or the leader vanished, is taken from the leader's own count and from how long its process ran. What a leader
-says may raise the count, and never lowers it: one that says that it ends, and does not, is counted.
+The time budget runs while the job's leader is past its start-up: from the first report of an incarnation with a state
+other than `Starting`, until the leader ends, by the backend's clock. Queueing, starting, importing, back-off between
+restarts and suspension are not counted. A leader that does not get past its start-up, or never reports (its image does
+not use the trainer library), is counted from its start once `Timing.start_up_allowance` is over, so a leader that sends
+no reports does not hold GPUs for free. GPU-seconds are the GPUs held, lent ones included, over the same time.
+
+Figures never decrease. They are stored, so they survive a restart of the scheduler. Time that the scheduler did not
+observe, because it was down or the leader vanished, is taken from the leader's own count and from how long its process
+ran. What a leader says may raise the count, and never lowers it: one that says that it ends, and does not, is counted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
-from espalier_operator.job.budget import Leader, Meter
 from espalier_operator.job.observation import LAST_PHASES, Observation
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.model import Ended, Terms
 from espalier_operator.model.blames import trained_on
+
+
+class Leader(Enum):
+    """The activity of a job's leader, as the budgets distinguish it."""
+
+    ABSENT = auto()
+    STARTING = auto()
+    """Its process runs and has not reported that it trains."""
+    TRAINING = auto()
+    """It adapts, evaluates or trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """The account of one job at a moment of the scheduler's clock. Times in the clock's (budget) seconds."""
+
+    used_seconds: float = 0.0
+    gpu_seconds_used: float = 0.0
+    read_at: float | None = None
+    """When it was last advanced; None before that and after a restart of the scheduler."""
+    starting_since: float | None = None
+    """Since when the leader has been starting, None while it is not."""
+
+    def advance(self, now: float, leader: Leader, gpus: int, allowance: float, reported_seconds: float = 0.0) -> Meter:
+        """Return the account at `now`.
+
+        `leader` is what the leader has done since the last call, `gpus` what the job has held since then;
+        `allowance` is the start-up allowance in the clock's seconds; `reported_seconds` is the leader's own count.
+        """
+        before = now if self.read_at is None else min(self.read_at, now)
+        since = None
+        counted = 0.0
+        if leader is Leader.TRAINING:
+            counted = now - before
+        elif leader is Leader.STARTING:
+            since = before if self.starting_since is None else self.starting_since
+            if now - since >= allowance:
+                late = before - since < allowance
+                counted = now - since if late else now - before
+        used = max(self.used_seconds + counted, reported_seconds)
+        return Meter(
+            used_seconds=used,
+            gpu_seconds_used=self.gpu_seconds_used + gpus * (used - self.used_seconds),
+            read_at=now,
+            starting_since=since,
+        )
 
 
 def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:

@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.model import Snapshot
-from espalier_operator.model.actions import Plan
+from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Final
 from espalier_core.types import environment as names
 from espalier_core.types.reasons import Reason
 from espalier_operator.clock import Clock
-from espalier_operator.job.budget import Leader
+from espalier_operator.job.progress import Leader
 from espalier_operator.local.gpus import CUDA_DEVICES, Gpus, Holder, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.settings import LocalSettings

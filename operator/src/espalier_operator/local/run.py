@@ -17,7 +17,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobPhase
 from espalier_operator.clock import ScaledClock
-from espalier_operator.job.budget import Leader
+from espalier_operator.job.progress import Leader
 from espalier_operator.local.backend import LocalBackend
 from espalier_operator.local.files import STATE_FILE
 from espalier_operator.local.gpus import Gpus

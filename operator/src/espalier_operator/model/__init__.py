@@ -7,19 +7,20 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 
 from espalier_operator.model.blames import Avoided, Blame
 from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
-from espalier_operator.model.nodes import NamespaceLimit, Node, host_of
-from espalier_operator.model.rules import DEFAULT_POLICY, Rules
-from espalier_operator.model.snapshot import SNAPSHOT_VERSION, Snapshot, SnapshotError
-from espalier_operator.model.workers import (
+from espalier_operator.model.nodes import (
     HANGING_SECONDS,
     LEAVING_SECONDS,
     NOWHERE,
+    NamespaceLimit,
+    Node,
     Placement,
     Promise,
     Role,
     Worker,
     WorkerState,
+    host_of,
 )
+from espalier_operator.model.snapshot import DEFAULT_POLICY, SNAPSHOT_VERSION, Rules, Snapshot, SnapshotError
 
 __all__ = [
     "DEFAULT_POLICY",

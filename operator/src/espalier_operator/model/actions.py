@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from fractions import Fraction
+from typing import Any, Final
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import Placement
-from espalier_operator.model.shares import Share
+
+ONE: Final = Fraction(1)
+DECISIONS: Final = "decisions.jsonl"
+EARLIER: Final = "decisions.1.jsonl"
+"""What `DECISIONS` was before it became too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +141,23 @@ class Plan:
     """Why another policy decided in its place, in words; empty: it decided itself."""
     wake_at: float | None
     """The earliest time at which the passing of time alone may change the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a job should have."""
+
+    job: str
+    workers: int
+    """The total number of its workers. With fewer than its base workers the job waits."""
+    spare: int = 0
+    """The number of workers beyond that, while no share needs their GPUs."""
+    weight: Fraction = ONE
+    """Spare GPUs are shared in proportion to it: the smallest number of GPUs over the weight is raised first."""
+    gpu_type: str | None = None
+    """The type of its GPUs, until the decision's `until`; None: any."""
+    nodes: tuple[str, ...] = ()
+    """Preferred node of each of its workers, base workers first; empty: any. The planner follows it for workers that
+    are still to be created, if all of it can be met; running workers do not move."""
+    beside: str | None = None
+    """An earlier share's job, whose GPUs it uses too; None: it has its own."""

@@ -1,11 +1,20 @@
-"""The machines, and what their namespaces may use of them."""
+"""The machines, the workers that hold their GPUs or are to be made, and what namespaces may use of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
 
-from espalier_operator.model.constraints import Constraints, Expression, Taint
+from espalier_core.types import environment
+from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint
+
+LEAVING_SECONDS: Final = 600.0
+"""GPUs of a worker that terminates are waited for if its grace period ends within this time."""
+HANGING_SECONDS: Final = 60.0
+"""So long after the end of its grace period, a worker that terminates is expected to be gone."""
 
 
 def host_of(node: str) -> str:
@@ -92,3 +101,97 @@ class NamespaceLimit:
         """Return whether it holds for pods in these scopes."""
         known = dict(scopes) if self.scopes else {}
         return all(scope.takes(known.get(scope.key)) for scope in self.scopes)
+
+
+class Role(StrEnum):
+    """What a worker is to the scheduler."""
+
+    BASE = environment.Role.BASE.value
+    EXTRA = environment.Role.EXTRA.value
+    FOREIGN = "foreign"
+    """A pod with GPUs that belongs to no job of this operator."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Role | None:
+        return cls.FOREIGN if value == "alien" else None  # as earlier snapshots call it
+
+
+class WorkerState(StrEnum):
+    """The stage of a worker. In every stage it holds the GPUs of the node that it is bound to."""
+
+    GATED = "gated"
+    """It has scheduling gates: it wants no GPUs yet."""
+    PENDING = "pending"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process or pod that holds GPUs, or waits for them while `node` is None."""
+
+    name: str
+    job: str | None
+    """Key of its job, None for a foreign worker."""
+    role: Role
+    index: int = 0
+    """Index among the job's workers of this role; extra workers are removed from the highest index down."""
+    node: str | None
+    gpus: int
+    state: WorkerState
+    gpu_type: str | None = None
+    """The type of GPU that a foreign worker without a node requires."""
+    constraints: Constraints = ANYWHERE
+    """What a foreign worker without a node asks of one."""
+    barred_nodes: int = 0
+    """How many nodes with GPUs for it kube-scheduler refuses for other reasons than `constraints`: affinity to other
+    pods, volumes, ports."""
+    pinned_to: str | None = None
+    """The only node that it may be bound to, chosen by an earlier plan; None: kube-scheduler chooses."""
+    is_rival: bool = False
+    """It is foreign, and a worker of another Espalier's job. Pinned and not bound, it keeps the GPUs of its node from
+    new workers, those too that pods give back which terminate there; and is no reason to reclaim any."""
+    broken: bool = False
+    """One of its GPUs is known to have failed: of extra workers it is the first to be taken where GPUs are lost."""
+    leaves_at: float | None = None
+    """When the grace period of one that terminates ends; None: that is not known, and it is about to."""
+    grace_seconds: float = 0.0
+    """That grace period."""
+
+    def leaves_between(self) -> tuple[float, float]:
+        """Return from when until when its GPUs count as about to be free, if it terminates.
+
+        Whoever deletes a pod chooses its grace period, a year if they like; one that is there long after its end hangs.
+        """
+        if self.leaves_at is None:
+            return -math.inf, math.inf
+        # The clock of the API server need not be ours: what leaves soon is not judged by it.
+        begin = self.leaves_at - LEAVING_SECONDS if self.grace_seconds > LEAVING_SECONDS else -math.inf
+        return begin, self.leaves_at + HANGING_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Until `expires_at` the job counts as holding `extra` extra workers, even where fewer are seen."""
+
+    job: str
+    extra: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The nodes of workers of a job that are to be made, or made again; None: kube-scheduler chooses the node.
+
+    A worker without an entry is not made yet: there are no GPUs for it.
+    """
+
+    base: Mapping[int, str | None] = field(default_factory=dict)
+    """By index."""
+    extra: tuple[str | None, ...] = ()
+    """In any order: extra workers are alike."""
+    moved: frozenset[str] = frozenset()
+    """Names of extra workers that are not bound, and whose node has no room for them any more."""
+
+
+NOWHERE: Final = Placement()

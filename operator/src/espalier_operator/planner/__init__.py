@@ -12,8 +12,8 @@ Invariants, whatever the policy; `tests/unit/operator/test_plan_properties.py` c
     though they are free, the whole job waits again with its budget kept; the latter with back-off. Only a job that
     allows it is stopped, with notice and not before `minRuntimeSeconds`: where its queue has borrowed its GPUs and a
     job waits for their quota, or where the policy preempts and an earlier job waits for them (`preemption`), or its own
-    share is of another type of GPU and there is room for it there, or it has no share and makes that room (`moves`), or
-    its node is about to go.
+    share is of another type of GPU and there is room for it there, or it has no share and makes that room, or its
+    node is about to go.
 5.  Every lent GPU has a holder that has reported, trains and may grow; what it may no longer hold, by its terms or by
     its share, is reclaimed. A GPU is reclaimed by a notice, followed by the holder's acknowledgement or the deadline.
     Only GPUs that no longer exist are released without a notice.

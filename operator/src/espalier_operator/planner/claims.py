@@ -7,7 +7,7 @@ from typing import Final
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.resources import Goods
+from espalier_operator.cluster.headroom import Goods
 from espalier_operator.model import JobFacts, Role
 from espalier_operator.model.actions import Replace, Requeue
 from espalier_operator.model.constraints import Constraints

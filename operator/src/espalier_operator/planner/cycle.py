@@ -12,14 +12,10 @@ from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerState
 from espalier_operator.model.actions import Plan, Requeue, Stop
 from espalier_operator.model.queues import Ledger
-from espalier_operator.planner.avoidance import Avoidance
-from espalier_operator.planner.builder import Record
-from espalier_operator.planner.gpu_type_migration import Moves
-from espalier_operator.planner.job_limits import Settling
-from espalier_operator.planner.lifecycle import ends_by, stop_seconds
-from espalier_operator.planner.places import Places
+from espalier_operator.planner.lifecycle import Record, Settling, ends_by, stop_seconds
+from espalier_operator.planner.places import Avoidance, Places
 from espalier_operator.planner.pool import Pool
-from espalier_operator.planner.preemption import Preemption
+from espalier_operator.planner.preemption import Moves, Preemption
 from espalier_operator.planner.reservations import Holding, Reservations
 from espalier_operator.planner.worker_index import Census
 from espalier_operator.policies import Policy

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from espalier_operator.cluster.capacity import Capacity
-from espalier_operator.cluster.headroom import add, times
+from espalier_operator.cluster.headroom import NOTHING, Goods, add, times
 from espalier_operator.cluster.node_pools import Site
-from espalier_operator.cluster.resources import NOTHING, Goods
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
+from espalier_operator.cluster.headroom import Goods
 from espalier_operator.cluster.node_pools import Site
-from espalier_operator.cluster.resources import Goods
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
+from espalier_operator.model.constraints import Amounts
 from espalier_operator.planner.cycle import Tick
-from espalier_operator.planner.failed_placements import Vain
 from espalier_operator.planner.lifecycle import ends_by
 from espalier_operator.planner.reservations import Holding, Reservation
 
 _Tries = tuple[tuple[str, ...], str | None]
 """Gangs that may use these types of GPUs, of one namespace; None: of all."""
+Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
+"""Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
+_Place = tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]
+"""The groups of nodes of each site, the GPUs of a worker, and what it must not touch."""
 
 
 class _Reserved(NamedTuple):
@@ -206,3 +210,44 @@ class Starting:
         """Return what the workers of a job hold that were placed on `site` since `mark`."""
         goods = Goods(job.terms.gpus_per_worker, site.requests)
         return Holding(site.gpu_type, self._tick.capacity.placed_since(mark), goods)
+
+
+class Vain:
+    """The attempts that were in vain. A start takes GPUs from those after it, and a reclaim brings no more than was
+    counted, so they stay so; except where jobs yield, or a reservation is given up (`hope`).
+    """
+
+    def __init__(self) -> None:
+        """Nothing was."""
+        self._reasons: dict[Attempt, Reason] = {}
+        self._smallest: dict[_Place, list[tuple[Amounts, int]]] = defaultdict(list)
+        """What each worker requested, and how many workers there were."""
+
+    def reason(self, attempt: Attempt) -> Reason | None:
+        """Return why this attempt, or one for an equal gang, was in vain; None: it was not made."""
+        return self._reasons.get(attempt)
+
+    def is_hopeless(self, attempt: Attempt) -> bool:
+        """Return whether a gang that requests no more was in vain."""
+        (site, *_), _, workers, _ = attempt
+        requests = dict(site.requests)
+        return any(
+            workers >= fewest and all(requests.get(name, 0) >= amount for name, amount in least)
+            for least, fewest in self._smallest.get(_place(attempt), ())
+        )
+
+    def add(self, attempt: Attempt, reason: Reason) -> None:
+        """Take note that an attempt was in vain."""
+        (site, *_), _, workers, _ = attempt
+        self._reasons[attempt] = reason
+        if not self.is_hopeless(attempt):
+            self._smallest[_place(attempt)].append((site.requests, workers))
+
+    def hope(self) -> None:
+        """Take note that there may be more GPUs for others than were counted."""
+        self._smallest.clear()
+
+
+def _place(attempt: Attempt) -> _Place:
+    sites, gpus, _, untouchable = attempt
+    return tuple(site.groups for site in sites), gpus, untouchable

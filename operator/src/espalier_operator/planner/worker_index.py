@@ -1,4 +1,8 @@
-"""The workers of a snapshot, sorted in one pass."""
+"""The workers of a snapshot, sorted in one pass, and the pods of others that the planner serves.
+
+Served are pods that wait for GPUs, of a limited number of kinds. Each kind costs a look at all groups of nodes, and a
+kind that names nodes makes groups of them. Whoever may create pods could make the planner slow with thousands of kinds.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Final
 
-from espalier_operator.cluster.foreign_pods import served
 from espalier_operator.model import Role, Worker, WorkerState
 
 _BASE, _EXTRA, _GATED, _TERMINATING = Role.BASE, Role.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
 _JOB: Final = attrgetter("job")
+MOST_KINDS: Final = 100
+"""Pods of further kinds are left to kube-scheduler, which may bind them to free GPUs: none are kept or reclaimed for
+them."""
 
 
 class Census:
@@ -68,3 +74,28 @@ class Census:
             if worker.name in leaving:
                 found[worker.node] += worker.gpus
         return found
+
+
+def served(pods: Iterable[Worker], most: int = MOST_KINDS) -> list[Worker]:
+    """Return the `pods` (each waits for GPUs) of at most `most` kinds; all namespaces have equally many of these.
+
+    Pods are of one kind if nothing tells them apart but their name: type of GPU, GPUs and constraints.
+    """
+    pods = list(pods)
+    kinds: dict[str, dict[object, None]] = defaultdict(dict)  # of each namespace, in the order of its pods
+    for pod in pods:
+        kinds[_namespace(pod)][_kind(pod)] = None
+    if sum(map(len, kinds.values())) <= most:
+        return pods
+    ranked = [(rank, namespace, kind) for namespace, found in sorted(kinds.items()) for rank, kind in enumerate(found)]
+    ranked.sort(key=lambda each: each[:2])
+    chosen = {(namespace, kind) for _, namespace, kind in ranked[:most]}
+    return [pod for pod in pods if (_namespace(pod), _kind(pod)) in chosen]
+
+
+def _namespace(pod: Worker) -> str:
+    return pod.name.partition("/")[0]
+
+
+def _kind(pod: Worker) -> object:
+    return pod.gpu_type, pod.gpus, pod.constraints

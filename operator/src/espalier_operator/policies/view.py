@@ -8,8 +8,8 @@ from enum import Enum
 from fractions import Fraction
 from typing import Any, Final, Protocol
 
-from espalier_operator.model.shares import ONE as ONE
-from espalier_operator.model.shares import Share as Share
+from espalier_operator.model.actions import ONE as ONE
+from espalier_operator.model.actions import Share as Share
 
 LEAST_DONE: Final = 1e-6
 """The part of its work from which on a job's pace counts: what is left of less is any number, even infinity."""

@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from espalier_cli.main import cli
-from espalier_operator.audit_files import DECISIONS, EARLIER
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.model import JobFacts, Node, Snapshot, Terms
-from espalier_operator.model.actions import Plan
+from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy

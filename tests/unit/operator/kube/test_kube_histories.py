@@ -37,9 +37,9 @@ from espalier_operator.model.constraints import ANYWHERE
 from espalier_operator.model.queues import Ledger
 from espalier_operator.planner import lifecycle
 from espalier_operator.planner.admission import Admission
-from espalier_operator.planner.builder import Record
 from espalier_operator.planner.claims import Claims
 from espalier_operator.planner.lending import Lending
+from espalier_operator.planner.lifecycle import Record
 from espalier_operator.planner.starting import Starting
 from espalier_operator.policies import learned
 from espalier_operator.policies.fair import FairPolicy

@@ -18,15 +18,7 @@ from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.model import Ended, JobFacts, Reclaim, Stopping, Terms
-from espalier_operator.model.actions import (
-    Admit,
-    Fail,
-    Finish,
-    GrantExtra,
-    NoticeReclaim,
-    ReleaseExtra,
-    Requeue,
-)
+from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from operator_world.kube_objects import EPOCH
 from operator_world.kube_strategies import actions, states
 

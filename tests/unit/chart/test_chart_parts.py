@@ -12,8 +12,7 @@ from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse,
 from espalier_agent.commands.serve import serve
 from espalier_lab.scheduling.product.__main__ import arguments
 from espalier_operator.kube.process.main import main
-from espalier_operator.kube.process.options import settings_of
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import KubeSettings, settings_of
 from espalier_operator.policies.settings import configured
 
 

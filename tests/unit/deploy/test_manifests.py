@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.process.main import main
-from espalier_operator.kube.process.options import settings_of
+from espalier_operator.kube.settings import settings_of
 from operator_world.kube_objects import kube_job
 
 ROOT = Path(__file__).parents[3]

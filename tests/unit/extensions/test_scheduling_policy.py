@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from espalier_cli.cluster.plan_command import plan as plan_command
-from espalier_operator.kube.process.options import settings_of, settings_options
+from espalier_operator.kube.settings import settings_of, settings_options
 from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.policies import POLICIES
 from espalier_operator.policies.settings import configured

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import Leader, Meter, look
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import JobState, Observation, Timing
 from espalier_operator.job.view import facts_of
 from espalier_operator.local.settings import resumed
 from espalier_operator.model import Ended, Rules, Terms

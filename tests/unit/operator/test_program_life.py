@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.job.observation import End, Incarnation, Observation
 from espalier_operator.job.progress import look
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import facts_of
 from espalier_operator.model import JobFacts, Rules, Terms

@@ -11,8 +11,8 @@ import click
 
 from espalier_cli.cluster.client import connect
 from espalier_operator.kube.inspection import AS_RECORDED
-from espalier_operator.kube.process.options import settings_of
-from espalier_operator.kube.process.options import settings_options as operator_options
+from espalier_operator.kube.settings import settings_of
+from espalier_operator.kube.settings import settings_options as operator_options
 
 EXIT_CODES = """\
 Exit codes: 0 success, 1 the cluster did not answer or refused, 2 an input cannot be used."""

@@ -19,8 +19,7 @@ from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.latencies import Latencies
 from espalier_lab.simulator.rounds import placement_of
 from espalier_operator.job import progress, transitions
-from espalier_operator.job.observation import End, Incarnation, Observation
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
 from espalier_operator.job.view import facts_of
 from espalier_operator.model import JobFacts, Placement, Role, Terms, Worker, WorkerState
 from espalier_operator.model.actions import Action

@@ -17,8 +17,7 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.job.observation import LAST_PHASES, End, Incarnation, Observation
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import LAST_PHASES, End, Incarnation, JobState, Observation, Timing
 from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.model import Blame, Ended, Terms
 from espalier_operator.model.blames import blaming

@@ -22,8 +22,7 @@ from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
-from espalier_operator.job.observation import LAST_PHASES, Observation
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import LAST_PHASES, JobState, Observation, Timing
 from espalier_operator.model import Ended, Terms
 from espalier_operator.model.blames import trained_on
 

@@ -9,9 +9,8 @@ from espalier_core.types.measurements import Measurements
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
-from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import Leader, leader_of
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import JobState, Observation, Timing
 from espalier_operator.model import REFUSALS, JobFacts, Promise, Terms
 
 

@@ -1,19 +1,26 @@
-"""Settings of the operator: one frozen dataclass, a sentence under each field. Times in wall-clock seconds."""
+"""Settings of the operator, a sentence under each field, and the command's options that are generated from them.
+
+Times are in wall-clock seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, TypeVar, get_type_hints
 
+import click
+
+from espalier_core.base import field_docs
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE
 from espalier_operator.job.state import Timing
 from espalier_operator.model import DEFAULT_POLICY, Rules
+from espalier_operator.policies.settings import configured
 
 AS_RECORDED: Final = ""
 """Instead of a policy, for those who only look: the one that the status of the operator's jobs names."""
-
 
 CORDONED: Final = "node.kubernetes.io/unschedulable"
 """The taint of nodes that are cordoned."""
@@ -36,10 +43,20 @@ DEPARTING: Final = (
 """Signs of nodes that are about to go: cluster-autoscaler, Karpenter, and the spot and maintenance notices of AWS (its
 node termination handler), GKE, and AKS (conditions of its node problem detector)."""
 
-
 DEVICE_CLASS: Final = "deviceclass.resource.kubernetes.io/"
 """What the name of a resource begins with that stands for the devices of a DeviceClass: the rest is the class. The name
 is that of Kubernetes (`ResourceDeviceClassPrefix` in k8s.io/api/resource/v1)."""
+NONE = "none"
+MAY_BE_NONE = ("tolerated_taints", "departing_nodes")
+"""Options that have a default, and of which `none` alone means none."""
+F = TypeVar("F", bound=Callable[..., Any])
+_MAY_BE_ZERO = (
+    "grace_seconds",
+    "start_up_allowance_seconds",
+    "persist_seconds",
+    "fair_share_half_life_seconds",
+    "aging_seconds",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,3 +165,76 @@ class KubeSettings:
             restart=self.restart_seconds,
             max_restart=self.max_restart_seconds,
         )
+
+
+ALL = tuple(field.name for field in fields(KubeSettings))
+
+
+def settings_options(command: F, names: Collection[str] = ALL) -> F:
+    """Give `command` one option for each field of `KubeSettings` in `names`, with the field's sentence as its help."""
+    sentences = {name: " ".join(text.replace("`", "").split()) for name, text in field_docs(KubeSettings).items()}
+    types = get_type_hints(KubeSettings)
+    for field in reversed([field for field in fields(KubeSettings) if field.name in names]):
+        many = types[field.name] == tuple[str, ...]
+        command = click.option(
+            f"--{field.name.replace('_', '-')}",
+            field.name,
+            multiple=many,
+            is_flag=types[field.name] is bool,
+            type=types[field.name] if types[field.name] in (float, bool) else str,
+            default=field.default,
+            show_default=field.default not in ((), None),
+            help=sentences[field.name] + (" May be given several times." if many else ""),
+            callback=_check,
+        )(command)
+    return command
+
+
+def settings_of(given: Mapping[str, Any]) -> KubeSettings:
+    """Return the settings among the values of a command's options."""
+    found = {name: given[name] for name in ALL if name in given}
+    return KubeSettings(**found | {name: () for name in MAY_BE_NONE if found.get(name) == (NONE,)})
+
+
+def _is_name(resource: str) -> bool:
+    domain, _, name = resource.partition("/")
+    return bool(domain and name) and "/" not in name
+
+
+def _check(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuse what cannot be meant; an empty text where nothing is possible means nothing."""
+    name = str(parameter.name)
+    if isinstance(value, float):
+        least = "0 or more" if name in _MAY_BE_ZERO else "more than 0"
+        if not math.isfinite(value) or value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+            raise click.BadParameter(f"{value:g} seconds cannot be; give {least}", context, parameter)
+    elif value == "":
+        if get_type_hints(KubeSettings)[name] is str:
+            raise click.BadParameter("is empty; leave the option out for its default", context, parameter)
+        return None
+    elif isinstance(value, list | tuple) and "" in value:
+        raise click.BadParameter("one of its values is empty; leave that out", context, parameter)
+    elif name == "other_gpu_resources" and (wrong := [each for each in value if not _is_name(each)]):
+        raise click.BadParameter(f"{wrong[0]!r} is not DOMAIN/NAME, as in amd.com/gpu", context, parameter)
+    elif name == "gpu_resource" and str(value).startswith(DEVICE_CLASS):
+        raise click.BadParameter(f"{value!r} is a DeviceClass; give it to --other-gpu-resources", context, parameter)
+    elif (
+        name in ("agent_url", "traces_endpoint")
+        and value is not None
+        and not str(value).startswith(("http://", "https://"))
+    ):
+        raise click.BadParameter(f"{value!r} is no URL; write http://HOST:PORT", context, parameter)
+    elif name in ("controller_name", "gpu_resource", "gpu_type_label") and "/" not in str(value):
+        raise click.BadParameter(
+            f"{value!r} has no domain; write DOMAIN/NAME, as in nvidia.com/gpu", context, parameter
+        )
+    elif name == "policy":
+        try:
+            configured(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+    elif name == "image_pull_policy" and value not in (None, "Always", "IfNotPresent", "Never"):
+        raise click.BadParameter(f"{value!r} is none; give Always, IfNotPresent or Never", context, parameter)
+    elif name == "trainer_user" and value is not None and not (str(value).isdecimal() and int(value)):
+        raise click.BadParameter(f"{value!r} is no user; give a number above 0, or nothing", context, parameter)
+    return value

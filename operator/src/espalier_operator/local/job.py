@@ -18,9 +18,8 @@ from espalier_core.types.signal import allocation_document
 from espalier_core.types.status import JobPhase
 from espalier_operator.job import ends, progress, transitions
 from espalier_operator.job.conditions import phase_of
-from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import Leader
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import JobState, Observation, Timing
 from espalier_operator.job.status import Wall, allocation_of, memory_of
 from espalier_operator.job.view import facts_of
 from espalier_operator.local.files import (

@@ -15,7 +15,7 @@ from espalier_core.causes import cause_in
 from espalier_core.types import environment as names
 from espalier_core.types.reasons import Reason
 from espalier_operator.clock import Backoff
-from espalier_operator.job.observation import End, Incarnation
+from espalier_operator.job.state import End, Incarnation
 from espalier_operator.local.files import TRAINER_LOG, size, tail
 from espalier_operator.local.gpus import CUDA_DEVICES
 from espalier_operator.local.process import Process

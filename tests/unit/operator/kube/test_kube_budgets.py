@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobStatus
-from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import Leader, leader_of, turning_points
-from espalier_operator.job.state import JobState
+from espalier_operator.job.state import JobState, Observation
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings

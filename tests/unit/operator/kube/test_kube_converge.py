@@ -12,9 +12,8 @@ import pytest
 from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus
-from espalier_operator.job.observation import Observation
 from espalier_operator.job.progress import turning_points
-from espalier_operator.job.state import Grant, JobState
+from espalier_operator.job.state import Grant, JobState, Observation
 from espalier_operator.job.status import utc
 from espalier_operator.job.transitions import after
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from espalier_operator.kube.process.health import Address
 from espalier_operator.kube.process.lease import LeaseTimes
 from espalier_operator.kube.process.main import main
-from espalier_operator.kube.process.options import settings_of, settings_options
-from espalier_operator.kube.settings import KubeSettings
+from espalier_operator.kube.settings import KubeSettings, settings_of, settings_options
 
 
 @click.command(context_settings={"auto_envvar_prefix": "ESPALIER_OPERATOR"})

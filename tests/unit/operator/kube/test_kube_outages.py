@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.job import progress, view
-from espalier_operator.job.observation import Incarnation, Observation
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import Incarnation, JobState, Observation, Timing
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings

@@ -16,8 +16,8 @@ from espalier_core.k8s.scraping import AUTHENTICATIONS, NOBODY_ASKED
 from espalier_operator.kube.objects.names import LEASE_NAME
 from espalier_operator.kube.process.health import Address
 from espalier_operator.kube.process.lease import LEASE_SECONDS, SHORTEST_LEASE_SECONDS
-from espalier_operator.kube.process.options import settings_of, settings_options
 from espalier_operator.kube.process.service import Invocation, run_operator
+from espalier_operator.kube.settings import settings_of, settings_options
 
 TEXT, JSON = "text", "json"
 _EXITS = """Exit codes: 0 stopped by SIGTERM or SIGINT; 1 a fault of the program; 2 options that are not valid;

@@ -14,8 +14,7 @@ from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress
 from espalier_operator.job.conditions import Observed, status_of, status_of_invalid
-from espalier_operator.job.observation import Observation
-from espalier_operator.job.state import JobState
+from espalier_operator.job.state import JobState, Observation
 from espalier_operator.job.status import memory_of, state_of, utc
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import Trouble, facts_of, held_by, promise_of

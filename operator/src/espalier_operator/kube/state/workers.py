@@ -8,8 +8,7 @@ from typing import Final
 
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
-from espalier_operator.job.observation import End, Incarnation, Observation
-from espalier_operator.job.state import JobState, Timing
+from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod

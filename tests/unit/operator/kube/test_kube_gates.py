@@ -122,7 +122,7 @@ def test_no_budget_runs_before_all_base_workers_run(
         gated = sum(now < fate.ungated for fate in fates)
         facts = story.look(now)
         full = max(0.0, now - story.complete_at)
-        assert story.state.used_seconds <= full + 1e-6
+        assert story.state.used_seconds <= full + 1e-4  # a status keeps microseconds, rounded at each restart
         assert story.state.gpu_seconds_used <= len(fates) * full + 1e-3
         assert facts.gpus_held == len(fates) - gated
         assert story.state.incomplete == (not story.state.trained and now < story.complete_at)
@@ -134,7 +134,7 @@ def test_no_budget_runs_before_all_base_workers_run(
         event("all ran")
         last = now - story.state.used_seconds
         assert story.state.trained
-        assert last <= max(story.complete_at, 0.0) + max(wait for wait, _ in looks) + 1e-6, "then it runs"
+        assert last <= max(story.complete_at, 0.0) + max(wait for wait, _ in looks) + 1e-4, "then it runs"
 
 
 @given(st.lists(fates, min_size=1, max_size=4), st.floats(0.0, 1000.0), st.integers(0, 2))

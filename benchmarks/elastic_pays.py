@@ -38,7 +38,7 @@ from paying.measuring import measure
 from paying.runs import Head, Run, Runs, draw, kept_costs, lines
 from paying.training import Setting, prepare_process, train
 
-from espalier_cli.timeline import parse_moment
+from espalier_cli.run import parse_moment
 from espalier_core.types.job import ElasticBatch
 from espalier_trainer.data import load_data
 

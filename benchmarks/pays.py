@@ -26,7 +26,7 @@ from harness.runs import DefaultPolicy, job_of, parser, run_all
 from harness.statistics import Paired, mean_and_deviation, paired
 from matplotlib.figure import Figure
 
-from espalier_cli.timeline import parse_moment
+from espalier_cli.run import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.growth.collect.training import WallScheduler

@@ -34,7 +34,7 @@ from matplotlib.figure import Figure
 from reclaiming.arms import ARMS, Case, Run, run_seed
 from reclaiming.costs import Prices, forward_share
 
-from espalier_cli.timeline import parse_moment
+from espalier_cli.run import parse_moment
 from espalier_lab.growth.collect.cost import measure_cost, parse_cost
 from espalier_trainer.data import load_data
 

@@ -9,7 +9,7 @@ import click
 
 from espalier_cli.errors import INSTALL, InputError, check_trainer
 from espalier_cli.extensions import installed_commands
-from espalier_cli.picture_option import drawing, picture_option
+from espalier_cli.options import drawing, picture_option
 from espalier_cli.tables import plain_console
 from espalier_core.console import LazyGroup, RealRange
 from espalier_core.files.documents import DocumentError

@@ -1,18 +1,44 @@
-"""stdout and stderr of a command that works for hours: their reader may go, or their disk fill up, meanwhile."""
+"""What a command that works for hours writes to the terminal.
+
+`Terminal` outlasts a reader that goes and a disk that fills up, `Prints` shows what a job's code prints, and
+`Silences` says what a job is doing of which nothing has been printed for long.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from rich.console import Console
+from rich.text import Text
+
+from espalier_core.types.report import TrainerPhase
+from espalier_operator.local.run import JobView
+
 _READER_GONE: Final = (errno.EPIPE, errno.EIO)
 """Of a pipe, and of a terminal that was closed."""
+_LOGGED: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ ")
+"""The beginning of a line that the trainer has logged: the events on the terminal say the same."""
+_MOST: Final = 10
+"""Lines that are shown at a time; a script that prints at every step must not bury everything else."""
+_MOST_BYTES: Final = 1 << 20
+FIRST_SECONDS: Final = 30.0
+"""Silence before the first line; each further one comes after twice as long."""
+_DOING: Final = {
+    None: "starting up: it imports, loads data, builds the model, or looks for places to grow",
+    TrainerPhase.STARTING: "starting up: it loads data, builds the model, or looks for places to grow",
+    TrainerPhase.ADAPTING: "growing",
+    TrainerPhase.EVALUATING: "evaluating",
+}
 
 
 class Terminal:
@@ -83,3 +109,68 @@ class _Lasting:
             self._stream.flush()
         except OSError as error:
             self._terminal.failed(self._stream, error)
+
+
+class Prints:
+    """Reads the log of one job from where it is now."""
+
+    def __init__(self, job: str, log: Path) -> None:
+        self._job, self._log = job, log
+        try:
+            self._place = log.stat().st_size
+        except OSError:  # there is none yet; a folder that cannot be is for whoever makes it to report
+            self._place = 0
+        self._begun = b""
+        """The last line, as long as it has no end."""
+        self._shown: set[str] = set()
+
+    def skip(self, text: str) -> None:
+        """Take note that `text` is on the terminal already, and need not be shown again."""
+        self._shown.add(text)
+
+    def show(self, console: Console, *, ended: bool = False) -> None:
+        """Print the lines that have come since; with `ended`, also one that has no end."""
+        lines = self._new(ended)
+        for line in lines[:_MOST]:
+            console.print(Text(f"{self._job}  | {line}"), soft_wrap=True)
+        if len(lines) > _MOST:
+            console.print(Text(f"{self._job}  | ... {len(lines) - _MOST} more lines in {self._log}"), soft_wrap=True)
+
+    def _new(self, ended: bool) -> list[str]:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._place)
+                content = file.read(_MOST_BYTES)
+        except OSError:
+            content = b""
+        self._place += len(content)
+        *whole, self._begun = (self._begun + content).split(b"\n")
+        if ended:
+            whole, self._begun = [*whole, self._begun], b""
+        texts = (line.decode(errors="replace").rstrip("\r").rpartition("\r")[2].rstrip() for line in whole)
+        return [text for text in texts if text and not _LOGGED.match(text) and text not in self._shown]
+
+
+class Silences:
+    """Since when nothing was printed of each job."""
+
+    def __init__(self, jobs: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._heard = dict.fromkeys(jobs, clock())
+        self._next = dict.fromkeys(self._heard, FIRST_SECONDS)
+
+    def heard(self, job: str) -> None:
+        """Take in that something was printed of a job."""
+        if job in self._heard:
+            self._heard[job], self._next[job] = self._clock(), FIRST_SECONDS
+
+    def lines(self, views: Iterable[JobView]) -> Iterator[tuple[str, str]]:
+        """Yield name and line of the jobs that have been silent for long and hold GPUs."""
+        for view in views:
+            if not view.gpus:
+                self.heard(view.name)
+            silent = self._clock() - self._heard.get(view.name, self._clock())
+            if silent >= self._next.get(view.name, FIRST_SECONDS):
+                self._next[view.name] *= 2
+                doing = _DOING.get(view.doing, f"training, at step {view.step:,}")
+                yield view.name, f"nothing new for {silent:.0f} s; {doing}"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from espalier_cli.cluster.client import connect
-from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError, cluster_error
+from espalier_cli.cluster.client import ClusterError, ForbiddenError, NotFoundError, cluster_error, connect
 from espalier_cli.errors import InputError
 from espalier_cli.main import cli
 from espalier_core.k8s.errors import Call, InsecureError, Status, UnreachableError, error_of

@@ -28,8 +28,8 @@ from cluster_objects import (
 )
 
 from espalier_cli.cluster.case import Case, case_of
-from espalier_cli.cluster.explanation import explanation
-from espalier_cli.cluster.fetch import View
+from espalier_cli.cluster.client import View
+from espalier_cli.cluster.explain_command import explanation
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
 from espalier_core.k8s.lists import Listing

@@ -18,10 +18,9 @@ from cluster_objects import (
     worker,
 )
 
-from espalier_cli.cluster.jobs_table import COLUMNS, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
-from espalier_cli.cluster.output import print_table
+from espalier_cli.cluster.list_command import COLUMNS, WIDE_COLUMNS, entry_of, row_of, sorted_jobs
+from espalier_cli.cluster.output import count, duration, print_table, short
 from espalier_cli.cluster.standing import job_of, standing
-from espalier_cli.cluster.wording import count, duration, short
 from espalier_core.types.reasons import Reason
 from espalier_operator.model.actions import Fail
 

@@ -23,8 +23,7 @@ from cluster_objects import (
 )
 from ruamel.yaml import YAML
 
-from espalier_cli.cluster.decisions import rows_of, says
-from espalier_cli.cluster.shares import described_share, share_rows
+from espalier_cli.cluster.decisions import described_share, rows_of, says, share_rows
 from espalier_cli.main import cli
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_lab.scheduling.learned.files import Serves

@@ -26,7 +26,7 @@ from cluster_objects import (
 )
 
 from espalier_cli.cluster.options import settings_options
-from espalier_cli.policy_option import policy_option
+from espalier_cli.options import policy_option
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator

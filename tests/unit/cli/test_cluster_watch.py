@@ -9,10 +9,9 @@ import pytest
 from cluster_objects import NOW, Object, acted, adaptation, admitted, job, looked_at, report, time, worker
 from rich.console import Console
 
-from espalier_cli.cluster.events import Event, event_of
 from espalier_cli.cluster.narration import Line, Narrator, row_of, verdict
-from espalier_cli.cluster.standing import job_of
-from espalier_cli.cluster.watch_display import JsonWatch, LiveWatch, PlainWatch
+from espalier_cli.cluster.standing import Event, event_of, job_of
+from espalier_cli.cluster.watch_command import JsonWatch, LiveWatch, PlainWatch
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.objects.events import events
 from espalier_operator.model.actions import Finish, GrantExtra

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from espalier_cli.not_grown import why_not_grown
+from espalier_cli.run_command import why_not_grown
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Arm
 from espalier_core.types.result import AllocationRecord, RunResult

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from espalier_cli.prints import Prints
+from espalier_cli.terminal import Prints
 
 
 def test_new_lines_are_shown_once_without_the_librarys_own(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from espalier_cli.silence import Silences
+from espalier_cli.terminal import Silences
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase

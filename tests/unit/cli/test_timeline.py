@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier_cli.timeline import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
+from espalier_cli.run import TimelineError, parse_arrival, parse_departure, parse_moment, require_in_time
 from espalier_operator.local.settings import GpuChange
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from espalier_cli.cluster.events import Event
-from espalier_cli.cluster.fetch import View
-from espalier_cli.cluster.standing import Job, job_of
+from espalier_cli.cluster.client import View
+from espalier_cli.cluster.standing import Event, Job, job_of
 from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, PODS
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_core.types.report import Report

@@ -1,18 +1,16 @@
-"""The command `espalier explain`."""
+"""The command `espalier explain`: where a job stands, why, what would change it, and what it came to so far."""
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
 from espalier_cli.cluster.case import Case, case_of
-from espalier_cli.cluster.client import Cluster
-from espalier_cli.cluster.errors import ClusterError, ForbiddenError, NotFoundError
-from espalier_cli.cluster.events import Event, event_of, is_about
-from espalier_cli.cluster.explanation import explanation
-from espalier_cli.cluster.fetch import fetch_for_job
+from espalier_cli.cluster.causes import particulars
+from espalier_cli.cluster.client import Cluster, ClusterError, ForbiddenError, NotFoundError, fetch_for_job
+from espalier_cli.cluster.decisions import described_share, says
 from espalier_cli.cluster.options import (
     EXIT_CODES,
     cluster_options,
@@ -20,11 +18,19 @@ from espalier_cli.cluster.options import (
     output_option,
     settings_options,
 )
-from espalier_cli.cluster.output import print_data, print_heading
-from espalier_cli.cluster.standing import phase, standing
-from espalier_cli.policy_option import policy_option
+from espalier_cli.cluster.output import count, duration, of_type, print_data, print_heading
+from espalier_cli.cluster.remedies import remedy_for
+from espalier_cli.cluster.standing import Event, event_of, is_about, newest, phase, score_of, standing
+from espalier_cli.display import progress_of
+from espalier_cli.options import policy_option
 from espalier_core.k8s.resources import EVENTS, JOBS
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_core.types.report import BATCH_METRIC, RATE_FACTOR_METRIC, Adaptation, AdaptationSource
 from espalier_operator.kube.inspection import KubeSettings
+from espalier_operator.policies.settings import configured
+
+EVENTS_SHOWN = 10
+ADAPTATIONS_SHOWN = 10
 
 
 @click.command(epilog=EXIT_CODES)
@@ -108,3 +114,215 @@ def events_of(cluster: Cluster, case: Case) -> list[Event]:
     found = [event_of(raw) for raw in own.items if is_about(raw, job.uid)]
     uid = None if case.leader is None else case.leader.uid
     return found + [event_of(raw) for raw in pod.items if uid is not None and is_about(raw, uid)]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its sentences."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+def explanation(case: Case) -> list[Section]:
+    """Return what there is to say, the most important first; sections with nothing to say are left out."""
+    sections = (
+        Section("Where it stands", tuple(_standing(case))),
+        Section("What would change it", tuple(_remedy(case))),
+        Section("Time budget", tuple(_budget(case))),
+        Section("GPUs", tuple(_allocation(case))),
+        Section("Scheduling policy", tuple(_policy(case))),
+        Section("Training", tuple(_training(case))),
+        Section("Adaptations", tuple(_adaptations(case))),
+        Section("Events", tuple(_events(case))),
+    )
+    return [section for section in sections if section.lines]
+
+
+def _standing(case: Case) -> list[str]:
+    job, why = case.job, standing(case.job)
+    since = "" if why.since is None else f", for {duration(case.now - why.since)}"
+    reason = "" if why.reason is None else f" {why.reason}:"
+    lines = [f"{job.key} is {phase(job)}{since}.{reason} {why.message.rstrip('.')}."]
+    return lines + particulars(case, why.reason)
+
+
+def _remedy(case: Case) -> list[str]:
+    job, reason = case.job, standing(case.job).reason
+    lines = []
+    if reason is not None:
+        queue = str(job.spec.get("queue") or "default")
+        program = job.spec.get("program") is not None
+        remedy = remedy_for(
+            reason, name=job.name, namespace=job.namespace, leader=case.leader_name, queue=queue, program=program
+        )
+        lines = [remedy.text, *(f"$ {command}" for command in remedy.commands)]
+    if case.decided is not None and job.outcome is None:
+        lines.append(f"As things are now, the scheduler's next decision is that it {says(case.decided, case.now)}.")
+    if case.blind:
+        lines.append(f"The cluster's GPUs could not be looked at: {case.blind}.")
+    return lines
+
+
+def _budget(case: Case) -> list[str]:
+    job = case.job
+    used = job.status.time_budget.used_seconds
+    if case.facts is not None:
+        used = max(used, case.facts.used_at(case.now))
+    left = max(0.0, job.budget_seconds - used)
+    if job.outcome is not None:
+        lines = [f"It used {duration(used)} of {duration(job.budget_seconds)}."]
+    else:
+        lines = [f"{duration(left)} left of {duration(job.budget_seconds)}."]
+        if case.facts is not None and not case.facts.training:
+            lines[0] += " It is counted only while its leader trains."
+    whole = job.spec.get("gpuSecondsBudget")
+    if whole is not None:
+        lines.append(f"{job.status.time_budget.gpu_seconds_used:.0f} of {whole:g} GPU-seconds used.")
+    return lines
+
+
+def _allocation(case: Case) -> list[str]:
+    status = case.job.status
+    allocation, kept = status.allocation, status.scheduling
+    if not allocation.generation:
+        return []
+    direction = "" if allocation.direction == "none" else f", {allocation.direction}"
+    text = (
+        f"Allocation {allocation.generation}: {count(allocation.replicas, 'worker')}, {count(allocation.gpus, 'GPU')}"
+        f"{of_type(kept.gpu_type)}{direction}{f', {allocation.reason}' if allocation.reason else ''}"
+    )
+    lines = [text + _acknowledgement(case)]
+    if kept.extra:
+        lines.append(f"{kept.extra} of the workers {'is' if kept.extra == 1 else 'are'} lent.")
+    if kept.reclaim is not None:
+        by = duration(kept.reclaim.deadline.timestamp() - case.now)
+        lines.append(f"It is to be down to {count(kept.reclaim.extra, 'extra worker')} in {by}.")
+    return lines
+
+
+def _policy(case: Case) -> list[str]:
+    if case.facts is None or case.snapshot is None or case.plan is None:
+        return []
+    text = case.snapshot.rules.policy
+    return described_share(case.facts.key, case.plan, configured(text), text) + _expected_gain(case)
+
+
+def _expected_gain(case: Case) -> list[str]:
+    forecast = case.job.status.measurements.growth
+    if forecast is None or case.job.outcome is not None:
+        return []
+    if forecast.gain <= 0:
+        return ["Growing is expected to gain it nothing any more, so it does not need extra workers for that."]
+    return [
+        f"Growing is expected to gain {forecast.gain:.3f} of final accuracy ({forecast.low:.3f} to "
+        f"{forecast.high:.3f}), by extra workers for {duration(forecast.seconds)}."
+    ]
+
+
+def _acknowledgement(case: Case) -> str:
+    if case.job.outcome is not None or case.job.status.scheduling.admitted_at is None:
+        return "."
+    if case.job.spec.get("program") is not None:
+        return "."
+    if case.report is None:
+        return "; its leader has sent no report."
+    generation = case.job.status.allocation.generation
+    if case.report.acknowledged_generation >= generation:
+        return "; acknowledged by its leader."
+    return f"; its leader has acknowledged {case.report.acknowledged_generation} and not this one yet."
+
+
+def _batch_size(case: Case) -> list[str]:
+    """Say what the trainer of a job with `batch: Goodput` has chosen, and by which noise."""
+    figures = {metric.name: metric.value for metric in case.job.status.training.metrics}
+    if BATCH_METRIC not in figures:
+        return []
+    factor, noise = figures.get(RATE_FACTOR_METRIC, 1.0), case.job.status.measurements.gradient
+    scale = "not known yet" if noise is None or noise.noise_scale is None else f"{noise.noise_scale:,.0f} examples"
+    return [
+        f"Batch size {figures[BATCH_METRIC]:,.0f}, chosen by goodput; learning rate times {factor:.2f}; "
+        f"noise scale of the gradients {scale}."
+    ]
+
+
+def _training(case: Case) -> list[str]:
+    status = case.job.status
+    training = status.training
+    lines = []
+    if training.depth:
+        score = score_of(case.job)
+        reached = "" if score is None else f", {score}"
+        when = ""
+        if training.last_updated_time is not None and case.job.outcome is None:
+            when = f"; reported {duration(case.now - training.last_updated_time.timestamp())} ago"
+        lines.append(
+            f"Epoch {training.epoch}, step {training.step:,}{reached}, depth {training.depth}, "
+            f"{training.parameters:,} parameters{when}."
+        )
+        lines += _batch_size(case)
+    elif case.job.spec.get("program") is not None:
+        lines += _read_of_program(case)
+    if status.restarts:
+        taken = f", {status.preemptions} of them preempted" if status.preemptions else ""
+        last = f"; the last time: {status.scheduling.last_failure}" if status.scheduling.last_failure else ""
+        lines.append(f"Its leader was started again {count(status.restarts, 'time')}{taken}{last}.")
+    if status.last_checkpoint_time is not None and case.job.outcome is None:
+        age = duration(case.now - status.last_checkpoint_time.timestamp())
+        lines.append(f"The last checkpoint is {age} old.")
+    return lines
+
+
+def _read_of_program(case: Case) -> list[str]:
+    """Say what was read of a program, and when."""
+    training = case.job.status.training
+    if training.last_updated_time is None:
+        reads = (case.job.spec.get("program") or {}).get("progress")
+        return ["It is a program; nothing was read of its progress yet."] if reads else []
+    done = None if training.done_percentage is None else training.done_percentage / 100
+    epoch = f"epoch {training.epoch}, " if training.epoch else ""
+    when = duration(case.now - training.last_updated_time.timestamp())
+    text = f"{epoch}{progress_of(training.step, done, training.metrics)}".removesuffix(", ")
+    return [f"{text[:1].upper()}{text[1:]}{'' if case.job.outcome is not None else f'; read {when} ago'}."]
+
+
+def _adaptations(case: Case) -> list[str]:
+    found = case.job.status.adaptations
+    lines = [adaptation_line(adaptation) for adaptation in found[-ADAPTATIONS_SHOWN:]]
+    if len(found) > ADAPTATIONS_SHOWN:
+        lines.insert(0, f"{count(len(found) - ADAPTATIONS_SHOWN, 'earlier one')} left out.")
+    return lines
+
+
+def adaptation_line(adaptation: Adaptation) -> str:
+    """Say what was advised or tried, how sure the policy was, and what became of it."""
+    likely = sorted(adaptation.probabilities.items(), key=lambda item: -item[1])[:3]
+    sure = f" ({', '.join(f'{action} {chance:.2f}' for action, chance in likely)})" if likely else ""
+    verb = "tried" if adaptation.source is AdaptationSource.MEASUREMENT else "advised"
+    when = f"At {duration(adaptation.used_seconds)}"
+    text = f"{when}: {adaptation.decider} {verb} {adaptation.action}{sure}: {adaptation.result}"
+    if adaptation.depth_after != adaptation.depth_before:
+        text += (
+            f", depth {adaptation.depth_before} -> {adaptation.depth_after}, parameters "
+            f"{adaptation.parameters_before:,} -> {adaptation.parameters_after:,}"
+        )
+    if adaptation.before is not None and adaptation.after is not None:
+        text += f", {adaptation.before} -> {adaptation.after.shown}"
+    if adaptation.timed:
+        text += f", {adaptation.timed}"
+    text += f", in {duration(adaptation.seconds)}"
+    if adaptation.reason is Reason.TRIAL_NOT_BETTER:
+        text += f"; {SENTENCES[adaptation.reason]}"
+    elif adaptation.reason is not None:
+        text += f"; {adaptation.reason}, decided by the {adaptation.source}"
+    return f"{text}{f' ({adaptation.message})' if adaptation.message else ''}."
+
+
+def _events(case: Case) -> list[str]:
+    lines = []
+    for event in newest(case.events, EVENTS_SHOWN):
+        about = "" if event.about == case.job.name else f" on {event.about}"
+        often = f" ({event.times} times)" if event.times > 1 else ""
+        mark = "warning: " if event.warning else ""
+        lines.append(f"{duration(case.now - event.at)} ago{about}: {mark}{event.reason}: {event.message}{often}")
+    return lines

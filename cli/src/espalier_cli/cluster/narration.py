@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from espalier_cli.cluster.events import Event
-from espalier_cli.cluster.jobs_table import score_of
-from espalier_cli.cluster.standing import Job, phase, standing
-from espalier_cli.cluster.wording import count, duration
+from espalier_cli.cluster.output import count, duration
+from espalier_cli.cluster.standing import Event, Job, phase, score_of, standing
 from espalier_cli.display import PLAIN_PROGRESS_EVERY, JobRow, brief
 from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.kube.inspection import events

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import click
 
-from espalier_cli.cluster.client import Cluster
-from espalier_cli.cluster.decisions import COLUMNS, document_of, rows_of, wakes
-from espalier_cli.cluster.fetch import fetch
+from espalier_cli.cluster.client import Cluster, fetch
+from espalier_cli.cluster.decisions import COLUMNS, SHARE_COLUMNS, document_of, rows_of, share_rows, wakes
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
-from espalier_cli.cluster.output import print_data, print_table
-from espalier_cli.cluster.shares import SHARE_COLUMNS, share_rows
-from espalier_cli.cluster.wording import count
+from espalier_cli.cluster.output import count, print_data, print_table
 from espalier_cli.errors import InputError
-from espalier_cli.policy_option import policy_option
+from espalier_cli.options import policy_option
 from espalier_core.console import RealRange
 from espalier_core.counts import repeated
 from espalier_core.files.documents import write_text_atomically

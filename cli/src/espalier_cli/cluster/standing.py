@@ -1,7 +1,8 @@
-"""Where a job stands and why, read from the object that the API server has of it. Pure."""
+"""Where a job stands and why, read from what the API server has: the job itself and the Events about it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from espalier_core.k8s.resources import Raw
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import Condition, ConditionStatus, ConditionType, JobStatus
+from espalier_core.types.task import Score, score_in
 from espalier_operator.kube.inspection import parse_status
 
 FINISHED = (ConditionType.COMPLETE, ConditionType.FAILED)
@@ -107,3 +109,51 @@ def standing(job: Job) -> Standing:
 
 def _unless_true(condition: Condition | None) -> Condition | None:
     return None if condition is None or condition.status is ConditionStatus.TRUE else condition
+
+
+def score_of(job: Job) -> Score | None:
+    """Return the score on the test split, before the end that on the validation split, where it is reported."""
+    metrics = {metric.name: metric.value for metric in job.status.training.metrics}
+    return score_in(metrics, "test") or score_in(metrics, "validation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One Event."""
+
+    uid: str
+    about: str
+    """Name of the job or the pod that it is about."""
+    at: float
+    """When it last happened, epoch seconds."""
+    reason: str
+    message: str
+    warning: bool
+    times: int
+    """How often."""
+
+
+def event_of(raw: Raw) -> Event:
+    """Return an Event, read."""
+    metadata, about, series = raw["metadata"], raw.get("involvedObject") or {}, raw.get("series") or {}
+    times = (series.get("lastObservedTime"), raw.get("lastTimestamp"), raw.get("eventTime"))
+    at = next((time for time in times if time), metadata["creationTimestamp"])
+    return Event(
+        uid=metadata["uid"],
+        about=about.get("name", ""),
+        at=datetime.fromisoformat(at).timestamp(),
+        reason=raw.get("reason") or "",
+        message=" ".join((raw.get("message") or "").split()),
+        warning=raw.get("type") == "Warning",
+        times=int(series.get("count") or raw.get("count") or 1),
+    )
+
+
+def is_about(raw: Raw, uid: str) -> bool:
+    """Return whether an Event is about the object of this UID: one of the same name may have been there before."""
+    return bool((raw.get("involvedObject") or {}).get("uid", uid) == uid)
+
+
+def newest(events: Iterable[Event], most: int) -> list[Event]:
+    """Return the `most` newest, oldest first."""
+    return sorted(events, key=lambda event: event.at)[-most:]

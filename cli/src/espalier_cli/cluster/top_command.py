@@ -7,12 +7,10 @@ from typing import Any
 
 import click
 
-from espalier_cli.cluster.client import Cluster
-from espalier_cli.cluster.fetch import Lists, fetch
+from espalier_cli.cluster.client import Cluster, Lists, fetch
 from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_option, settings_options
-from espalier_cli.cluster.output import Row, print_data, print_heading, print_table
+from espalier_cli.cluster.output import Row, count, print_data, print_heading, print_table, short
 from espalier_cli.cluster.usage import AvoidedUse, JobUse, TypeUse, avoided, others, use_by_job, use_by_type, why_not
-from espalier_cli.cluster.wording import count, short
 from espalier_core.k8s.resources import NODES
 from espalier_operator.kube.inspection import KubeSettings, parse_node, seen_by_operator
 

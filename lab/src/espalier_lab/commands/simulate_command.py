@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from espalier_cli.errors import InputError
-from espalier_cli.picture_option import drawing, picture_option
+from espalier_cli.options import drawing, picture_option
 from espalier_core.types.job import BasePreemption
 from espalier_lab.commands.simulation_report import Run, document, print_report, title_of
 from espalier_lab.commands.simulation_shadow import documents_of, policies_with, print_shadows, shadows_of

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from pydantic import ValidationError
 
-from espalier_cli.timeline import TimelineError, parse_moment
+from espalier_cli.run import TimelineError, parse_moment
 from espalier_core.console import INTERRUPTED, SEEDS, CommandError, RealRange
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.job import AdaptiveTrainingJob

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from espalier_cli.errors import InputError
-from espalier_cli.picture_option import drawing, picture_option
+from espalier_cli.options import drawing, picture_option
 from espalier_cli.tables import plain_console
 from espalier_core.console import RealRange
 from espalier_lab.growth.judge.options import shares

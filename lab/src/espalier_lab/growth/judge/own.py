@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from espalier_cli.timeline import TimelineError, parse_moment
+from espalier_cli.run import TimelineError, parse_moment
 from espalier_core.base import Strict
 from espalier_core.files.documents import first_fault
 from espalier_core.types.job import DatasetSpec, ModelSpec, OptimizerSpec

@@ -1,7 +1,7 @@
-"""The option that names a file for a picture, and how its errors are reported.
+"""Options that several commands share: a file for a picture, and a scheduling policy with its settings.
 
-The file is checked before a command begins, since some train for hours. A command draws last, after it has printed its
-results: a disk can still be full.
+The file is checked before a command begins, since some train for hours. A command draws last, after it has printed
+its results: a disk can still be full.
 """
 
 from __future__ import annotations
@@ -46,3 +46,27 @@ def drawing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"--picture: {path}: cannot be written: {error.strerror or error}") from error
+
+
+def policy_option(help_text: str, default: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option `--policy NAME[:KEY=VALUE,...]` that takes any registered scheduling policy."""
+    return click.option(
+        "--policy",
+        metavar="NAME[:KEY=VALUE,...]",
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+        callback=_known,
+    )
+
+
+def _known(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    from espalier_operator.policies.settings import configured  # takes long to import
+
+    # Not a `click.Choice`: it would look through all installed packages at every start of the command.
+    if value is not None:
+        try:
+            configured(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), context, parameter) from error
+    return value

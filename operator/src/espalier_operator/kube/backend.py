@@ -3,7 +3,7 @@
 1. `watch.informer` puts what the API server sends into `watch.store`, and wakes the loop.
 2. `loop.Loop.tick` calls `observe`. Each `state.managed_job` looks at its pods and its report (`job.progress`), and
    `snapshot.assemble` makes one snapshot of all jobs.
-3. `plan.plan` decides, by the scheduling policy.
+3. `planner.plan` decides, by the scheduling policy.
 4. `apply` changes the state of a job for each action (`job.transitions.after`).
 5. `planned` queues the jobs that have something to write or to do (`apply.workqueue`).
 6. `apply.writer` writes the status of a job first, and then takes the steps that its state calls for (`apply.steps`).

@@ -60,12 +60,12 @@ class Place:
         for archive in (root / "tests/freeze/inputs.tar.xz", data / "pollux.tar.gz", data / "gavel.tar.gz"):
             with tarfile.open(archive) as file:
                 file.extractall(folder, filter="data")
+        (folder / ".venv").symlink_to(root / ".venv")  # as the job of the own loop names its interpreter
         (self._espalier,) = importlib.metadata.entry_points(group="console_scripts", name="espalier")
         chart = re.search(r"^version: (\S+)", (root / "charts/espalier/Chart.yaml").read_text(), re.M)
         assert self._espalier.dist is not None
         assert chart is not None
         self._versions = {self._espalier.dist.version, chart[1]}
-        os.environ["FREEZE_ROOT"] = str(root)
 
     def normal(self, text: str) -> str:
         """Return a text without what depends on the folder, the time or the version."""
@@ -326,61 +326,8 @@ def learners(at: Place) -> Items:
             agent.terminate()
 
 
-LOOP: Final = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-from espalier_trainer.own import join
-torch.manual_seed(0)
-x = torch.randn(480, 8)
-y = (x.sum(1) > 0).long() + (x[:, 0] > 0).long()
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-loop, loader = join(model, optimizer, DataLoader(TensorDataset(x, y), batch_size=24, shuffle=True), rates)
-with open("losses.txt", "w") as file:
-    for epoch in loop.epochs(6):
-        for features, targets in loader:
-            loss = nn.functional.cross_entropy(model(features), targets)
-            optimizer.zero_grad()
-            loop.backward(loss)
-            optimizer.step()
-            file.write(f"{epoch} {loss.item().hex()}\\n")
-        rates.step()
-"""
-JOB: Final = """
-apiVersion: espalier.dev/v1alpha1
-kind: AdaptiveTrainingJob
-metadata: {name: loop}
-spec:
-  timeBudgetSeconds: 600
-  adaptation: {mode: "Off"}
-  checkpoint: {path: /checkpoints, intervalSeconds: 300}
-  template:
-    spec:
-      containers: [{name: t, command: [PYTHON, FOLDER/loop.py], resources: {limits: {nvidia.com/gpu: 1}}}]
-"""
-NETS: Final = """
-import torch
-from torch import nn
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
-    def forward(self, x):
-        return x + self.mlp(self.norm(x))
-def net():
-    return nn.Sequential(nn.Linear(4, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 3))
-def batch():
-    return torch.ones(2, 4)
-def pictures():
-    return torch.ones(2, 3, 64, 64)
-"""
-
-
 def training(at: Place) -> Items:
     """Losses bit for bit: digits and a small GPT in virtual time, judged and collected growths, an own loop."""
-    (at.folder / "corpus.txt").write_text("".join(f"{n} and {n + 1} are {2 * n + 1}. " for n in range(400)))
     gpt = {
         "task": "LanguageModel",
         "model": {"name": "gpt", "options": {"width": 16}},
@@ -396,14 +343,12 @@ def training(at: Place) -> Items:
     yield "gpt", at.call(lambda: virtual(gpt, "AddBlock", "blocks.0"))
     digits = ("--start-at", "30%", "--decisions", 1, "--time", "virtual", "--step-cost", "2,0.6,0.5,0.2")
     more = ("--time-budget", 0.4, "--work-dir", "w", "-o", "table.json")
-    yield "collect", at.espalier("agent", "collect", at.root / "examples/digits.yaml", *digits, *more)
+    yield "collect", at.espalier("agent", "collect", "digits.yaml", *digits, *more)
     yield "table", (at.folder / "table.json").read_text()
     judged = ("--budget", 40, "--seeds", 1, "--most", 2, "--parallel", 1, "--work-dir", "judged", "--json")
     yield "judge", at.espalier("agent", "judge", "--model", "digits", "--dataset", "digits", *judged)
     for number, path in enumerate(sorted((at.folder / "judged").rglob("*.json"))):
         yield f"judged {number}", path.read_text()
-    (at.folder / "loop.py").write_text(LOOP)
-    (at.folder / "job.yaml").write_text(JOB.replace("PYTHON", sys.executable).replace("FOLDER", str(at.folder)))
     ran = at.espalier("run", "job.yaml", "--simulate", "--gpus", 1, "--no-agent", "--output", "run", "--json")
     yield "own loop", next(iter([*at.folder.rglob("losses.txt")]), at.folder / "stderr").read_text()
     yield (
@@ -443,7 +388,6 @@ def virtual(spec: dict[str, Any], kind: str = "Deepen", target: str = "") -> Non
 
 def zoo(at: Place) -> Items:
     """Growth points, and by how much growing changes what models of others compute."""
-    (at.folder / "freeze_nets.py").write_text(NETS)
     named = {"net": ("freeze_nets:net", "batch"), "resnet18": ("torchvision.models:resnet18", "pictures")}
     named["mobilenet"] = ("torchvision.models:mobilenet_v3_small", "pictures")
     for name, (model, example) in named.items():

@@ -33,7 +33,7 @@ from espalier_lab.rewriting.engine.costs import Sums
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.engine.rules import BY_NAME
-from espalier_lab.rewriting.nets import NETS
+from espalier_lab.rewriting.learned.nets import NETS
 
 QUICK = ("handwritten", "repvgg-like")
 SHORT_PAIRS = 3

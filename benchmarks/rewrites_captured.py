@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from espalier_lab.rewriting.engine import Costs, RewritesRefusedError, apply, capture, search, verify
 from espalier_lab.rewriting.engine.matching import Matches
-from espalier_lab.rewriting.nets import NETS
+from espalier_lab.rewriting.learned.nets import NETS
 from espalier_trainer.net2net.modules import ExampleInput
 
 Built = tuple[nn.Module, ExampleInput]

@@ -33,7 +33,10 @@ import torch
 from harness.printed import environment, progress, rendered
 from rewrites_learned import DRAWS, NETS, Reference, interval
 
-from espalier_lab.rewriting.dreaming import (
+from espalier_lab.rewriting.engine import Found
+from espalier_lab.rewriting.engine.search import SEARCHES, at_random
+from espalier_lab.rewriting.learned import Settings, learn, walks
+from espalier_lab.rewriting.learned.dreaming import (
     Awake,
     Dream,
     Judged,
@@ -44,12 +47,9 @@ from espalier_lab.rewriting.dreaming import (
     learn_world,
     record,
 )
-from espalier_lab.rewriting.engine import Found
-from espalier_lab.rewriting.engine.search import SEARCHES, at_random
-from espalier_lab.rewriting.environment import Action
-from espalier_lab.rewriting.learning import Settings, learn, walks
-from espalier_lab.rewriting.learning.learnable import Policy
-from espalier_lab.rewriting.learning.rollout import play
+from espalier_lab.rewriting.learned.environment import Action
+from espalier_lab.rewriting.learned.learnable import Policy
+from espalier_lab.rewriting.learned.rollout import play
 
 WALKS: Final = 16
 """Drawn walks that a policy is judged by."""

@@ -33,9 +33,9 @@ from rewritten.cases import Case, Sizes, case_of
 from espalier_core.files.documents import json_lines
 from espalier_lab.rewriting.engine import Costs, Found
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
-from espalier_lab.rewriting.environment import RewritesEnvironment
-from espalier_lab.rewriting.families import FAMILIES, member
-from espalier_lab.rewriting.learning import Settings, learn, walks
+from espalier_lab.rewriting.learned import Settings, learn, walks
+from espalier_lab.rewriting.learned.environment import RewritesEnvironment
+from espalier_lab.rewriting.learned.families import FAMILIES, member
 
 NETS: Final = ("handwritten", "repvgg-like", "squeezenet", "resnet50", "inception")
 BEAM: Final = 1500

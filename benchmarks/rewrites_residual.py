@@ -6,10 +6,10 @@
 For each net, the cheapest `--candidates` of the different graphs of random walks are all measured twice, in interleaved
 pairs of training steps (CPU seconds): by one half plans are chosen, by the other half they are judged. *all* measures
 every candidate. The others measure a third of them: *table* the cheapest by the table, *random* any, *residual* what
-`espalier_lab.rewriting.residual` chooses with the plans of other nets (of other families, *unseen*), *alone* without
-any. The model stays as it is where no plan gains. *loss*: log of the gain of the plan of *all* over that of the chosen
-one, both judged, as a percentage, the mean over nets and seeds with a 95 % interval over nets (Student's t). *equal*:
-nets where it is at most 1 %.
+`espalier_lab.rewriting.learned.residual` chooses with the plans of other nets (of other families, *unseen*), *alone*
+without any. The model stays as it is where no plan gains. *loss*: log of the gain of the plan of *all* over that of the
+chosen one, both judged, as a percentage, the mean over nets and seeds with a 95 % interval over nets (Student's t).
+*equal*: nets where it is at most 1 %.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rewritten.ranks import walked
 from espalier_lab.rewriting.engine import Costs, capture
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.engine.search import State
-from espalier_lab.rewriting.families import member
-from espalier_lab.rewriting.residual import Measured, choose
+from espalier_lab.rewriting.learned.families import member
+from espalier_lab.rewriting.learned.residual import Measured, choose
 
 FAMILIES: Final = ("handwritten", "repvgg-like", "inception")
 """Those in which there is something to choose."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_lab.rewriting.engine import Comparison, Costs, Errors, Graph, Plan, apply, capture, compare, verify
-from espalier_lab.rewriting.nets import NETS
+from espalier_lab.rewriting.learned.nets import NETS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import espalier_lab.scheduling.placement as placement
 __all__ = ["placement"]
 
 warnings.warn(
-    "espalier_lab.scheduling.placement is now espalier_lab.scheduling.placement; the old name goes with release 0.3",
+    "espalier_scheduling.placement is now espalier_lab.scheduling.placement; the old name goes with release 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

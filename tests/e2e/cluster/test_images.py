@@ -99,6 +99,19 @@ def test_an_image_is_restricted_and_holds_no_more_than_it_runs(space: Space, par
     assert ("torch" in found["packages"]) == (part != "operator")
 
 
+LABORATORY = {
+    "trainer": "from espalier_trainer.training.execution import rewriter; rewriter()",
+    "agent": "import espalier_lab.scheduling.product.__main__",
+}
+"""What an image uses of the laboratory."""
+
+
+@pytest.mark.parametrize("part", LABORATORY)
+def test_what_an_image_uses_of_the_laboratory_is_there(space: Space, part: str) -> None:
+    space.apply(pod(part, "use", command=["python", "-c", LABORATORY[part]]))
+    ended(space, "use")
+
+
 def test_the_operator_is_small(space: Space) -> None:
     sizes = {
         name: image["sizeBytes"]

@@ -17,8 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from espalier_lab.rewriting import IllegalActionError, RewritesEnvironment
-from espalier_lab.rewriting.dreaming import (
+from espalier_lab.rewriting.engine import Costs, apply, verify
+from espalier_lab.rewriting.learned import IllegalActionError, RewritesEnvironment, Settings, walks
+from espalier_lab.rewriting.learned.dreaming import (
     Awake,
     Controller,
     Dream,
@@ -30,18 +31,16 @@ from espalier_lab.rewriting.dreaming import (
     learn_world,
     record,
 )
-from espalier_lab.rewriting.dreaming.blocks import Block, mask_of
-from espalier_lab.rewriting.dreaming.controller import Thought
-from espalier_lab.rewriting.dreaming.memory import HIDDEN, Foretold, Memory, State
-from espalier_lab.rewriting.dreaming.mind import MIND_SIZE
-from espalier_lab.rewriting.dreaming.mixture import Mixture
-from espalier_lab.rewriting.dreaming.vision import LATENT
-from espalier_lab.rewriting.dreaming.world import _descended
-from espalier_lab.rewriting.engine import Costs, apply, verify
-from espalier_lab.rewriting.environment import FORBIDDEN, LOCATIONS, STOP
-from espalier_lab.rewriting.learning import Settings, walks
-from espalier_lab.rewriting.learning.rollout import Episode, play
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.learned.dreaming.controller import Thought
+from espalier_lab.rewriting.learned.dreaming.memory import HIDDEN, Foretold, Memory, State
+from espalier_lab.rewriting.learned.dreaming.mind import MIND_SIZE
+from espalier_lab.rewriting.learned.dreaming.mixture import Mixture
+from espalier_lab.rewriting.learned.dreaming.vision import LATENT
+from espalier_lab.rewriting.learned.dreaming.world import _descended
+from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, STOP
+from espalier_lab.rewriting.learned.rollout import Episode, play
+from espalier_lab.rewriting.learned.seen import Seen
 
 TINY = WorldSettings(seeing=2, remembering=2)
 HORIZON = 8

@@ -13,10 +13,10 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
-from espalier_lab.rewriting import NETS, IllegalActionError, RewritesEnvironment
 from espalier_lab.rewriting.engine import Costs, apply, capture, verify
-from espalier_lab.rewriting.environment import STOP
-from espalier_lab.rewriting.nets import Net
+from espalier_lab.rewriting.learned import NETS, IllegalActionError, RewritesEnvironment
+from espalier_lab.rewriting.learned.environment import STOP
+from espalier_lab.rewriting.learned.nets import Net
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def net() -> Net:
 
 
 def test_the_environment_is_as_gymnasium_asks(net: Net) -> None:
-    environment = gymnasium.make("espalier_lab.rewriting:espalier/Rewrites-v0", net=net, illegal="penalize")
+    environment = gymnasium.make("espalier_lab.rewriting.learned:espalier/Rewrites-v0", net=net, illegal="penalize")
     check_env(environment.unwrapped, skip_render_check=True)
 
 

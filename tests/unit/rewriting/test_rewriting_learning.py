@@ -11,16 +11,15 @@ import torch
 from drawn_models import row_model
 from torch import Tensor
 
-from espalier_lab.rewriting import RewritesEnvironment
 from espalier_lab.rewriting.engine import Costs, apply, capture, search, verify
 from espalier_lab.rewriting.engine.search import State
-from espalier_lab.rewriting.environment import LOCATIONS, STOP
-from espalier_lab.rewriting.families import member
-from espalier_lab.rewriting.learning import RewritePolicy, Settings, learn, walks
-from espalier_lab.rewriting.learning.rollout import play
-from espalier_lab.rewriting.learning.seen import Batch, Seen
-from espalier_lab.rewriting.nets import Net
-from espalier_lab.rewriting.residual import Measured, choose
+from espalier_lab.rewriting.learned import RewritePolicy, RewritesEnvironment, Settings, learn, walks
+from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
+from espalier_lab.rewriting.learned.families import member
+from espalier_lab.rewriting.learned.nets import Net
+from espalier_lab.rewriting.learned.residual import Measured, choose
+from espalier_lab.rewriting.learned.rollout import play
+from espalier_lab.rewriting.learned.seen import Batch, Seen
 
 
 @pytest.fixture(scope="module")

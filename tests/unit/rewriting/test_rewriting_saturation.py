@@ -16,7 +16,7 @@ from rewritten.extraction import by_greedy_graph, by_tree, exact
 
 from espalier_lab.rewriting.engine import Costs, capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.nets import Handwritten, Reparametrised
+from espalier_lab.rewriting.learned.nets import Handwritten, Reparametrised
 
 MERGED = {
     "root": [(0.0, ("a", "b"))],

@@ -17,7 +17,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_lab.rewriting.engine import SEARCHES, Costs, apply, capture, search, verify
-from espalier_lab.rewriting.nets import repvgg
+from espalier_lab.rewriting.learned.nets import repvgg
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.nccl import DeviceSums

@@ -101,5 +101,5 @@ def rewriter() -> Rewriter:
         return REWRITERS.load("rewrites")()
     except RegistryError as error:
         raise RewritesRefusedError(
-            "adaptation.optimise: no installed package rewrites steps; install espalier-lab, or set it to Off"
+            f"adaptation.optimise: steps cannot be rewritten here ({error}); install espalier-lab, or set it to Off"
         ) from error

@@ -12,12 +12,12 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from espalier_core.illegal_actions import RAISE, checked
-from espalier_lab.rewriting.dreaming.blocks import mask_of
-from espalier_lab.rewriting.dreaming.mind import Known, Mind, mind_space
-from espalier_lab.rewriting.dreaming.world import World
 from espalier_lab.rewriting.engine.search import HORIZON
-from espalier_lab.rewriting.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.dreaming.blocks import mask_of
+from espalier_lab.rewriting.learned.dreaming.mind import Known, Mind, mind_space
+from espalier_lab.rewriting.learned.dreaming.world import World
+from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
+from espalier_lab.rewriting.learned.seen import Seen
 
 
 class Dream(gymnasium.Env[Known, Action]):

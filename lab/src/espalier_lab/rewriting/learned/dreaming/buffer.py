@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from espalier_lab.rewriting.environment import RewritesEnvironment
-from espalier_lab.rewriting.learning.learnable import Policy, Scores
-from espalier_lab.rewriting.learning.rollout import Episode, play
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.environment import RewritesEnvironment
+from espalier_lab.rewriting.learned.learnable import Policy, Scores
+from espalier_lab.rewriting.learned.rollout import Episode, play
+from espalier_lab.rewriting.learned.seen import Seen
 
 STOPPING: Final = 0.05
 """Probability that a random walk stops before a rewrite, so that a world model sees what stopping does."""

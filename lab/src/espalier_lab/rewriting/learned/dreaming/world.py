@@ -12,11 +12,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier_agent.learners.rollouts import descend
-from espalier_lab.rewriting.dreaming.blocks import Block, mask_of
-from espalier_lab.rewriting.dreaming.memory import Memory
-from espalier_lab.rewriting.dreaming.vision import LATENT, Vision
-from espalier_lab.rewriting.learning.rollout import Episode
-from espalier_lab.rewriting.learning.seen import Batch, Seen
+from espalier_lab.rewriting.learned.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.learned.dreaming.memory import Memory
+from espalier_lab.rewriting.learned.dreaming.vision import LATENT, Vision
+from espalier_lab.rewriting.learned.rollout import Episode
+from espalier_lab.rewriting.learned.seen import Batch, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from espalier_lab.rewriting.environment import Action
-from espalier_lab.rewriting.learning.learnable import Policy, S
+from espalier_lab.rewriting.learned.environment import Action
+from espalier_lab.rewriting.learned.learnable import Policy, S
 
 
 @dataclass

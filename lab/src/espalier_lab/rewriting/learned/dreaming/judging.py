@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier_lab.rewriting.dreaming.blocks import Block
-from espalier_lab.rewriting.dreaming.world import World
-from espalier_lab.rewriting.learning.rollout import Episode
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.dreaming.blocks import Block
+from espalier_lab.rewriting.learned.dreaming.world import World
+from espalier_lab.rewriting.learned.rollout import Episode
+from espalier_lab.rewriting.learned.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 
 from espalier_lab.rewriting.engine.plans import Plan
 from espalier_lab.rewriting.engine.search import CANDIDATES, Found
-from espalier_lab.rewriting.environment import Action, RewritesEnvironment
-from espalier_lab.rewriting.learning.learnable import Policy
+from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
+from espalier_lab.rewriting.learned.learnable import Policy
 
 
 def walks(environment: gymnasium.Env[Any, Action], policy: Policy[Any], *, evaluations: int, seed: int = 0) -> Found:

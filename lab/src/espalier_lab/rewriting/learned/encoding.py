@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
-from espalier_lab.rewriting.learning.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
+from espalier_lab.rewriting.learned.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
 
 WHOLE_SIZE: Final = 2 * STATE_SIZE + WHOLE_FEATURES
 """Numbers of a whole graph."""

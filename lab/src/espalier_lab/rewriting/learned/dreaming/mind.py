@@ -10,11 +10,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier_lab.rewriting.dreaming.blocks import coded
-from espalier_lab.rewriting.dreaming.memory import HIDDEN, Foretold, State
-from espalier_lab.rewriting.dreaming.vision import LATENT
-from espalier_lab.rewriting.dreaming.world import World
-from espalier_lab.rewriting.environment import Action
+from espalier_lab.rewriting.learned.dreaming.blocks import coded
+from espalier_lab.rewriting.learned.dreaming.memory import HIDDEN, Foretold, State
+from espalier_lab.rewriting.learned.dreaming.vision import LATENT
+from espalier_lab.rewriting.learned.dreaming.world import World
+from espalier_lab.rewriting.learned.environment import Action
 
 MIND_SIZE: Final = LATENT + HIDDEN
 """Numbers of a mind: z_t, then h."""

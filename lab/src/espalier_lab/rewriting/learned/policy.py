@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from espalier_agent.policies.message_passing import STATE_SIZE
-from espalier_lab.rewriting.environment import STOP
-from espalier_lab.rewriting.learning.encoding import WHOLE_SIZE, GraphEncoder, pooled
-from espalier_lab.rewriting.learning.learnable import EAGER, Policy, Scores
-from espalier_lab.rewriting.learning.seen import Batch, Seen
+from espalier_lab.rewriting.learned.encoding import WHOLE_SIZE, GraphEncoder, pooled
+from espalier_lab.rewriting.learned.environment import STOP
+from espalier_lab.rewriting.learned.learnable import EAGER, Policy, Scores
+from espalier_lab.rewriting.learned.seen import Batch, Seen
 
 HIDDEN: Final = 64
 RULE_SIZE: Final = 16

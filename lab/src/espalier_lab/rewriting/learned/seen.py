@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier_lab.rewriting.environment import STOP, Observation
-from espalier_lab.rewriting.features import FEATURES
+from espalier_lab.rewriting.learned.environment import STOP, Observation
+from espalier_lab.rewriting.learned.features import FEATURES
 
 NODE_FEATURES: Final = FEATURES + 1
 """Those of the environment, and the root of the share of the cost: most shares are a percent or less."""

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from espalier_lab.rewriting.nets import Handwritten, Net, repvgg, torchvision_net
+from espalier_lab.rewriting.learned.nets import Handwritten, Net, repvgg, torchvision_net
 
 
 def member(family: str, number: int) -> Net:

@@ -18,8 +18,8 @@ from espalier_lab.rewriting.engine import Costs, Plan, capture
 from espalier_lab.rewriting.engine.matching import Match
 from espalier_lab.rewriting.engine.rules import RULES
 from espalier_lab.rewriting.engine.search import HORIZON, State
-from espalier_lab.rewriting.features import FEATURES, Row, edges, is_shown, row
-from espalier_lab.rewriting.nets import NETS, Net
+from espalier_lab.rewriting.learned.features import FEATURES, Row, edges, is_shown, row
+from espalier_lab.rewriting.learned.nets import NETS, Net
 
 ENVIRONMENT_ID: Final = "espalier/Rewrites-v0"
 

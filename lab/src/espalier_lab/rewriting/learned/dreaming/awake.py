@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from espalier_lab.rewriting.dreaming.mind import Known, Mind, mind_space
-from espalier_lab.rewriting.dreaming.world import World
-from espalier_lab.rewriting.environment import Action, RewritesEnvironment
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.dreaming.mind import Known, Mind, mind_space
+from espalier_lab.rewriting.learned.dreaming.world import World
+from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
+from espalier_lab.rewriting.learned.seen import Seen
 
 
 class Awake(gymnasium.Wrapper[Any, Action, Any, Action]):

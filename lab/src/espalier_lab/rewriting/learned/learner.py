@@ -14,10 +14,10 @@ from torch import Tensor
 
 from espalier_agent.learners.ppo import advantages, clipped_loss, entropy
 from espalier_agent.learners.rollouts import descend
-from espalier_lab.rewriting.environment import Action, RewritesEnvironment
-from espalier_lab.rewriting.learning.learnable import Policy
-from espalier_lab.rewriting.learning.policy import RewritePolicy
-from espalier_lab.rewriting.learning.rollout import Episode, play
+from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
+from espalier_lab.rewriting.learned.learnable import Policy
+from espalier_lab.rewriting.learned.policy import RewritePolicy
+from espalier_lab.rewriting.learned.rollout import Episode, play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.dreaming.blocks import ACTION_SIZE
-from espalier_lab.rewriting.environment import LOCATIONS, STOP
-from espalier_lab.rewriting.learning.encoding import WHOLE_SIZE, GraphEncoder
-from espalier_lab.rewriting.learning.seen import WHOLE_FEATURES, Batch, Seen
+from espalier_lab.rewriting.learned.dreaming.blocks import ACTION_SIZE
+from espalier_lab.rewriting.learned.encoding import WHOLE_SIZE, GraphEncoder
+from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
+from espalier_lab.rewriting.learned.seen import WHOLE_FEATURES, Batch, Seen
 
 LATENT: Final = 32
 """Numbers of a graph, as in the thesis."""

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.dreaming.awake import Awake
-from espalier_lab.rewriting.dreaming.dream import Dream
-from espalier_lab.rewriting.dreaming.mind import MIND_SIZE, Known
-from espalier_lab.rewriting.environment import LOCATIONS, STOP, Action
-from espalier_lab.rewriting.learning.learnable import EAGER, Policy, Scores
-from espalier_lab.rewriting.learning.learner import OnUpdate, Settings, ignored, practise
+from espalier_lab.rewriting.learned.dreaming.awake import Awake
+from espalier_lab.rewriting.learned.dreaming.dream import Dream
+from espalier_lab.rewriting.learned.dreaming.mind import MIND_SIZE, Known
+from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP, Action
+from espalier_lab.rewriting.learned.learnable import EAGER, Policy, Scores
+from espalier_lab.rewriting.learned.learner import OnUpdate, Settings, ignored, practise
 
 _HIDDEN: Final = 64
 

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.dreaming.blocks import ACTION_SIZE
-from espalier_lab.rewriting.dreaming.mixture import Mixture
-from espalier_lab.rewriting.dreaming.vision import LATENT
-from espalier_lab.rewriting.environment import LOCATIONS, STOP
+from espalier_lab.rewriting.learned.dreaming.blocks import ACTION_SIZE
+from espalier_lab.rewriting.learned.dreaming.mixture import Mixture
+from espalier_lab.rewriting.learned.dreaming.vision import LATENT
+from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
 
 HIDDEN: Final = 256
 GAUSSIANS: Final = 8

@@ -9,12 +9,12 @@ environment: those that are recorded are all that it costs.
 >>> walks(Awake(environment, world), controller, evaluations=40).plan
 """
 
-from espalier_lab.rewriting.dreaming.awake import Awake
-from espalier_lab.rewriting.dreaming.buffer import Uniform, record
-from espalier_lab.rewriting.dreaming.controller import Controller, learn_controller
-from espalier_lab.rewriting.dreaming.dream import Dream
-from espalier_lab.rewriting.dreaming.judging import Judged, judged
-from espalier_lab.rewriting.dreaming.world import World, WorldSettings, learn_world
+from espalier_lab.rewriting.learned.dreaming.awake import Awake
+from espalier_lab.rewriting.learned.dreaming.buffer import Uniform, record
+from espalier_lab.rewriting.learned.dreaming.controller import Controller, learn_controller
+from espalier_lab.rewriting.learned.dreaming.dream import Dream
+from espalier_lab.rewriting.learned.dreaming.judging import Judged, judged
+from espalier_lab.rewriting.learned.dreaming.world import World, WorldSettings, learn_world
 
 __all__ = [
     "Awake", "Controller", "Dream", "Judged", "Uniform", "World", "WorldSettings",

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.environment import Action
+from espalier_lab.rewriting.learned.environment import Action
 
 EAGER: Final = 3.0
 """What the score of stopping is lowered by at first, so that the first episodes are longer than a few steps."""

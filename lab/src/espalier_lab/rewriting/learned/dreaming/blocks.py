@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier_lab.rewriting.environment import LOCATIONS, STOP
-from espalier_lab.rewriting.learning.rollout import Episode
-from espalier_lab.rewriting.learning.seen import Seen
+from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
+from espalier_lab.rewriting.learned.rollout import Episode
+from espalier_lab.rewriting.learned.seen import Seen
 
 ACTION_SIZE: Final = STOP + 1 + LOCATIONS
 """Numbers of an action: its rule and its location, one-hot."""

@@ -18,7 +18,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from espalier_lab.rewriting.engine.rules import RULES
 from espalier_lab.rewriting.engine.search import State
-from espalier_lab.rewriting.features import KINDS
+from espalier_lab.rewriting.learned.features import KINDS
 
 TREES: Final = 50
 OWN_WEIGHT: Final = 4.0

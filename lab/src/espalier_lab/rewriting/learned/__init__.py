@@ -1,0 +1,40 @@
+"""Rewriting computation graphs as a Gymnasium environment, the models that it is judged on, and a policy learned in it.
+
+Importing this package registers the environment:
+
+    >>> import gymnasium
+    >>> environment = gymnasium.make("espalier_lab.rewriting.learned:espalier/Rewrites-v0", net="handwritten")
+    >>> observation, info = environment.reset(seed=0)
+    >>> rule = environment.np_random.choice(info["rule_mask"].nonzero()[0])
+    >>> place = environment.np_random.choice(info["location_mask"][rule].nonzero()[0])
+    >>> observation, reward, terminated, truncated, info = environment.step((rule, place))
+
+A policy is learned by PPO on tables of costs, and used in the place of a search:
+
+    >>> policy = learn({"handwritten": [RewritesEnvironment("handwritten")]}, Settings(), seed=0)
+    >>> walks(RewritesEnvironment("handwritten"), policy, evaluations=40).plan
+
+The version in the name rises with anything that changes what is learned here.
+"""
+
+import gymnasium
+
+from espalier_core.illegal_actions import IllegalActionError
+from espalier_lab.rewriting.learned.environment import ENVIRONMENT_ID, RewritesEnvironment
+from espalier_lab.rewriting.learned.learner import Settings, learn
+from espalier_lab.rewriting.learned.nets import NETS
+from espalier_lab.rewriting.learned.policy import RewritePolicy
+from espalier_lab.rewriting.learned.walking import walks
+
+__all__ = [
+    "ENVIRONMENT_ID",
+    "NETS",
+    "IllegalActionError",
+    "RewritePolicy",
+    "RewritesEnvironment",
+    "Settings",
+    "learn",
+    "walks",
+]
+
+gymnasium.register(id=ENVIRONMENT_ID, entry_point="espalier_lab.rewriting.learned:RewritesEnvironment")

@@ -35,8 +35,7 @@ from harness.printed import Columns, columned, described, progress
 from torch import Tensor, nn
 
 from espalier_trainer.net2net import WideningGroup, widen, widening_groups
-from espalier_trainer.net2net.widening.groups import apply_in_place
-from espalier_trainer.net2net.widening.replication import Replication
+from espalier_trainer.net2net.widening.groups import Replication, apply_in_place
 
 WIDTHS = ((32, 48), (256, 512), (512, 1024))
 REPEATS = 15

@@ -20,8 +20,7 @@ from espalier_trainer.net2net.block.insertion import add_blocks
 from espalier_trainer.net2net.block.points import tried_places
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
 from espalier_trainer.net2net.modules import as_arguments, mode, undisturbed
-from espalier_trainer.net2net.probe import WithoutDropout, perturbed, samples
-from espalier_trainer.net2net.reach import forbidden
+from espalier_trainer.net2net.probe import WithoutDropout, forbidden, perturbed, samples
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.groups import Groups
 from espalier_trainer.net2net.widening.trial import tried_groups

@@ -32,7 +32,7 @@ from espalier_trainer.net2net import (
     replay,
 )
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.modules import remembering
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.recomputing import recomputed
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from espalier_trainer.net2net.deepening.identity import identity_kernel_, padding_sides, tap_index
+from espalier_trainer.net2net.deepening.insertion import identity_kernel_, padding_sides, tap_index
 from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.trace.operators import snake_case
 

@@ -19,7 +19,7 @@ from espalier_core.types.job import Insertion
 from espalier_trainer.models.zoo import cifar8, cnn1, cnn2, digits
 from espalier_trainer.net2net import deepen, growth_points, widen, widening_groups
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.modules import remembering
 
 
 def _bottleneck(m: nn.Module, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from espalier_trainer.growth.growth_report import survey
 from espalier_trainer.net2net import refused_blocks, refused_deepenings
-from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.modules import remembering
 from espalier_trainer.net2net.trace import tracing
 
 

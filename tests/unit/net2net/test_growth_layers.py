@@ -15,7 +15,7 @@ from espalier_core.growth.deepen import deepened
 from espalier_core.types.job import Insertion
 from espalier_trainer.net2net import DeepenBlock, deepen, growth_points
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.modules import remembering
 
 _IMAGES = torch.randn(3, 4, 9, 7, generator=torch.Generator().manual_seed(3))
 

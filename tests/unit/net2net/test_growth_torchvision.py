@@ -22,7 +22,7 @@ from espalier_core.types.job import Insertion
 from espalier_trainer.net2net import deepen, growth_points
 from espalier_trainer.net2net.deepening.deepen import insert, insertion_points
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.remembered import remembering
+from espalier_trainer.net2net.modules import remembering
 
 pytestmark = pytest.mark.slow
 

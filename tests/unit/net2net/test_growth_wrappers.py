@@ -26,7 +26,7 @@ from espalier_trainer.net2net import (
     widen,
     widening_groups,
 )
-from espalier_trainer.net2net.wrappers import why_split, why_wrapped
+from espalier_trainer.net2net.refusals import why_split, why_wrapped
 
 
 @pytest.fixture

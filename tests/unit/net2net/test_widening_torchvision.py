@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.net2net import GrowthError, WideningGroup, widen
 from espalier_trainer.net2net.trace.tracing import trace, traces
-from espalier_trainer.net2net.widening.groups import Groups, apply_in_place
-from espalier_trainer.net2net.widening.replication import Replication
+from espalier_trainer.net2net.widening.groups import Groups, Replication, apply_in_place
 from espalier_trainer.net2net.widening.trial import executes_alike, tried_groups
 
 GROUPS = {

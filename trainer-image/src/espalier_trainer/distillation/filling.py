@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.growth.architecture import WEIGHT_OPERATORS, Architecture
-from espalier_trainer.net2net.handing_over import hand_over
-from espalier_trainer.net2net.optimizer import construct
+from espalier_trainer.net2net.optimizer import construct, hand_over
 from espalier_trainer.optimizers.layout import lay_moments
 
 

@@ -22,7 +22,7 @@ from espalier_trainer.data import load_data
 from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
 from espalier_trainer.exporting.averages import average_of, evaluated
 from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
-from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.net2net.deepening.deepen import history_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,8 @@ from espalier_trainer.net2net.block.trial import block_point
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.deepening.deepen import deepen, insertion_points
 from espalier_trainer.net2net.description import describe
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, tensors_in, unwatched
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, remembering, tensors_in, unwatched
 from espalier_trainer.net2net.refusals import Refusal
-from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.net2net.widening.trial import tried_groups
 from espalier_trainer.net2net.widening.widen import widen

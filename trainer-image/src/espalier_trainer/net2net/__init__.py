@@ -27,22 +27,21 @@ from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.points import add_block, block_points, refused_blocks
 from espalier_trainer.net2net.block.step import BlockAdded
 from espalier_trainer.net2net.blocks import DeepenBlock
-from espalier_trainer.net2net.deepening.deepen import deepen, growth_points, refused_deepenings
-from espalier_trainer.net2net.deepening.step import Deepened, rebuild
+from espalier_trainer.net2net.deepening.deepen import Deepened, deepen, growth_points, rebuild, refused_deepenings
+from espalier_trainer.net2net.description import load_grown
 from espalier_trainer.net2net.history import Growth, replay
 from espalier_trainer.net2net.in_place import grow_in_place
-from espalier_trainer.net2net.loading import load_grown
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.widening.groups import WideningGroup
-from espalier_trainer.net2net.widening.optimizer import widen_optimizer
-from espalier_trainer.net2net.widening.step import Widened
 from espalier_trainer.net2net.widening.widen import (
+    Widened,
     Widening,
     plan_widening,
     refused_widenings,
     widen,
+    widen_optimizer,
     widened,
     widening_groups,
 )

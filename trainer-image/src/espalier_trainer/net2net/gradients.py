@@ -26,12 +26,12 @@ from espalier_trainer.net2net.modules import (
     copied,
     lent,
     mode,
+    once,
     tensors_in,
     undisturbed,
     unwatched,
 )
 from espalier_trainer.net2net.refusals import Reason
-from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 
 logger = logging.getLogger(__name__)

@@ -104,8 +104,8 @@ STEPS: Final[Registry[type[GrowthStep]]] = Registry(
     "growth operation on modules",
     "espalier.growth.steps",
     {
-        "Deepen": "espalier_trainer.net2net.deepening.step:Deepened",
-        "Widen": "espalier_trainer.net2net.widening.step:Widened",
+        "Deepen": "espalier_trainer.net2net.deepening.deepen:Deepened",
+        "Widen": "espalier_trainer.net2net.widening.widen:Widened",
         "AddBlock": "espalier_trainer.net2net.block.step:BlockAdded",
     },
 )

@@ -19,12 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.net2net.handing_over import with_parameters
-from espalier_trainer.net2net.membership import neighbours
-from espalier_trainer.net2net.optimizer import grow_optimizer
-from espalier_trainer.net2net.several import members_of
-from espalier_trainer.net2net.widening.optimizer import widen_optimizer
-from espalier_trainer.net2net.widening.widen import Widening
+from espalier_trainer.net2net.optimizer import grow_optimizer, members_of, neighbours, with_parameters
+from espalier_trainer.net2net.widening.widen import Widening, widen_optimizer
 
 _PATIENCE: Final = 100
 """Gradients of a layer without one of the new layer after it, which may be left out at random."""

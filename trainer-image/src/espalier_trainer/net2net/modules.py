@@ -1,12 +1,16 @@
-"""A model's tensors, and how to run it without side effects and copy it."""
+"""A model's tensors, and how to run it without side effects and copy it.
+
+While `remembering` a model, answers about it that several questions share, such as its trace, are found once.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,3 +168,38 @@ def copied(model: nn.Module, *, share: bool = False, parameters: bool = False) -
         if vars(twin).get(name) is None:
             vars(twin)[name] = value  # what its class leaves out of copies: a LightningModule's trainer
     return twin
+
+
+class _Memory:
+    """What is known of a model on an example."""
+
+    def __init__(self, model: nn.Module, example_input: ExampleInput) -> None:
+        self.model, self.example_input = model, example_input
+        self.found: dict[Hashable, Any] = {}
+
+
+_MEMORY: ContextVar[_Memory | None] = ContextVar("espalier_remembered", default=None)
+
+
+@contextmanager
+def remembering(model: nn.Module, example_input: ExampleInput) -> Iterator[None]:
+    """Answer each question about `model` on this example once within the block, which must not change them."""
+    before = _MEMORY.get()
+    if before is not None and before.model is model and before.example_input is example_input:
+        yield
+        return
+    token = _MEMORY.set(_Memory(model, example_input))
+    try:
+        yield
+    finally:
+        _MEMORY.reset(token)
+
+
+def once(model: nn.Module, example_input: ExampleInput, question: Hashable, answer: Callable[[], T]) -> T:
+    """Return what `answer` returns, or has returned to the same `question` about a model that is remembered."""
+    memory = _MEMORY.get()
+    if memory is None or memory.model is not model or memory.example_input is not example_input:
+        return answer()
+    if question not in memory.found:
+        memory.found[question] = answer()
+    return cast(T, memory.found[question])

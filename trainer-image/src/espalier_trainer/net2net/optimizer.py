@@ -1,11 +1,19 @@
-"""An optimizer for the grown model that keeps the state of the old one."""
+"""An optimizer for the grown model that keeps the state of the old one, with its attributes, hooks and schedulers.
+
+A parameter that growth added is trained by the optimizer, and in the group, of a neighbour in the old model. The choice
+depends on the two models only. So of several optimizers over one model (generator and discriminator, or one for
+matrices and one for the rest), exactly one takes each new parameter, and none needs to know of the others. `Several`
+treats them as one.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -13,10 +21,47 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.net2net.handing_over import hand_over
-from espalier_trainer.net2net.membership import neighbours
-from espalier_trainer.net2net.several import Several
+from espalier_trainer.net2net.blocks import STACK, GrownStack
 from espalier_trainer.optimizers.layout import lay_moments
+
+
+class Several(Optimizer):
+    """Shows the groups and the state of its members. They keep both: a user goes on to step each member."""
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        # Without that of the class, which would make groups and a state of its own.
+        self.members = tuple(members)
+        self.defaults: dict[str, Any] = {}
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all members, in order; the dictionaries are the members' own."""
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:  # type: ignore[override]
+        """The states of all members by parameter; the dictionary is a copy, its values are the members' own."""
+        return {parameter: state for member in self.members for parameter, state in member.state.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Remove the gradients of all members."""
+        for member in self.members:
+            member.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step all members."""
+        for member in self.members:
+            member.step()
+
+    def each(self, function: Callable[[Optimizer], Optimizer]) -> Several:
+        """Return the results of `function` for the members, as one."""
+        return Several([function(member) for member in self.members])
+
+
+def members_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """Return the members of `Several`, or the optimizer itself."""
+    return optimizer.members if isinstance(optimizer, Several) else (optimizer,)
+
 
 Carry = Callable[[str, Tensor], Tensor]
 """Returns the new value of one of a parameter's states (`exp_avg`, ...), given its name and its old value."""
@@ -37,7 +82,7 @@ def grow_optimizer(
     that was kept (found by name) keeps its step count, and its moments are copied, since growth does not change its
     gradients. For a parameter in `reshaped`, that function converts each state of the parameter's old shape. A new
     parameter starts without state, or with a momentum of zeros in a fused SGD. It joins the group of its neighbour
-    (`membership.neighbours`): the parameter of the same kind of the layer that it was inserted after, so that groups
+    (`neighbours`): the parameter of the same kind of the layer that it was inserted after, so that groups
     "with and without weight decay" stay consistent.
     If the optimizer does not hold that neighbour, it does not take the new parameter either: of several optimizers
     over one model, each passed through this function, exactly one trains it. Parameters that the old optimizer did not
@@ -180,3 +225,155 @@ def _carried(key: str, value: Any, parameter: Tensor, carry: Carry | None) -> An
             f"{tuple(value.shape)} (factored, as Adafactor's), which cannot be widened; build a new optimizer"
         )
     return carry(key, value)
+
+
+def neighbours(old_model: nn.Module, new_model: nn.Module) -> dict[str, str]:
+    """Return, for each parameter that only `new_model` has, the parameter of `old_model` that it is trained like.
+
+    In this order: the parameter of the same kind (a weight with as many dimensions, a bias) of the layer that the new
+    one was inserted after; the nearest of the same kind in the same part of the model; any of that layer; the nearest
+    of all. Frozen parameters count only if there are no others. Empty where `old_model` has no parameters.
+    """
+    old, new = dict(old_model.named_parameters()), dict(new_model.named_parameters())
+    trained = {name: parameter for name, parameter in old.items() if parameter.requires_grad} or old
+    layers = dict(_layers_before(new_model))
+    found: dict[str, str] = {}
+    for place, (name, parameter) in enumerate(new.items()):
+        if name in old or not trained:
+            continue
+        layer = next((layers[stack] for stack in layers if name.startswith(f"{stack}.")), None)
+        near = list(_by_distance(list(new), place, layer, trained))
+        found[name] = _nearest(name, parameter, layer, near, trained)
+    return found
+
+
+def _nearest(name: str, parameter: Tensor, layer: str | None, near: list[str], trained: Mapping[str, Tensor]) -> str:
+    kind = (name.rpartition(".")[2], parameter.dim())
+    part = (layer or name).partition(".")[0]
+    alike = [other for other in near if (other.rpartition(".")[2], trained[other].dim()) == kind]
+    own = [other for other in near if layer is not None and other.rpartition(".")[0] == layer]
+    ways = (
+        [other for other in alike if other in own],
+        [other for other in alike if other.partition(".")[0] == part],
+        own,
+        near,
+    )
+    return next(way[0] for way in ways if way)
+
+
+def _by_distance(names: list[str], place: int, layer: str | None, trained: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the trained parameters: those before the new one, the nearest first, then those after it."""
+    own = [index for index, name in enumerate(names) if layer is not None and name.rpartition(".")[0] == layer]
+    start = own[-1] + 1 if own else place
+    yield from (name for name in [*reversed(names[:start]), *names[start:]] if name in trained)
+
+
+def _layers_before(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield for each stack of inserted blocks the path of the layer that it was inserted after."""
+    for path, module in model.named_modules():
+        if isinstance(module, GrownStack) and module.origin is not None:
+            host, layer = module.origin
+            # The model may have become a part of another: what precedes the host's path precedes the layer's.
+            stack = f"{host}.{STACK}" if host else STACK
+            yield path, path.removesuffix(stack) + layer
+
+
+_CONSTRUCTED = ("param_groups", "state", "defaults")
+_OPAQUE = (Tensor, nn.Module, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+
+
+def hand_over(
+    old: Optimizer, new: Optimizer, successors: Mapping[Tensor, Tensor], schedulers: Iterable[object] = ()
+) -> None:
+    """Give `new`, which was made of `old`, its hooks, copies of its other attributes, and its schedulers.
+
+    `successors` are the parameters of `new` by those of `old`. Attributes that hold parameters are as the constructor
+    made them, with the entries of parameters that kept their shapes. Raises `GrowthError`, with no scheduler changed,
+    for one that does not hold `old`.
+    """
+    places = [place for scheduler in schedulers for place in _places(scheduler, old)]
+    memo: dict[int, Any] = {id(parameter): after for parameter, after in successors.items()} | {id(old): new}
+    holding = dict(with_parameters(old))
+    for name, value in vars(old).items():
+        if name in _CONSTRUCTED or isinstance(value, nn.Module) or (callable(value) and hasattr(type(old), name)):
+            continue
+        if name.endswith("_hooks"):
+            setattr(new, name, value)  # the same dictionary, of which the handles of hooks know
+        elif name not in holding:
+            setattr(new, name, _copied(value, memo))
+        elif isinstance(value, dict) and isinstance(found := getattr(new, name, None), dict):
+            same = {key: each for key, each in value.items() if _keeps_its_shape(key, successors)}
+            found.update(copy.deepcopy(same, memo))
+    states: Any = {key: value for key, value in old.state.items() if not isinstance(key, Tensor)}
+    new.state.update(_copied(states, memo))
+    if getattr(old.step, "_wrapped_by_lr_sched", False):
+        _track(new)
+    for holder, key in places:
+        holder[key] = new
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    # Whatever an object of somebody else's raises that cannot be copied, such as a group of processes.
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        return value
+
+
+def with_parameters(optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes, besides groups and state, that hold parameters of the optimizer."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name not in _CONSTRUCTED and any(id(leaf) in held for leaf in _leaves(value)):
+            yield name, value
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _keeps_its_shape(key: Any, successors: Mapping[Tensor, Tensor]) -> bool:
+    return isinstance(key, Tensor) and key in successors and successors[key].shape == key.shape
+
+
+def _places(scheduler: object, optimizer: Optimizer) -> list[tuple[Any, Any]]:
+    """Return the dictionaries and lists in a scheduler that hold the optimizer, with the keys of it there."""
+    found: list[tuple[Any, Any]] = []
+    seen: set[int] = {id(optimizer)}
+    waiting: list[Any] = [scheduler]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen.add(id(value))
+        holder = value if isinstance(value, dict | list | tuple) else getattr(value, "__dict__", {})
+        items = [*(holder.items() if isinstance(holder, dict) else enumerate(holder))]
+        found += [(holder, key) for key, each in items if each is optimizer]
+        waiting += [each for _, each in items]
+    if not found:
+        raise GrowthError(
+            f"the scheduler {type(scheduler).__name__} is not one of this {type(optimizer).__name__}; give each "
+            "optimizer its own"
+        )
+    return found
+
+
+def _track(optimizer: Optimizer) -> None:
+    """Note calls of `step`, as torch's schedulers do, which warn where nobody does."""
+    step: Callable[..., Any] = type(optimizer).step
+    own = weakref.ref(optimizer)
+
+    @wraps(step)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        alive: Any = own()
+        alive._opt_called = True
+        return step(alive, *args, **kwargs)
+
+    wrapper._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = wrapper  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.net2net.several import Several, members_of
+from espalier_trainer.net2net.optimizer import Several, members_of
 from espalier_trainer.optimizers.building import kept_options
 
 _STATELESS_WRAPPERS: Final = frozenset({"accelerate.optimizer.AcceleratedOptimizer"})

@@ -22,7 +22,7 @@ from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.net2net.wrappers import why_split
+from espalier_trainer.net2net.refusals import why_split
 from espalier_trainer.own.alone import Alone as Plain
 from espalier_trainer.own.carried import Stateful
 from espalier_trainer.own.early import WATCH, is_of_a_job

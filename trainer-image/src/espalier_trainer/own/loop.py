@@ -18,7 +18,7 @@ from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import GradientSum, Joint
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
-from espalier_trainer.net2net.several import members_of
+from espalier_trainer.net2net.optimizer import members_of
 from espalier_trainer.own.feed import Part
 from espalier_trainer.own.state import OwnState, Steering
 

@@ -21,11 +21,11 @@ from espalier_trainer.elastic.states import digest
 from espalier_trainer.encoding import PREFIX
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models.zoo import signature_of, untrainable
-from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.net2net.deepening.deepen import history_of
 from espalier_trainer.net2net.history import GrowthStep, check_equal, replay
 from espalier_trainer.net2net.in_place import grow_into
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
-from espalier_trainer.net2net.several import members_of
+from espalier_trainer.net2net.optimizer import members_of
 from espalier_trainer.optimizers.building import (
     SEPARATOR,
     GroupState,

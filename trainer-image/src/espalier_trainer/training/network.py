@@ -20,13 +20,11 @@ from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_trainer.checkpoints.document import Checkpoint, ExecutionState
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.net2net.block.points import refused_blocks
-from espalier_trainer.net2net.deepening.deepen import insertion_points
-from espalier_trainer.net2net.deepening.step import history_of
+from espalier_trainer.net2net.deepening.deepen import history_of, insertion_points
 from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.history import GrowthStep, check_equal, gradual, replay, step_of
-from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.modules import ExampleInput, remembering
 from espalier_trainer.net2net.refusals import Refusal
-from espalier_trainer.net2net.remembered import remembering
 from espalier_trainer.net2net.widening.widen import refused_widenings
 from espalier_trainer.optimizers.averaging import without_stale
 from espalier_trainer.optimizers.building import build_optimizer, load_optimizer_state

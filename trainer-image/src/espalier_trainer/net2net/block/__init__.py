@@ -1,4 +1,4 @@
-"""Whole blocks: `runs` finds equal blocks in the model's lists, `projections` what closes a block, `trial` tries both.
+"""Whole blocks: `insertion` finds runs of equal blocks and copies them, `projections` finds what closes a block.
 
-`insertion` puts a copy into a model, `counters` keeps consistent what counts blocks, `points` puts all of it together.
+`trial` tries both, `unfolding` lets a copied run take over step by step, `points` puts all of it together.
 """

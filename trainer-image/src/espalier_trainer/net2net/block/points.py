@@ -9,16 +9,14 @@ from torch import nn
 
 from espalier_core.growth.architecture import BlockPoint, GrowthError
 from espalier_core.types.job import Insertion
-from espalier_trainer.net2net.block.insertion import SCALE, Place, add_blocks
+from espalier_trainer.net2net.block.insertion import SCALE, Place, Run, add_blocks, candidates
 from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
-from espalier_trainer.net2net.block.runs import Run, candidates
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
 from espalier_trainer.net2net.block.unfolding import check_recomputing, fold, unfold
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.gradients import severed, why_severed
-from espalier_trainer.net2net.modules import ExampleInput, copied
+from espalier_trainer.net2net.modules import ExampleInput, copied, once
 from espalier_trainer.net2net.refusals import Reason, Refusal, forward_of, place_of
-from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 from espalier_trainer.net2net.widening.trial import PerturbedModel

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from espalier_trainer.net2net.block.runs import FUSED
+from espalier_trainer.net2net.block.insertion import FUSED
 from espalier_trainer.net2net.trace.graph import Graph, Operation, Span
 from espalier_trainer.net2net.trace.operators import BATCH_NORMS, IDEMPOTENT, LAYERS
 

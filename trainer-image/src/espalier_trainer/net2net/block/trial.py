@@ -21,8 +21,7 @@ from espalier_core.growth.block import block_added
 from espalier_trainer.net2net.block.insertion import Place, add_blocks
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, tensors_in, undisturbed
 from espalier_trainer.net2net.refusals import Reason
-from espalier_trainer.net2net.trace.comparing import change
-from espalier_trainer.net2net.trace.tracing import Traces, traces
+from espalier_trainer.net2net.trace.tracing import Traces, change, traces
 
 
 def block_point(place: Place, *, whole: bool) -> BlockPoint:

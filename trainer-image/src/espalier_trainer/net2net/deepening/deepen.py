@@ -1,25 +1,35 @@
-"""Net2DeeperNet on a model: a new model with one more block and the same outputs (Chen et al. 2016, section 2.3)."""
+"""Net2DeeperNet on a model: a new model with one more block and the same outputs (Chen et al. 2016, section 2.3).
+
+`Deepened` is this growth operation as a step of a history.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import Optimizer
 
-from espalier_core.growth.architecture import GrowthError, GrowthPoint
+from espalier_core.growth.architecture import Architecture, GrowthError, GrowthPoint
+from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
+from espalier_trainer.net2net.block.step import BlockAdded, blocks_of
 from espalier_trainer.net2net.blocks import attach
 from espalier_trainer.net2net.deepening.conditions import RefusedError
-from espalier_trainer.net2net.deepening.identity import channel_moments, identity_scale_
-from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.looking import looking_no_further
-from espalier_trainer.net2net.deepening.modes import find_in_both_modes
+from espalier_trainer.net2net.deepening.insertion import build, channel_moments, identity_scale_, is_pointwise
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
-from espalier_trainer.net2net.deepening.trial import check_insertions, checked_insertion_points
+from espalier_trainer.net2net.deepening.trial import (
+    check_insertions,
+    checked_insertion_points,
+    find_in_both_modes,
+    looking_no_further,
+)
+from espalier_trainer.net2net.history import GrowthStep, Traced, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, held, undisturbed
+from espalier_trainer.net2net.optimizer import grow_optimizer
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
@@ -57,8 +67,8 @@ def deepen(
     optimizer to `grow_optimizer`, because the copy has new parameters. A convolution in reduced precision (TF32 on
     CUDA) rounds the values that pass an identity layer, as it rounds any input.
 
-    A new convolution looks to the sides to which the one before it is padded (`alignment`). Where an output would then
-    depend on what it may not depend on (`reach`), it is pointwise. This is measured; `pointwise` sets it instead.
+    A new convolution looks to the sides to which the one before it is padded. Where an output would then depend on what
+    it may not depend on (`probe.forbidden`), it is pointwise. This is measured; `pointwise` sets it instead.
 
     Raises `GrowthError` with the layer and the reason if `point_id` is not a growth point.
     """
@@ -161,3 +171,82 @@ def _calibrate(
     if not residual:
         identity_scale_(norm.weight, cast(Tensor, norm.running_var), norm.eps)
         norm.bias.copy_(mean)
+
+
+class Deepened(GrowthStep):
+    """One `deepen`."""
+
+    kind: Literal["Deepened"] = "Deepened"
+    point: str
+    insertion: Insertion = Insertion.EXACT
+    pointwise: bool | None = None
+    """Whether a new convolution mixes channels only; None: measured, as by `deepen`."""
+
+    @classmethod
+    def described(cls, traced: Traced, architecture: Architecture, before: Architecture | None) -> Architecture:
+        """Return the description with its growth points; see `GrowthStep.described`."""
+        settled = (
+            None if before is None else {point.id: is_pointwise(point.insertion) for point in before.growth_points}
+        )
+        places = checked_insertion_points(traced.model, traced.graph, traced.example_input, settled).found
+        points = tuple(place.point(traced.insertion) for place in places)
+        return architecture.model_copy(update={"growth_points": points})
+
+    @classmethod
+    def planned(cls, action: Action, architecture: Architecture, insertion: Insertion, seed: int) -> Self:
+        """Return the `deepen` at the action's growth point."""
+        point = next((one for one in architecture.growth_points if one.id == action.target), None)
+        return cls(
+            point=str(action.target),
+            insertion=insertion,
+            pointwise=None if point is None else is_pointwise(point.insertion),
+        )
+
+    @property
+    def action(self) -> Action:
+        """`Deepen` with the growth point."""
+        return Action.deepen(self.point)
+
+    def again(self, model: nn.Module, example_input: ExampleInput) -> nn.Module:
+        """Return the grown copy; raises `GrowthError` as `deepen` does."""
+        return deepen(model, self.point, example_input, self.insertion, pointwise=self.pointwise)
+
+    def grown(self, model: nn.Module, optimizer: Optimizer, example_input: ExampleInput) -> tuple[nn.Module, Optimizer]:
+        """Return the grown copy and its optimizer; see `GrowthStep.grown`."""
+        deeper = self.again(model, example_input)
+        return deeper, grow_optimizer(optimizer, model, deeper)
+
+
+def rebuild(model: nn.Module, architecture: Architecture, example_input: ExampleInput) -> nn.Module:
+    """Return a copy of `model`, the result of the original constructor, with the layers and blocks of `architecture`.
+
+    The state dict of the model described by `architecture` loads into the copy strictly; until then the new layers
+    are identities. Raises `GrowthError` with the first layer that differs if `model` is not the starting model of
+    that description.
+    """
+    deeper = replay(model, history_of(architecture), example_input)
+    check_equal(deeper, architecture, example_input)
+    return deeper
+
+
+def history_of(architecture: Architecture) -> tuple[Deepened | BlockAdded, ...]:
+    """Return the steps in a description that only added layers, point by point: their original order is unknown.
+
+    Blocks that hold grown layers were copied after these were grown, others before.
+    """
+    layers = {layer.name: layer for layer in architecture.layers}
+
+    def step(point: str, block: str) -> Deepened:
+        normed = f"{block}.norm" in layers
+        inserted = [layers[name] for name in (f"{block}.conv", f"{block}.linear") if name in layers]
+        return Deepened(
+            point=point,
+            insertion=Insertion.IDENTITY_BATCH_NORM if normed else Insertion.EXACT,
+            pointwise=is_pointwise(inserted),
+        )
+
+    deepened = tuple(
+        step(point.id, f"{point.block}.{index}") for point in architecture.growth_points for index in range(point.grown)
+    )
+    blocks, late = blocks_of(architecture)
+    return (*deepened, *blocks) if late else (*blocks, *deepened)

@@ -8,10 +8,19 @@ With `f` the activation, `W` the new layer and `x` what the host module returns:
 Where the activation is not a separate module (`F.relu` in a forward, a ReLU shared by several layers), the block is
 inserted at its *input* `z`, before the existing activation: `z` becomes `W f(z)`, or `z + W f(z)`. The sequence of
 layers is the same as above. All four forms are exact in eval and in train mode.
+
+An inserted convolution looks to the sides to which the one that it repeats was padded. A convolution with `before` and
+`after` entries of padding (its own, or of pads before it) and kernel extent `before + after` looks that far back and
+ahead. The inserted one gets the same sides, and its identity the tap between them: after a causal convolution (padded
+on one side) it is causal, too.
+
+Sources of the values: Chen, Goodfellow, Shlens, "Net2Net" (2016), section 2.3 (identity layers); Lamelas section 4.3
+(identity batch norm). They are written in place, into tensors of any floating type and device.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +33,6 @@ from torch import Tensor, nn
 from espalier_core.growth.architecture import AttributeValue, Layer
 from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import InsertedBlock, InsertedResidual
-from espalier_trainer.net2net.deepening.alignment import taps_of
-from espalier_trainer.net2net.deepening.identity import (
-    identity_kernel_,
-    identity_matrix_,
-    identity_scale_,
-    padding_sides,
-)
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import IDEMPOTENT
 from espalier_trainer.net2net.trace.tracing import trace
@@ -251,3 +253,101 @@ def _convolution(block: Block) -> OrderedDict[str, nn.Module]:
         padding_mode="zeros" if even else block.padding_mode,
     )
     return layers
+
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+_PAD_OPERATORS = re.compile(r"Pad|(?:Zero|Constant|Reflection|Replication|Circular)Pad[123]d")
+
+
+def taps_of(graph: Graph, layer: Operation, module: Convolution) -> tuple[int, ...]:
+    """Return for each spatial axis the kernel's tap that carries the identity, for a layer and what pads its input."""
+    sides = _own_padding(module)
+    name = layer.inputs[0]
+    while name in graph.operations and _PAD_OPERATORS.fullmatch(graph.operations[name].operator):
+        pad = graph.operations[name]
+        sides = [
+            (one + before, other + after)
+            for (one, other), (before, after) in zip(sides, _pads(pad, len(sides)), strict=True)
+        ]
+        if not pad.inputs:
+            break
+        name = pad.inputs[0]
+    return tuple(
+        _tap(before, after, size, dilation)
+        for (before, after), size, dilation in zip(sides, module.kernel_size, module.dilation, strict=True)
+    )
+
+
+def _tap(before: int, after: int, size: int, dilation: int) -> int:
+    extent = dilation * (size - 1)
+    if before == after or before < 0 or after < 0:
+        return tap_index(size)
+    if before + after == extent:
+        return -(-before // dilation)
+    if before == 0:
+        return 0
+    return size - 1 if after == 0 else tap_index(size)
+
+
+def _own_padding(module: Convolution) -> list[tuple[int, int]]:
+    if module.padding == "same":
+        extents = [dilation * (size - 1) for size, dilation in zip(module.kernel_size, module.dilation, strict=True)]
+        # Even kernels: torch pads one more at the end, as the inserted ones do.
+        return [(extent // 2, extent - extent // 2) for extent in extents]
+    if isinstance(module.padding, str):
+        return [(0, 0) for _ in module.kernel_size]
+    return [(side, side) for side in module.padding]
+
+
+def _pads(pad: Operation, axes: int) -> list[tuple[int, int]]:
+    """Return what a pad adds before and after each of the last axes; torch lists the last axis first."""
+    attributes: Mapping[str, object] = pad.attributes
+    given = attributes.get("padding", attributes.get("pad", attributes.get("arg1", ())))
+    flat = [given] * 2 * axes if isinstance(given, int) else list(given) if isinstance(given, tuple) else []
+    pairs = list(zip(flat[::2], flat[1::2], strict=False))[:axes]
+    pairs += [(0, 0)] * (axes - len(pairs))
+    return pairs[::-1]
+
+
+def tap_index(kernel_size: int) -> int:
+    """Return the index of the kernel's tap that carries the identity: the centre, or left of it in an even kernel."""
+    return (kernel_size - 1) // 2
+
+
+def padding_sides(kernel_size: int, dilation: int, tap: int) -> tuple[int, int]:
+    """Return the padding before and after at which, with stride 1, tap `tap` is aligned with the output."""
+    return dilation * tap, dilation * (kernel_size - 1 - tap)
+
+
+@torch.no_grad()
+def identity_matrix_(weight: Tensor) -> None:
+    """Make a square weight (features, features) the identity matrix."""
+    weight.zero_()
+    weight.fill_diagonal_(1)
+
+
+@torch.no_grad()
+def identity_kernel_(weight: Tensor, taps: tuple[int, ...]) -> None:
+    """Make a kernel (channels, channels / groups, *size) return its input, within each group of channels."""
+    channels, in_group = weight.shape[:2]
+    weight.zero_()
+    output = torch.arange(channels, device=weight.device)
+    weight[(output, output % in_group, *(torch.full_like(output, tap) for tap in taps))] = 1
+
+
+@torch.no_grad()
+def identity_scale_(gamma: Tensor, variance: Tensor, eps: float) -> None:
+    """Set a batch norm's gamma to sqrt(variance + eps), which is exactly what the batch norm divides by.
+
+    The published identity batch norm (gamma = variance = 1) divides by sqrt(1 + eps) and is wrong by eps / 2,
+    5e-6 of the value at torch's default.
+    """
+    gamma.copy_(torch.sqrt(variance.double() + eps))
+
+
+def channel_moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance (both float64, per channel) of (batch, channels, *size) activations."""
+    dims = [0, *range(2, values.dim())]
+    variance, mean = torch.var_mean(values.double(), dim=dims, correction=0)
+    return mean, variance

@@ -19,16 +19,18 @@ from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
 from espalier_trainer.net2net.deepening.conditions import (
     TRANSPARENT,
     RefusedError,
+    called_functions,
     channels_of,
     check_layer,
+    own_activations,
+    own_layers,
     reasons_of_layers,
     tied_weights,
+    way,
     why_no_mark,
     within,
 )
-from espalier_trainer.net2net.deepening.functional import called_functions
 from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
-from espalier_trainer.net2net.deepening.own import own_activations, own_layers, way
 from espalier_trainer.net2net.refusals import Refusal, refusal
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import (

@@ -3,31 +3,42 @@
 Growth changes a host's class and adds the child `grown`. A forward that iterates over its children, counts them or
 reads `type(child)` may then behave differently, which shows only when it runs. The trial runs on a copy that shares the
 model's tensors and has its new blocks on the meta device, first for all places together; if that fails, for subsets.
+Growth must be right in eval mode, too, so the places of both modes are compared.
 
-Then `looking` tries whether outputs would come to depend on what they may not depend on.
+Then the trial measures how far insertions would look, and keeps them from looking where the model may not. All new
+places get their insertions with random values, and `probe` compares on what the outputs then depend. Where an output
+would depend on more than it may, the insertion is pointwise: it mixes channels, and no positions. Where that fails, too
+(a layer whose masked weights say what may depend on what), the place is refused. This needs the model to run on random
+values and to pass gradients to its input; where it does not, insertions are aligned by the padding (`insertion`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
+from espalier_core.causes import in_one_line
 from espalier_core.growth.architecture import GrowthError
 from espalier_core.types.job import Insertion
-from espalier_trainer.net2net.blocks import attach, base_class
+from espalier_trainer.net2net import randomness
+from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
 from espalier_trainer.net2net.deepening.conditions import RefusedError
 from espalier_trainer.net2net.deepening.insertion import build
-from espalier_trainer.net2net.deepening.looking import looking_no_further
-from espalier_trainer.net2net.deepening.modes import executes, find_in_both_modes
-from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
-from espalier_trainer.net2net.modules import ExampleInput, copied, failing
-from espalier_trainer.net2net.remembered import once
-from espalier_trainer.net2net.trace.comparing import change
+from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
+from espalier_trainer.net2net.gradients import severed, why_severed
+from espalier_trainer.net2net.modules import ExampleInput, copied, failing, held, once, undisturbed
+from espalier_trainer.net2net.probe import Sample, forbidden, perturbed, samples, scatter
+from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.trace.graph import Graph
-from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
+from espalier_trainer.net2net.trace.tracing import Traces, change, trace, traces
+
+logger = logging.getLogger(__name__)
 
 
 def checked_insertion_points(
@@ -116,3 +127,157 @@ def _problem(
     except GrowthError as reason:
         return RefusedError(str(reason))
     return None
+
+
+def find_in_both_modes(model: nn.Module, both: Traces, example_input: ExampleInput) -> InsertionPoints:
+    """Return the places of the model in train mode that learn, and at which growth computes the same in eval mode."""
+    places = find_insertion_points(model, both.training)
+    cut_off = severed(model, both.training, example_input)
+    places = places.without(
+        model,
+        {
+            place.id: RefusedError.of(why_severed(both.training, place.host))
+            for place in places.found
+            if place.host in cut_off
+        },
+    )
+    if both.training.operations == both.evaluation.operations:
+        return places
+    evaluated = find_insertion_points(model, both.evaluation)
+    failed = {
+        place.id: reason
+        for place in places.found
+        if (reason := _difference(place, {one.id: one for one in evaluated.found}, evaluated.refused, both)) is not None
+    }
+    return places.without(model, failed)
+
+
+def _difference(
+    place: InsertionPoint, evaluated: Mapping[str, InsertionPoint], refused: Mapping[str, Refusal], both: Traces
+) -> str | None:
+    """Return why a place of train mode is none in eval mode, None if growth is exact there."""
+    other = evaluated.get(place.id)
+    if other is not None and (other.host, other.block) == (place.host, place.block):
+        return None
+    if other is None and _a_part(both.evaluation, both.training) and not executes(both.evaluation, place):
+        return None  # a head that only training has: in eval mode nothing of it is left
+    known = refused.get(place.id)
+    why = f"{place.layer!r} and {place.host!r} are not called one after the other" if known is None else known.reason
+    return f"in eval mode, the model executes something else there ({why}); let its forward do the same in both modes"
+
+
+def executes(graph: Graph, place: InsertionPoint) -> bool:
+    """Return whether the layer or the host of a place is called."""
+    return bool(graph.calls.get(place.layer) or graph.calls.get(place.host))
+
+
+def _a_part(evaluation: Graph, training: Graph) -> bool:
+    """Return whether in eval mode a model executes nothing but a part of what it executes in train mode."""
+    return all(training.operations.get(name) == one for name, one in evaluation.operations.items())
+
+
+def looking_no_further(
+    model: nn.Module, both: Traces, places: InsertionPoints, example_input: ExampleInput
+) -> InsertionPoints:
+    """Return the places with insertions after which no output depends on what it may not, and refuse the others."""
+    new = [place for place in places.found if not place.grown]
+    if not new or any(tensor.is_meta for _, tensor in held(model, "_parameters")):
+        return places
+    # Batch norm and dropout apart, most models execute the same in both modes, and in eval mode examples stay apart.
+    modes = (False,) if both.training.operations == both.evaluation.operations else (False, True)
+    if _looks_everywhere(model, modes, example_input):
+        return places
+    for start in (_ungrown, copied):
+        problems = _problems(model, start, modes, example_input)
+        if problems is not None:
+            break
+    else:
+        return places
+    far = {place.id for place, _ in failing(new, problems)}
+    near = [place.without_neighbours() for place in new if place.id in far]
+    wrong = {place.id: why for place, why in failing(near, problems)}
+    found = tuple(place.without_neighbours() if place.id in far else place for place in places.found)
+    return replace(places, found=found).without(model, wrong)
+
+
+def _looks_everywhere(model: nn.Module, modes: Sequence[bool], example_input: ExampleInput) -> bool:
+    """Return whether each output depends on everything already, as after a mean over all positions.
+
+    The weights are the model's own: a gradient that is not 0 proves a dependence with any. So most classifiers need no
+    copy in float64, whose weights take most of the time to draw.
+    """
+    # Whatever the user's forward raises on random values: the other ways of running it decide.
+    try:
+        with undisturbed(model):
+            found = [
+                samples(copied(model), example_input, training=training, dtype=_type_of(model)) for training in modes
+            ]
+    except Exception:
+        return False
+    return all(samples_ and all(sample.complete for sample in samples_) for samples_ in found)
+
+
+def _type_of(model: nn.Module) -> torch.dtype:
+    types = (one.dtype for _, one in held(model, "_parameters") if one.is_floating_point())
+    return next(types, torch.float32)
+
+
+def _problems(
+    model: nn.Module, start: Callable[[nn.Module], nn.Module], modes: Sequence[bool], example_input: ExampleInput
+) -> Callable[[Sequence[InsertionPoint]], str | None] | None:
+    """Return what says of places what their insertions would look at; None where that cannot be measured."""
+    # Whatever the user's forward raises on random values, or in float64: then there is nothing to compare.
+    try:
+        with undisturbed(model):
+            randomness.seed_everything(0)
+            base = perturbed(start(model))
+            before = _dependences(base, modes, example_input)
+    except Exception:
+        logger.debug("insertions are aligned by their padding: the model fails on random values", exc_info=True)
+        return None
+    complete = all(sample.complete for samples_ in before for sample in samples_)
+
+    def problem(places: Sequence[InsertionPoint]) -> str | None:
+        if complete:
+            return None  # every entry depends on everything already
+        with undisturbed(model):
+            randomness.seed_everything(1)
+            trial = copied(base)
+            for place in places:
+                _insert_random(trial, place)
+            try:
+                after = _dependences(trial, modes, example_input)
+            except Exception as error:
+                said = f"{type(error).__name__}: {in_one_line(str(error))}"
+                return f"the model fails on random values with one more layer there ({said})"
+        found = next((why for one, other in zip(before, after, strict=True) if (why := forbidden(one, other))), None)
+        return found and (
+            f"a new layer there would look at what the model keeps from its outputs: {found}; "
+            "grow at another place, or let the model mask after this one"
+        )
+
+    return problem
+
+
+def _dependences(model: nn.Module, modes: Sequence[bool], example_input: ExampleInput) -> list[list[Sample]]:
+    return [samples(copied(model), example_input, training=training) for training in modes]
+
+
+def _insert_random(model: nn.Module, place: InsertionPoint) -> None:
+    like = cast(Tensor, model.get_submodule(place.layer).weight)
+    block = build(place.block.variant(Insertion.EXACT), like).requires_grad_(False)
+    for parameter in block.parameters():
+        scatter(parameter, zeros=True)
+    host = model.get_submodule(place.host)
+    block.train(host.training)
+    attach(host, block)
+
+
+def _ungrown(model: nn.Module) -> nn.Module:
+    """Return a copy without what growth has added, so that the same places look the same before and after."""
+    trial = copied(model)
+    for host in list(trial.modules()):
+        if isinstance(host._modules.get(STACK), GrownStack):
+            del host._modules[STACK]
+            host.__class__ = base_class(host)
+    return trial

@@ -11,13 +11,16 @@ The forward runs in train mode, whatever the model's own mode is, because it the
 (auxiliary heads). If that fails (batch norm on one value), it runs in eval mode. A model may do something else in eval
 mode (return features, fuse layers), so growth compares this trace with that of eval mode. A model that draws which of
 its layers it skips (stochastic depth) runs with several seeds, always the same; the run that executes most is taken.
+
+`change` compares the traces before and after a growth: a forward that divides by the number of its blocks or
+parameters, or adds a term over all of them, runs the same operations afterwards, but not on the same numbers.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,14 +34,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import plainly
-from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode
-from espalier_trainer.net2net.remembered import once
-from espalier_trainer.net2net.trace.graph import Graph
+from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode, once
+from espalier_trainer.net2net.refusals import Reason, why_split, why_wrapped
+from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.reading import Answering, Notes, Reading, decision
 from espalier_trainer.net2net.trace.recorder import Recorder
-from espalier_trainer.net2net.wrappers import why_split, why_wrapped
 
 logger = logging.getLogger(__name__)
+
 
 _SEEDS: Final = 8
 """Runs of a model that skips layers by chance: with twelve layers and a tenth skipped, one skips none in 93 %."""
@@ -187,3 +190,48 @@ def _check_bare(model: nn.Module) -> None:
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise GrowthError(f"{path!r} has no shape yet (lazy module); run the model on one batch before growing it")
+
+
+def change(before: Traces, after: Traces, again: Callable[[], Traces]) -> Reason | None:
+    """Return what the first call outside of what was grown does that computes something else than before, or None.
+
+    `again` traces the grown model once more: what differs between these two traces (a counter of calls) is not the
+    growth's doing.
+    """
+    return _change(before.training, after.training, lambda: again().training) or _change(
+        before.evaluation, after.evaluation, lambda: again().evaluation
+    )
+
+
+def _change(before: Graph, after: Graph, again: Callable[[], Graph]) -> Reason | None:
+    old, new = _ungrown(before), _ungrown(after)
+    for name, operation in new.items():
+        if operation.operator in ("Parameter", "Buffer") and name not in old:
+            return Reason(
+                f"the model's forward reads {name!r}, which growth adds, outside of the module that holds it, as a sum "
+                "over all parameters or their count does",
+                "compute such a term in the loss, or over layers that you name",
+                operation.written_at,
+            )
+    other = {
+        name
+        for name, operation in old.items()
+        if name in new and len(new[name].inputs) == len(operation.inputs) and new[name].arguments != operation.arguments
+    }
+    if not other:
+        return None
+    steady = _ungrown(again())
+    for name, operation in old.items():
+        if name in other and name in steady and steady[name].arguments == new[name].arguments:
+            return Reason(
+                f"{operation.operator} {name!r} of the model's forward is called with other numbers then "
+                f"({operation.arguments} before, {new[name].arguments} after), as where it counts modules",
+                "compute such a number once, in __init__",
+                operation.written_at,
+            )
+    return None
+
+
+def _ungrown(graph: Graph) -> dict[str, Operation]:
+    """Return the operations that growth has not added; what they read may be grown."""
+    return {name: operation for name, operation in graph.operations.items() if operation.stack is None}

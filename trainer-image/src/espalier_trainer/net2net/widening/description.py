@@ -20,9 +20,8 @@ from espalier_trainer.net2net.deepening.insertion import Block, build
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYERS
 from espalier_trainer.net2net.trace.tracing import trace
-from espalier_trainer.net2net.widening.edits import Edit
 from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, find_groups
-from espalier_trainer.net2net.widening.spaces import Segment
+from espalier_trainer.net2net.widening.spaces import Edit, Segment
 
 _OF_INPUTS = frozenset({"in_channels", "in_features", "groups"})
 """Attributes that count what a layer reads; others count what it returns."""

@@ -15,8 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import ACTIVATIONS, BATCH_NORMS, LAYERS, NORM_FUNCTIONS
-from espalier_trainer.net2net.widening.edits import EditBook
-from espalier_trainer.net2net.widening.spaces import Layout, Segment, Spaces, reshaped
+from espalier_trainer.net2net.widening.spaces import EditBook, Layout, Segment, Spaces, reshaped
 
 _ELEMENTWISE = ACTIVATIONS | {
     "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout", "Identity", "Contiguous",

@@ -31,17 +31,16 @@ from espalier_trainer.net2net.modules import (
     held,
     in_type,
     mode,
+    once,
     tensors_in,
     undisturbed,
 )
 from espalier_trainer.net2net.probe import WithoutDropout, random_like
-from espalier_trainer.net2net.remembered import once
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.reading import Answering
 from espalier_trainer.net2net.trace.tracing import Traces, traces
 from espalier_trainer.net2net.widening.flow import RESHAPES
-from espalier_trainer.net2net.widening.groups import Groups, WideningGroup, apply_in_place, find_groups
-from espalier_trainer.net2net.widening.replication import Replication
+from espalier_trainer.net2net.widening.groups import Groups, Replication, WideningGroup, apply_in_place, find_groups
 
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-5}
 """Maximum difference relative to the greatest value of the output. A wrong channel count causes 1 / width or more;

@@ -28,7 +28,7 @@ from espalier_core.validation.reading import parse_jobs
 from espalier_lab.growth.collect.training import WallScheduler
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.measuring.sampling import Sampling
+from espalier_trainer.measuring.speeds import Sampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.trainer import Trainer

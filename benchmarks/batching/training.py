@@ -22,13 +22,13 @@ from espalier_core.validation.reading import with_spec
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.elastic.team import Team
-from espalier_trainer.measuring.sampling import LEAST_STEPS, Sampling
+from espalier_trainer.measuring.speeds import LEAST_STEPS, Sampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.run.run import Due
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import Due
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult

@@ -19,7 +19,7 @@ from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import Fork
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.data.objective import objective_of
+from espalier_trainer.data.objective import Evaluation, objective_of
 from espalier_trainer.growth.advisor import Advisor, Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
@@ -27,7 +27,7 @@ from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
-from espalier_trainer.training.evaluation import Evaluation, evaluate
+from espalier_trainer.training.method import evaluate
 from espalier_trainer.training.progress import TrainingResult
 from espalier_trainer.trials.rules import SHARES, best
 from flagship.arms import DECIDED, LARGE, SMALL, Arm, Cell, Run, blocks_of

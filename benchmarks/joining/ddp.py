@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from espalier_core.types.job import ElasticBatch
 from espalier_core.validation.reading import load_job
-from espalier_trainer.data.batches import epoch_order
-from espalier_trainer.elastic.batches import fixed_portion, shares
+from espalier_trainer.data.source import epoch_order
+from espalier_trainer.elastic.membership import fixed_portion, shares
 from espalier_trainer.launch.session import load
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.optimizers.building import build_optimizer

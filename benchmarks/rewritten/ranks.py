@@ -12,7 +12,7 @@ from torch import nn
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.engine.search import State
 from espalier_lab.rewriting.learned.environment import RewritesEnvironment
-from espalier_trainer.training.comparing import seconds_of
+from espalier_trainer.training.execution import seconds_of
 from rewritten.cases import Case, clock_of
 
 LEAST_RANKED = 5

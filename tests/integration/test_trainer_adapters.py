@@ -36,9 +36,8 @@ from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Role
 from espalier_trainer import kube
 from espalier_trainer.kube import watch as kube_watch
-from espalier_trainer.signals.allocations import AllocationFile
 from espalier_trainer.signals.report import EventLog
-from espalier_trainer.signals.scheduler import DocumentScheduler
+from espalier_trainer.signals.scheduler import AllocationFile, DocumentScheduler
 from forked import Forked
 from waiting import PATIENCE, until
 

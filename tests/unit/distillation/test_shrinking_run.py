@@ -17,7 +17,7 @@ from espalier_core.types.report import AdaptationResult, AdaptationSource, Train
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.distillation import Rule
 from espalier_trainer.distillation.shrinking import Manner, Shrinker
-from espalier_trainer.distillation.times import MEASURED_STEPS
+from espalier_trainer.distillation.trial import MEASURED_STEPS
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.growth.advisor import Decision
 from espalier_trainer.ready import steps

@@ -33,8 +33,8 @@ from espalier_trainer.net2net import (
 )
 from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.modules import remembering
+from espalier_trainer.training.method import recomputed
 from espalier_trainer.training.network import Network
-from espalier_trainer.training.recomputing import recomputed
 
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 OPERATIONS = ["AddBlock"]

@@ -20,7 +20,7 @@ from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore, read_checkpoint
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.run.writing import Writer
+from espalier_trainer.run.saving import Writer
 
 
 def of(done: Any, kind: type) -> list[Any]:

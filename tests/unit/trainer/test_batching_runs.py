@@ -69,7 +69,7 @@ class Timed:
 def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]:
     """Run the digits net on a device whose steps take a known time, and run out of memory beyond `capacity`."""
     # Every fourth step, whatever the estimate costs on this machine.
-    monkeypatch.setattr("espalier_trainer.measuring.sampling.Sampling.due", lambda self: self._steps >= 4)
+    monkeypatch.setattr("espalier_trainer.measuring.speeds.Sampling.due", lambda self: self._steps >= 4)
     # The functions themselves: a test may run twice.
     plain, by_parts = steps.optimize, steps.accumulate
 
@@ -183,7 +183,7 @@ def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, 
 DEAR_STEPS = """
 import time, torch
 from torch.nn import functional
-from espalier_trainer.measuring.sampling import Sampling
+from espalier_trainer.measuring.speeds import Sampling
 Sampling.due = lambda self, after=0: self._steps + after >= 4
 quick = functional.cross_entropy
 def dear(logits, labels, **named):

@@ -19,8 +19,7 @@ from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_lab.rewriting.engine import SEARCHES, Costs, apply, capture, search, verify
 from espalier_lab.rewriting.learned.nets import repvgg
 from espalier_trainer.data import load_data
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.nccl import DeviceSums
+from espalier_trainer.elastic.group import DeviceSums, GroupBrokenError
 from espalier_trainer.growth.advisor import Scripted
 from on_cuda import DEVICE, NEEDS_CUDA, full_precision, on_the_device
 

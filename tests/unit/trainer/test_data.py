@@ -16,8 +16,7 @@ from PIL import Image
 
 from espalier_core.types.job import DatasetSpec
 from espalier_trainer.data import load_data
-from espalier_trainer.data.batches import epoch_order
-from espalier_trainer.data.source import TensorSource, channel_statistics, flip_batch
+from espalier_trainer.data.source import TensorSource, channel_statistics, epoch_order, flip_batch
 from espalier_trainer.errors import DatasetError
 
 CPU = torch.device("cpu")

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.job import ElasticBatch
-from espalier_trainer.elastic.batches import fixed_portion, shares
-from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan, chosen, planned
+from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan, chosen, fixed_portion, planned, shares
 
 POLICIES = st.sampled_from(ElasticBatch)
 ARRIVALS = st.builds(

@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from espalier_core.types.job import ElasticBatch
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.data.batches import EpochOrder
-from espalier_trainer.data.source import MapSource
+from espalier_trainer.data.source import EpochOrder, MapSource
 from espalier_trainer.elastic import delivery
 from espalier_trainer.elastic import group as groups
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.batches import ONE
 from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.membership import ONE
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
 from espalier_trainer.own.feed import Part

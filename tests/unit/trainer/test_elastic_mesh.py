@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.mesh import MESH_BYTES, MeshSum
+from espalier_trainer.elastic.group import MESH_BYTES, Group, GroupBrokenError, MeshSum
 from groups import together
 
 

@@ -20,14 +20,12 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from espalier_core.types import environment
-from espalier_trainer.elastic import channel
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.channel import KEY_BYTES, Channel, ChannelError, call
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic import store as channel
+from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.membership import Arrival
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, RendezvousError, RendezvousServer
 from espalier_trainer.elastic.states import Code, Command
-from espalier_trainer.elastic.store import STRANGERS, StoreClient
+from espalier_trainer.elastic.store import KEY_BYTES, STRANGERS, Channel, ChannelError, StoreClient, call
 from espalier_trainer.process.settings import Rendezvous, Settings
 from groups import together
 from ports import free_port

@@ -192,7 +192,7 @@ def test_a_straggler_is_reported(
 def test_a_straggler_is_left_out_where_the_job_says_so_and_comes_again(
     workplace: Callable[..., Workplace], elastic: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    brief = "import espalier_trainer.elastic.stragglers as s; s.PAUSE_SECONDS, s.STEPS = 1.0, 8\n"
+    brief = "import espalier_trainer.elastic.membership as s; s.PAUSE_SECONDS, s.STEPS = 1.0, 8\n"
     place = workplace(elastic(stragglers="Drop"), prelude=brief + QUICK)
     place.allocate(3)
     leader = place.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_trainer.elastic.stragglers import MAX_DROPS, PAUSE_SECONDS, STEPS, Speeds, observed, straggler
+from espalier_trainer.elastic.membership import MAX_DROPS, PAUSE_SECONDS, STEPS, Speeds, observed, straggler
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.02, 0.1, 0.2, 1.0])
 WORKERS = ["leader", "a", "b", "c"]

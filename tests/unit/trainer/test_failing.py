@@ -19,7 +19,7 @@ from espalier_core.types.events import CheckpointSaved, TrainerStarted, Warned
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_trainer.errors import DatasetError
-from espalier_trainer.training.causes import may_pass, sentence
+from espalier_trainer.training.progress import may_pass, sentence
 from waiting import PATIENCE, until
 
 USERS = """

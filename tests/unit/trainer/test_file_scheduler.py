@@ -10,8 +10,7 @@ import pytest
 from espalier_core.files.documents import dumps, write_document
 from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_core.types.reasons import Reason
-from espalier_trainer.signals.allocations import POLL_WALL_SECONDS, AllocationFile
-from espalier_trainer.signals.scheduler import DocumentScheduler
+from espalier_trainer.signals.scheduler import POLL_WALL_SECONDS, AllocationFile, DocumentScheduler
 
 
 class Clock:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.elastic import GroupBrokenError, Team
-from espalier_trainer.elastic.batches import ONE, Portion
 from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.member import Member
-from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.elastic.membership import NEWCOMER, ONE, Portion
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.step import Joint, joint_step
 from espalier_trainer.process.settings import Rendezvous

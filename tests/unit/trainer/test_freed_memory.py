@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 import torch
 
-from espalier_trainer.run.memory import keep_freed
+from espalier_trainer.run.services import keep_freed
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def test_steps_cause_no_page_faults_once_their_memory_was_used() -> None:
         import ctypes
         import resource
         import torch
-        from espalier_trainer.run.memory import keep_freed
+        from espalier_trainer.run.services import keep_freed
 
         def faults():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from espalier_trainer.elastic import buckets
-from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.buckets import cut
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import Joint, joint_step
 from espalier_trainer.training.network import Network
 from groups import together

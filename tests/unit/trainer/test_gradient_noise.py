@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.data import Data
 from espalier_trainer.measuring import gradients
-from espalier_trainer.measuring.gradients import Passes, Successive
-from espalier_trainer.measuring.noise import Noise, Norms, estimates
+from espalier_trainer.measuring.gradients import Noise, Norms, Passes, Successive, estimates
 from espalier_trainer.ready.steps import accumulate, optimize
 from espalier_trainer.run.meter import Meter
 from espalier_trainer.training.method import PLAIN, Method
@@ -69,7 +68,7 @@ def test_clipped_gradients_have_the_noise_that_they_had_before(
     monkeypatch: pytest.MonkeyPatch, digits: Data, passes: int
 ) -> None:
     """`maxGradientNorm` scales those that the optimizer takes, in place."""
-    monkeypatch.setattr("espalier_trainer.measuring.sampling.Sampling.due", lambda sampling, after=0: True)
+    monkeypatch.setattr("espalier_trainer.measuring.speeds.Sampling.due", lambda sampling, after=0: True)
     found = []
     for most in (None, 1e-3, 1e6):
         torch.manual_seed(0)

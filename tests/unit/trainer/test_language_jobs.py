@@ -17,8 +17,7 @@ from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.averaging import AVERAGE, averaged
 from espalier_trainer.optimizers.building import build_optimizer
-from espalier_trainer.training.evaluation import evaluate
-from espalier_trainer.training.recomputing import blocks_of, recomputed
+from espalier_trainer.training.method import blocks_of, evaluate, recomputed
 
 pytestmark = pytest.mark.slow
 

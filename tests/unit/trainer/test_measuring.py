@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, Measurements, Speed
-from espalier_trainer.measuring.losses import LossCurve
-from espalier_trainer.measuring.sampling import LEAST_STEPS, SHARE, Sampling
-from espalier_trainer.measuring.speeds import WARM_UP_STEPS, WINDOW, Key, Speeds
+from espalier_trainer.measuring.speeds import (
+    LEAST_STEPS,
+    SHARE,
+    WARM_UP_STEPS,
+    WINDOW,
+    Key,
+    LossCurve,
+    Sampling,
+    Speeds,
+)
 
 ALONE = (1, 1, 64, 1000, 1)
 TWO = (1, 2, 32, 1000, 1)

@@ -13,8 +13,8 @@ from torch import nn
 from espalier_core.types.task import Task
 from espalier_trainer.data import TensorSource
 from espalier_trainer.data.objective import objective_of
-from espalier_trainer.data.tokens import TokenSource
-from espalier_trainer.training.evaluation import evaluate
+from espalier_trainer.data.source import TokenSource
+from espalier_trainer.training.method import evaluate
 
 
 @settings(max_examples=30, deadline=None)

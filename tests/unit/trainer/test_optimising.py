@@ -32,7 +32,7 @@ from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.ready.steps import optimize
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
-from espalier_trainer.run.probation import Probation
+from espalier_trainer.run.optimising import Probation
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.metrics import MeteredReporter
 from espalier_trainer.signals.report import MemoryReporter

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
-from espalier_trainer.elastic.loop_state import StateCopy
+from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.own import join
 from espalier_trainer.own.state import OwnState
 from own_scripts import another_process

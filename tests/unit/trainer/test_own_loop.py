@@ -31,17 +31,16 @@ from espalier_core.types.events import EVENT
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, Insertion
 from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import BatchState, Checkpoint
-from espalier_trainer.elastic.batches import Portion, fixed_portion
-from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.elastic.member import Turn
-from espalier_trainer.elastic.states import Code, Command
+from espalier_trainer.elastic.membership import Portion, fixed_portion
+from espalier_trainer.elastic.states import Code, Command, StateCopy
 from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.following import Following
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.process.term_signal import Leave
+from espalier_trainer.process.settings import Leave
 from own_scripts import another_process
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))

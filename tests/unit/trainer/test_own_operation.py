@@ -16,7 +16,7 @@ from espalier_trainer.checkpoints.document import CheckpointState
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.elastic.delivery import Head, received
 from espalier_trainer.errors import CheckpointMismatchError, ExportError
-from espalier_trainer.exporting.source import read_run
+from espalier_trainer.exporting.loading import read_run
 from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.net2net import history
 

@@ -24,7 +24,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.loop_state import StateCopy
+from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.models.gpt import gpt
 from espalier_trainer.net2net import (
     deepen,

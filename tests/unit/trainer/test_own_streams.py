@@ -17,7 +17,7 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import Report
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own import join
-from espalier_trainer.own.streaming import Stream
+from espalier_trainer.own.feed import Stream
 from own_scripts import another_process
 
 

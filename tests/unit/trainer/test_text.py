@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
 from espalier_trainer.data import load_data
-from espalier_trainer.data.text import by_file, by_position
-from espalier_trainer.data.tokenizing import Characters, tokenizer_of
-from espalier_trainer.data.tokens import TokenSource
+from espalier_trainer.data.source import TokenSource
+from espalier_trainer.data.text import Characters, by_file, by_position, tokenizer_of
 from espalier_trainer.errors import DatasetError
 
 TEXT = "A line of text, with ten words in it or so.\n"

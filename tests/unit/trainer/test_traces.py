@@ -17,9 +17,8 @@ from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallbac
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.allocations import AllocationFile
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import DocumentScheduler
+from espalier_trainer.signals.scheduler import AllocationFile, DocumentScheduler
 from espalier_trainer.signals.traces import SignalSpans, exporter_to, tracer_into
 from otlp import collecting
 from trainer_processes import ended, until

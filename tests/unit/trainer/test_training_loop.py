@@ -31,8 +31,8 @@ from espalier_trainer.models.zoo import build_model
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
+from espalier_trainer.run.saving import Writer
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.writing import Writer
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
 

@@ -18,7 +18,7 @@ from espalier_core.types.growth_corpus import MARKS
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.report import AdaptationSource, Arm, Slice
 from espalier_core.types.trials import EVIDENCE, SHARES, seen
-from espalier_trainer.elastic.loop_state import StateCopy, TrialRates
+from espalier_trainer.elastic.states import StateCopy, TrialRates
 from espalier_trainer.growth.advisor import Decision
 from espalier_trainer.growth.consultation import Asked
 from espalier_trainer.optimizers.schedules import Moment

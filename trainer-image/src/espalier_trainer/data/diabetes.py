@@ -16,8 +16,8 @@ from torch import Tensor
 
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
+from espalier_trainer.data.images import HELD_OUT_SEED
 from espalier_trainer.data.source import Data, TensorSource
-from espalier_trainer.data.splitting import HELD_OUT_SEED
 
 TRAIN, VALIDATION = 302, 70
 

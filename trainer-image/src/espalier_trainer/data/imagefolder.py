@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from espalier_core.types.job import DatasetSpec
-from espalier_trainer.data.images import DEFAULT_MEMORY_LIMIT_GIB, Geometry, read_images
+from espalier_trainer.data.images import DEFAULT_MEMORY_LIMIT_GIB, Geometry, from_image_splits, read_images
 from espalier_trainer.data.source import Data, flip_batch
-from espalier_trainer.data.splitting import from_image_splits
 from espalier_trainer.errors import DatasetError
 
 _FIELD = "training.dataset.options"

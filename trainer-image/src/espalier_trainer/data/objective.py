@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.types.task import MEASURE_OF, Score, Task
-from espalier_trainer.data.source import Source
-from espalier_trainer.data.tokens import TokenSource
+from espalier_trainer.data.source import Source, TokenSource
 
 
 @dataclass(frozen=True, slots=True)

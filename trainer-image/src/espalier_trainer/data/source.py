@@ -1,7 +1,9 @@
-"""What the training loop reads: splits as sources of batches.
+"""What the training loop reads: splits as sources of batches, and the order of their examples.
 
 Small data sets live in memory as whole tensors, on the training device: a batch is one indexing operation (some
 tens of µs), where a `DataLoader` with workers costs more than a step of a small network.
+
+The order is a permutation for each (seed, epoch), and a cursor in it that can be checkpointed.
 """
 
 from __future__ import annotations
@@ -223,3 +225,83 @@ def channel_statistics(inputs: Tensor, chunk: int = 4096) -> tuple[Tensor, Tenso
     std = (squares / count - mean.square()).clamp_min(0).sqrt()
     std = torch.where(std > 0, std, torch.ones_like(std))
     return mean.to(torch.float32).view(-1, 1, 1), std.to(torch.float32).view(-1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSource:
+    """Windows of `context` tokens, each with the tokens that follow; `windows` of them are an epoch.
+
+    The windows of an epoch are spread evenly over the text. In training each batch moves all of its windows by one
+    random distance, so that every place of the text comes up; in evaluation they stay where they are.
+    """
+
+    tokens: Tensor
+    """All of the text, int32 [L]."""
+    context: int
+    windows: int
+    characters_per_token: float = 1.0
+    """Of this text: what turns bits per token into bits per character."""
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) <= self.context:
+            raise DatasetError(
+                f"training.dataset.options.context: is {self.context}, and a split of the text has {len(self.tokens)} "
+                "tokens; a window and the token after it must fit: use a smaller context or more text"
+            )
+
+    def __len__(self) -> int:
+        return self.windows
+
+    def batch(self, indices: Tensor, chance: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return (tokens [N, context], the tokens that follow each [N, context]), int64."""
+        places = len(self.tokens) - self.context  # where a window can begin
+        moved = 0 if chance is None else int(chance.integers(places))
+        starts = (indices.to(self.tokens.device) * places // self.windows + moved) % places
+        within = torch.arange(self.context + 1, device=self.tokens.device)
+        picked = self.tokens[starts[:, None] + within].long()
+        return picked[:, :-1], picked[:, 1:]
+
+    def to(self, device: torch.device) -> TokenSource:
+        """Return the same split on `device`."""
+        return replace(self, tokens=self.tokens.to(device))
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """The batches of one epoch; batch i is the same on every worker, before and after a restart.
+
+    An incomplete last batch is left out (other examples each epoch): a batch norm over a handful of examples is
+    noise. A split smaller than a batch is one batch.
+    """
+
+    indices: Tensor
+    """The permutation, int64."""
+    batch_size: int
+    seed: int
+    epoch: int
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return max(1, len(self.indices) // self.batch_size)
+
+    @property
+    def rows(self) -> int:
+        """Number of examples in a batch."""
+        return min(self.batch_size, len(self.indices))
+
+    def chosen(self, cursor: int, rows: slice = slice(None), batches: int = 1) -> Tensor:
+        """Return the examples of `batches` batches from `cursor` on, or of `rows` of them."""
+        return self.indices[cursor * self.batch_size : (cursor + batches) * self.batch_size][rows]
+
+    def batch(self, source: Source, cursor: int, rows: slice = slice(None), batches: int = 1) -> tuple[Tensor, Tensor]:
+        """Return `batches` batches of `source` from `cursor` on, or `rows` of them, augmented with random numbers of
+        batch `cursor` alone.
+        """
+        chance = np.random.default_rng((self.seed, self.epoch, cursor, 1))
+        return source.batch(self.chosen(cursor, rows, batches), chance)
+
+
+def epoch_order(examples: int, batch_size: int, seed: int, epoch: int, device: torch.device) -> EpochOrder:
+    """Return the order of `examples` examples in `epoch`, its indices on `device`."""
+    permutation = np.random.default_rng((seed, epoch)).permutation(examples)
+    return EpochOrder(torch.from_numpy(permutation).to(device), batch_size, seed, epoch)

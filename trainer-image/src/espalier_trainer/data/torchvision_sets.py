@@ -16,9 +16,8 @@ from torch import Tensor
 
 from espalier_core.causes import in_one_line
 from espalier_core.types.job import DatasetSpec
-from espalier_trainer.data.images import Geometry, ImageArrays, Split, cache_folder, read_images
+from espalier_trainer.data.images import Geometry, ImageArrays, Split, build, cache_folder, read_images, to_tensors
 from espalier_trainer.data.source import Augmentation, Data, flip_batch
-from espalier_trainer.data.splitting import build, to_tensors
 from espalier_trainer.errors import DatasetError
 
 CIFAR_CLASSES = (

@@ -11,8 +11,7 @@ Whether to do so is a pure decision (`decision`); `shrinking` executes it in a r
 """
 
 from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
-from espalier_trainer.distillation.filling import ShrinkError, fill, readers, shrink_optimizer
-from espalier_trainer.distillation.folding import fold, recalibrate
+from espalier_trainer.distillation.filling import ShrinkError, fill, fold, readers, recalibrate, shrink_optimizer
 from espalier_trainer.distillation.teacher import Teacher, Teaching, distillation_loss
 from espalier_trainer.training.hooks import Criterion
 

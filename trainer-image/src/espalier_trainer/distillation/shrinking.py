@@ -16,18 +16,18 @@ from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
-from espalier_trainer.data.batches import epoch_order
-from espalier_trainer.data.source import Data
-from espalier_trainer.distillation.adjusting import adjust
+from espalier_trainer.data.objective import Evaluation
+from espalier_trainer.data.source import Data, epoch_order
 from espalier_trainer.distillation.decision import Facts, Rule, better, decide
-from espalier_trainer.distillation.filling import ShrinkError
+from espalier_trainer.distillation.filling import ShrinkError, adjust
 from espalier_trainer.distillation.teacher import Teacher, Teaching
-from espalier_trainer.distillation.times import MEASURED_STEPS, Times
 from espalier_trainer.distillation.trial import (
     LESSON,
+    MEASURED_STEPS,
     Pending,
     ShrinkingState,
     Size,
+    Times,
     Trial,
     kept_network,
     kept_tensors,
@@ -38,8 +38,8 @@ from espalier_trainer.distillation.trial import (
     structure,
 )
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.training.evaluation import Evaluation, evaluate
 from espalier_trainer.training.hooks import Boundary, Change, Criterion, Hooks
+from espalier_trainer.training.method import evaluate
 from espalier_trainer.training.network import Network
 
 

@@ -5,7 +5,7 @@
 protocol and why it is so.
 """
 
-from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 
 __all__ = ["GroupBrokenError", "Team"]

@@ -15,8 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from espalier_trainer.elastic.broken import Sending
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, Sending
 from espalier_trainer.measuring.gradients import squared_norm
 from espalier_trainer.optimizers.layout import laid_as
 

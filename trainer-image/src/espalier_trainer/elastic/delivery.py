@@ -19,8 +19,7 @@ from torch import Tensor
 from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, dumps
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState, DocumentT, loads_grown
-from espalier_trainer.elastic.broken import Sending
-from espalier_trainer.elastic.group import PIECE_BYTES, Group
+from espalier_trainer.elastic.group import PIECE_BYTES, Group, Sending
 from espalier_trainer.errors import CheckpointMismatchError
 
 SMALL_BYTES: Final = 1 << 16

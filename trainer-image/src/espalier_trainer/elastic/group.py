@@ -1,14 +1,28 @@
-"""One generation's process group: the few collectives that elastic training needs.
+"""One generation's process group: the few collectives that elastic training needs, and how they fail.
 
-gloo carries everything but what is summed on GPUs, which NCCL does (`elastic/nccl.py`): commands and states lie in main
-memory, and gloo notices at once that a process has died, which NCCL does not.
+gloo carries everything but what is summed on GPUs, which NCCL does: commands and states lie in main memory, and gloo
+notices at once that a process has died, which NCCL does not. NCCL waits without limit for a process that has died on
+the same machine, and PyTorch's watchdog then ends the process that waits. Here a member looks whether a sum is done,
+and when its time is over it aborts NCCL and goes on without.
+
+Small tensors are summed by a mesh: each member sends its own to each other one. gloo's ring needs 2 (members - 1)
+messages one after the other, each handed from thread to thread, and a small step waits for each of them. In the mesh
+all messages travel at the same time, and the thread that computes sends and receives them itself. On two cores, two
+members sum 1,280 bytes in 0.6 to 0.9 ms instead of 1.4, four members in 2.0 instead of 5.4.
+
+An exchange that ends with an error shows that a generation is over (`broken`).
 """
 
 from __future__ import annotations
 
 import hmac
 import logging
+import os
 import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,14 +31,158 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from espalier_trainer.elastic.broken import GroupBrokenError, Sending, broken
-from espalier_trainer.elastic.mesh import MESH_BYTES, MeshSum
-from espalier_trainer.elastic.nccl import DeviceSums
+from espalier_core.causes import in_one_line
+from espalier_trainer.elastic.rendezvous import LeaderAwayError, answered
 
 if TYPE_CHECKING:
     from espalier_trainer.elastic.buckets import Buckets
 
 logger = logging.getLogger(__name__)
+
+
+class GroupBrokenError(Exception):
+    """A member is gone, or cannot be reached: this generation is over."""
+
+
+class Sending:
+    """An exchange that has begun; nobody may touch its tensor until `wait` returns."""
+
+    def __init__(self, work: Any, seconds: float | None = None) -> None:
+        """`seconds` is how long to wait; None: as long as for any collective."""
+        self._work, self._seconds = work, seconds
+
+    def wait(self) -> None:
+        """Wait until it is done. Raises `GroupBrokenError`."""
+        with broken():
+            if self._seconds is None:
+                self._work.wait()
+            else:
+                self._work.wait(timedelta(seconds=self._seconds))
+
+
+@contextmanager
+def broken() -> Iterator[None]:
+    """Raise `GroupBrokenError` for the errors of a process group in the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, OSError, AttributeError) as error:  # AttributeError: closed already
+        raise GroupBrokenError(in_one_line(str(error))) from error
+
+
+MESH_BYTES: Final = 1 << 22
+"""What a member receives at most: of larger tensors a ring moves less."""
+_TAG: Final = 1
+"""States are sent by another one."""
+
+
+class MeshSum(Sending):
+    """A sum that has begun."""
+
+    def __init__(self, group: Group, tensor: Tensor) -> None:
+        """Begin to send `tensor` to all others, and to receive theirs. Raises `GroupBrokenError`."""
+        self._rank, self._tensor = group.rank, tensor
+        others = [each for each in range(group.world) if each != group.rank]
+        self._received = {each: torch.empty_like(tensor) for each in others}
+        arriving = [group.receiving_from(self._received[each], each, _TAG) for each in others]
+        self._messages = arriving + [group.sending_to(tensor, each, _TAG) for each in others]
+
+    def wait(self) -> None:
+        """Wait for all others. Raises `GroupBrokenError`.
+
+        The tensors are added in the order of the ranks, so that all members get the same bits.
+        """
+        for message in self._messages:
+            message.wait()
+        parts = [self._received.get(each, self._tensor) for each in range(len(self._received) + 1)]
+        for part in parts[1:]:
+            parts[0].add_(part)
+        if self._rank:
+            self._tensor.copy_(parts[0])
+
+
+_NEVER: Final = timedelta(days=365)
+_LOOKS: Final = (1e-5, 1e-3)
+"""Seconds between two looks: the first, the longest."""
+
+
+class DeviceSums:
+    """NCCL's communicator of one generation."""
+
+    def __init__(self, store: Any, rank: int, world: int, device: torch.device, seconds: float) -> None:
+        """Connect all members, which have all come; nobody waits longer than `seconds` for anything.
+
+        Raises `GroupBrokenError` if NCCL does not connect them.
+        """
+        self._device, self._seconds = device, seconds
+        self._unfinished = 0
+        # The watchdog reads them when a group is made. 0: it ends no process, and its threads do not ask the store,
+        # which is written in Python and may be gone.
+        for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+            os.environ[f"TORCH_NCCL_{name}"] = "0"
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _NEVER
+        with broken():
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, world, options)
+        try:
+            self._connect()
+        except GroupBrokenError:
+            self.close()
+            raise
+
+    def sending(self, tensor: Tensor) -> Sending:
+        """Begin to sum `tensor` over all members, in place. Raises `GroupBrokenError`, as does what it returns."""
+        with broken():
+            work = self._group.allreduce([tensor])
+        self._unfinished += 1
+        return _Sum(work, self._seconds, self._finished)
+
+    def close(self) -> None:
+        """Abort what is not done, so that the device does not wait for it.
+
+        Where everything is done nobody waits for NCCL, which takes half a second to leave.
+        """
+        group, self._group = self._group, None
+        if group is None:
+            return
+        leave = threading.Thread(target=group.abort, name="nccl")
+        leave.start()
+        if self._unfinished:
+            leave.join()
+
+    def _finished(self) -> None:
+        self._unfinished -= 1
+
+    def _connect(self) -> None:
+        """Take the first sum, which connects the members: in a thread, as that has no time limit."""
+        tensor = torch.zeros(1, device=self._device)
+        try:
+            answered(lambda: self.sending(tensor).wait(), lambda: False, self._seconds)
+        except LeaderAwayError as error:
+            raise GroupBrokenError(f"NCCL has not connected the members within {self._seconds:g} s") from error
+
+
+class _Sum(Sending):
+    """A sum that the device computes."""
+
+    def __init__(self, work: Any, seconds: float, finished: Callable[[], None]) -> None:
+        super().__init__(work)
+        self._limit, self._finished = seconds, finished
+
+    def wait(self) -> None:
+        """Wait until it is done, and let what the device computes next see it."""
+        pause, longest = _LOOKS
+        end = time.monotonic() + self._limit
+        with broken():
+            while not self._work.is_completed():
+                if time.monotonic() > end:
+                    raise GroupBrokenError(f"the GPUs' sum is not done after {self._limit:g} s: a member is gone")
+                time.sleep(pause)
+                pause = min(1.2 * pause, longest)
+            self._work.wait()
+        self._finished()
+
 
 FORM_SECONDS = 5.0
 """A planned member may be dead already: the group forms without those that have not come by then."""

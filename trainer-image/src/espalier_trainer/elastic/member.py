@@ -1,6 +1,7 @@
 """A worker that does not lead: it arrives, receives the state and the leader's commands, and leaves.
 
-The caller executes the commands: the ready trainer's `Follower`, or a user's loop.
+The caller executes the commands: the ready trainer's `Follower`, or a user's loop. While a worker carries out an order
+by itself, it tells its leader so by a `Line`, and reads there whether it may go on.
 """
 
 from __future__ import annotations
@@ -14,18 +15,50 @@ from typing import Final
 
 import torch
 
-from espalier_trainer.elastic.apart import Line
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group
-from espalier_trainer.elastic.loop_state import StateCopy
+from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
-from espalier_trainer.elastic.states import Code, Command, align, digest, receive_note, receive_order, receive_state
+from espalier_trainer.elastic.states import (
+    Code,
+    Command,
+    StateCopy,
+    align,
+    digest,
+    receive_note,
+    receive_order,
+    receive_state,
+)
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 
 logger = logging.getLogger(__name__)
+
+
+ASK_SECONDS: Final = 0.2
+"""Interval of asking whether the leader still wants the result; a question is a message to its process."""
+
+
+class Line:
+    """The line to the leader. Raises `LeaderAwayError` where that does not answer."""
+
+    def __init__(self, client: RendezvousClient, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client, self._worker, self._clock = client, worker, clock
+        self._asked = clock()
+        self._dismissed = False
+
+    def tell(self, text: str) -> None:
+        """Say how far the order is carried out."""
+        self._client.tell(self._worker, text)
+
+    def dismissed(self) -> bool:
+        """Return whether the leader no longer waits for the result."""
+        now = self._clock()
+        if not self._dismissed and now - self._asked >= ASK_SECONDS:
+            self._asked = now
+            self._dismissed = self._client.dismissed(self._worker)
+        return self._dismissed
+
 
 AGAIN_SECONDS: Final = 0.2
 """Interval of attempts to find the leader."""

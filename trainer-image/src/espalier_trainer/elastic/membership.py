@@ -1,15 +1,22 @@
-"""Who is a member: the messages of workers, and the leader's decisions on them."""
+"""The leader's decisions on its members: who is one, who is excluded for a while, and who computes what. Pure.
+
+Workers and the leader exchange `Arrival`s and `Plan`s. Workers that slow the others down are excluded; the caller
+passes all times. `shares` divides the examples of a step among the members.
+"""
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from espalier_trainer.elastic.channel import derived
+from espalier_core.types.job import ElasticBatch
+from espalier_trainer.elastic.store import derived
 
 PROTOCOL = 9
 """Increased when workers of two versions can no longer train together."""
@@ -106,3 +113,146 @@ def planned(
     names, steps = tuple(each.worker for each in everyone), [each.step for each in everyone]
     source = steps.index(max(steps)) if newest else 0
     return Plan(generation, names, names.index(winner) if winner in names else source, secrets.token_hex(16))
+
+
+FACTOR: Final = 5.0
+STEPS: Final = 20
+"""A member that is FACTOR times slower than the others for STEPS steps in a row is a straggler."""
+PAUSE_SECONDS: Final = 60.0
+"""An excluded straggler may join again after this time, which doubles each time: it was slow, not broken."""
+MAX_DROPS: Final = 3
+"""After this number of exclusions it stays excluded, as each return costs `STEPS` slow steps and two pauses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """How often a worker was excluded, and until when it is."""
+
+    times: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What is known of the members' speed."""
+
+    slow: str | None = None
+    """The straggler of the last step."""
+    steps: int = 0
+    """Its number of consecutive steps as the straggler."""
+    dropped: Mapping[str, Dropped] = field(default_factory=dict)
+
+    def out(self, now: float) -> frozenset[str]:
+        """Return the workers that are excluded at `now`."""
+        return frozenset(worker for worker, each in self.dropped.items() if now < each.until)
+
+    def drops(self, worker: str) -> int:
+        """Return how often `worker` was excluded."""
+        found = self.dropped.get(worker)
+        return 0 if found is None else found.times
+
+    def changed(self) -> Speeds:
+        """Return the state after a change of members, which ends the current run of slow steps."""
+        return replace(self, slow=None, steps=0)
+
+    def dropping(self, worker: str, now: float) -> Speeds:
+        """Return the state after `worker` is excluded at `now`."""
+        times = self.drops(worker) + 1
+        until = float("inf") if times >= MAX_DROPS else now + PAUSE_SECONDS * 2 ** (times - 1)
+        return Speeds(dropped={**self.dropped, worker: Dropped(times, until)})
+
+
+def straggler(seconds: Sequence[float], factor: float) -> int | None:
+    """Return the member whose `seconds` of computing are `factor` times the median of the others', the slowest one."""
+    if len(seconds) < 2:
+        return None
+    slowest = max(range(len(seconds)), key=seconds.__getitem__)
+    others = sorted(value for member, value in enumerate(seconds) if member != slowest)
+    return slowest if seconds[slowest] > factor * others[len(others) // 2] else None
+
+
+def observed(speeds: Speeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Speeds, str | None]:
+    """Return the state after a step in which `workers` computed for `seconds`, and the worker found to be a straggler.
+
+    A straggler is reported once, until the members change.
+    """
+    rank = straggler(seconds, FACTOR)
+    slow = None if rank is None else workers[rank]
+    steps = speeds.steps + 1 if slow is not None and slow == speeds.slow else int(slow is not None)
+    return replace(speeds, slow=slow, steps=steps), slow if steps == STEPS else None
+
+
+def described(name: str, rank: int, seconds: Sequence[float], pause: float, times: int) -> str:
+    """Return a warning of the straggler `name`, whose `seconds` of a step are those at `rank`.
+
+    `pause`: for how long it is excluded (0: it is not, inf: for good), now for the `times`-th time.
+    """
+    others = sorted(each for place, each in enumerate(seconds) if place != rank)
+    what = "all wait for it at each step"
+    if math.isinf(pause):
+        what = f"it is excluded for good, as it was {times - 1} times before"
+    elif pause:
+        what = f"it is excluded for {pause:.0f} s"
+    return f"{name} computes {seconds[rank]:.3g} s a step, the others {others[len(others) // 2]:.3g} s; {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What all members take in a step. The leader decides on it."""
+
+    batches: int = 1
+    """Batches of the epoch, from its cursor on."""
+    passes: int = 1
+    """Parts in which each member computes its share, one after the other; gradients add up."""
+    rate: float = 1.0
+    """Factor of the learning rate of a step of one batch."""
+    full: bool = True
+    """Whether it is not less than usual because the epoch ends."""
+
+
+ONE = Portion()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rows `first` to `last` (not included) from the beginning of batch `batch` of the epoch on; may be empty."""
+
+    batch: int
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> int:
+        """Number of examples."""
+        return self.last - self.first
+
+
+LEAST_ROWS = 2
+"""A batch norm over one example has no variance."""
+
+
+def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: int = 1) -> tuple[Share, ...]:
+    """Return the members' shares of the step that takes `batches` batches of `rows` examples from batch `cursor` on.
+
+    `keepGlobal`: they are cut into `world` parts whose sizes differ by one at most. `scaleLinear`: each member takes
+    one, the k-th `cursor` + k; near the epoch's end some take none. Each example is in exactly one share.
+    """
+    if policy is ElasticBatch.SCALE_LINEAR:
+        return tuple(Share(cursor + member, 0, rows if member < batches else 0) for member in range(world))
+    rows *= batches
+    parts = max(1, min(world, rows // LEAST_ROWS))
+    cuts = [rows * part // parts for part in range(parts + 1)]
+    idle = [Share(cursor, 0, 0)] * (world - parts)
+    return (*(Share(cursor, *cut) for cut in pairwise(cuts)), *idle)
+
+
+def fixed_portion(policy: ElasticBatch, world: int, cursor: int, batches: int) -> Portion:
+    """Return what a step at batch `cursor` of `batches` takes if the author of the job decides on the batch size.
+
+    `scaleLinear`: a batch for each member, with the learning rate multiplied by their number (the linear scaling rule:
+    Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1).
+    """
+    if policy is not ElasticBatch.SCALE_LINEAR:
+        return ONE
+    taken = min(world, batches - cursor)
+    return Portion(batches=taken, rate=float(taken), full=taken == world)

@@ -21,9 +21,8 @@ from typing import Any, Final, TypeVar
 from espalier_core.causes import in_one_line
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types import environment
-from espalier_trainer.elastic.channel import KEY_BYTES, ChannelError, call
 from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
-from espalier_trainer.elastic.store import StoreClient, StoreServer
+from espalier_trainer.elastic.store import KEY_BYTES, ChannelError, StoreClient, StoreServer, call
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.process.settings import Rendezvous
 

@@ -14,15 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.types.job import ElasticBatch
-from espalier_trainer.data.batches import EpochOrder
-from espalier_trainer.data.source import Source
+from espalier_trainer.data.source import EpochOrder, Source
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.batches import LEAST_ROWS, shares
-from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.buckets import Exchange
-from espalier_trainer.elastic.group import Group
-from espalier_trainer.measuring.gradients import Stopwatch, settle
-from espalier_trainer.measuring.noise import Norms
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.membership import LEAST_ROWS, shares
+from espalier_trainer.measuring.gradients import Norms, Stopwatch, settle
 from espalier_trainer.optimizers.building import set_learning_rate
 from espalier_trainer.training.hooks import Criterion
 from espalier_trainer.training.method import PLAIN, Method

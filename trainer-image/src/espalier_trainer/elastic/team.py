@@ -6,10 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from espalier_trainer.elastic.batches import ONE, Portion
-from espalier_trainer.elastic.broken import GroupBrokenError
 from espalier_trainer.elastic.generations import Capture, Generations, StepPlace
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.membership import ONE, Portion
 from espalier_trainer.elastic.states import Code, Command, broadcast_note, broadcast_orders, broadcast_state
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment

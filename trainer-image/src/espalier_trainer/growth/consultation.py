@@ -1,4 +1,7 @@
-"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of its result."""
+"""One consultation: steps 3 to 5 of the paper's Algorithm 1, and the record of its result.
+
+The cost of a step depends on at how many places of an example the layers of a model are applied (`places`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import prod
 
 from torch import nn
 
@@ -21,8 +25,9 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, Arm
 from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
 from espalier_trainer.growth.advisor import Advisor, Decision
-from espalier_trainer.growth.places import known_places
 from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.net2net.trace.graph import Graph, Operation
+from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.signals.scheduler import Scheduler
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Progress
@@ -275,3 +280,43 @@ def allowed_actions(
     if bound is None:
         return None if wanted == all_of_them else wanted
     return tuple(action for action in wanted if action.carried_out(architecture).parameters <= bound)
+
+
+_CHANNELS = ("out_channels", "out_features", "num_features", "num_channels")
+
+
+def places(model: nn.Module, example_input: ExampleInput) -> dict[str, int]:
+    """Return for each operation with weights how many places of an example it is applied at; see `step_seconds`.
+
+    Raises `GrowthError` where the model cannot be run on the example.
+    """
+    return places_of(trace(model, example_input))
+
+
+def known_places(model: nn.Module, example_input: ExampleInput) -> dict[str, int]:
+    """Return the same, and nothing where the model cannot be run: then a growth's cost is not known."""
+    try:
+        return places(model, example_input)
+    except GrowthError:
+        return {}
+
+
+def places_of(graph: Graph) -> dict[str, int]:
+    """Return the places of a traced model's operations with weights."""
+    found = {}
+    for name, read in graph.operations.items():
+        if read.parameters:
+            here = _places(read)
+            if here is None:
+                inputs = [graph.operations[one] for one in read.inputs]
+                here = next((size for one in inputs if (size := _places(one)) is not None), 1)
+            found[name] = here
+    return found
+
+
+def _places(operation: Operation) -> int | None:
+    if operation.shape is None or len(operation.shape) < 2:
+        return None
+    channels = next((operation.attributes[key] for key in _CHANNELS if key in operation.attributes), None)
+    width = channels if isinstance(channels, int) and channels > 0 else operation.shape[-1]
+    return max(1, prod(operation.shape[1:]) // max(1, width))

@@ -1,4 +1,8 @@
-"""What growing would gain, asked of the agent while the job trains: by it a scheduler chooses whom to lend GPUs."""
+"""What the agent is asked and told of a job besides how to grow.
+
+It is asked what growing would gain while the job trains: by it a scheduler chooses whom to lend GPUs. It is told how
+the job ended, and what was tried in it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,18 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from espalier_core.types.advice import AdviceRequest
-from espalier_core.types.job import Trials
+from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport, TrialOutcome
+from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
+from espalier_core.types.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
+from espalier_core.types.task import Score
 from espalier_core.types.trials import SHARES
-from espalier_trainer.growth.advisor import AdvisorError, Decision
+from espalier_trainer.growth.advisor import Advisor, AdvisorError, Decision
 from espalier_trainer.signals.scheduler import Scheduler
+from espalier_trainer.training.progress import Progress
 
 logger = logging.getLogger(__name__)
+
 
 SHARE: Final = 0.02
 """The agent is asked again after this share of the budget, and not within `LEAST_SECONDS`."""
@@ -91,3 +99,38 @@ class Forecasting:
 
     def _seconds(self) -> float:
         return self._epoch_seconds + self._share * self._scheduler.time_left()
+
+
+def report_outcome(
+    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final: Score, quality: float
+) -> None:
+    """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
+
+    `quality` is that of `final`.
+    """
+    carried_out = [
+        adaptation
+        for adaptation in progress.adaptations
+        if adaptation.source is AdaptationSource.AGENT
+        and adaptation.result in (AdaptationResult.GROWN, AdaptationResult.DECLINED)
+    ]
+    if advisor is not None and carried_out:
+        advisor.report_outcome(
+            OutcomeReport(
+                job=job.key,
+                decision_ids=tuple(adaptation.decision_id for adaptation in carried_out),
+                final_accuracy=quality,
+                measure=final.measure,
+                time_budget_seconds=job.spec.time_budget_seconds,
+                trials=tuple(map(_tried, (one for one in carried_out if one.arms))),
+            )
+        )
+
+
+def _tried(adaptation: Adaptation) -> TrialOutcome:
+    grown = adaptation.result is AdaptationResult.GROWN
+    return TrialOutcome(
+        decision_id=adaptation.decision_id,
+        action=adaptation.action if grown else str(Action.nothing()),
+        arms=adaptation.arms[:MAX_ARMS],
+    )

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError
 from espalier_trainer.own import join as join_own
-from espalier_trainer.own.carried import Stateful
+from espalier_trainer.own.given import Stateful
 from espalier_trainer.own.trying import Validate
 
 

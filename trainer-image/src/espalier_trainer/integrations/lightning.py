@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.own import Loop, OwnLoopError, join
-from espalier_trainer.own.carried import Stateful
-from espalier_trainer.own.early import leads
+from espalier_trainer.own.given import Stateful
+from espalier_trainer.own.joining import leads
 from espalier_trainer.own.stream import Stream
 from espalier_trainer.own.trying import Validate
 

@@ -27,8 +27,7 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Task
 from espalier_core.validation.reading import load_job
 from espalier_trainer.data import load_data
-from espalier_trainer.data.batches import epoch_order
-from espalier_trainer.data.source import Source
+from espalier_trainer.data.source import Source, epoch_order
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
 from espalier_trainer.launch.session import usable_device
 from espalier_trainer.models.zoo import build_model
@@ -36,10 +35,10 @@ from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.optimizers.schedules import build_schedule
 from espalier_trainer.ready import steps
 from espalier_trainer.run.services import set_threads
-from espalier_trainer.training.causes import sentence
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
+from espalier_trainer.training.progress import sentence
 
 STAGE, FOUND, FAILED, DONE = "stage", "found", "failed", "done"
 """The keys of lines: what begins, what was found, why the job cannot run, and that all was tried."""

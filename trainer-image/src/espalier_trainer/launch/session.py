@@ -23,11 +23,9 @@ from espalier_trainer.process.entrypoint import load_entrypoint
 from espalier_trainer.process.settings import Settings, StopSignal
 from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.contracts import early_report
-from espalier_trainer.run.memory import keep_freed
-from espalier_trainer.run.services import Services, connect, seed_of, set_threads
-from espalier_trainer.training.causes import ending_of, exit_code_of
+from espalier_trainer.run.services import Services, connect, keep_freed, seed_of, set_threads
 from espalier_trainer.training.network import new_network
-from espalier_trainer.training.progress import TrainingResult
+from espalier_trainer.training.progress import TrainingResult, ending_of, exit_code_of
 
 if TYPE_CHECKING:
     from espalier_trainer.ready.follower import Follower

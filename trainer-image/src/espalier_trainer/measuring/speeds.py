@@ -1,15 +1,20 @@
-"""The duration of steps by configuration. Pure: the caller passes all times."""
+"""The duration of steps by configuration, the course of the loss, and in which steps to measure. Pure.
+
+The caller passes all times. The course of the loss is kept in a bounded number of points, and measuring costs a bounded
+share of the time.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from espalier_core.base import YEAR_SECONDS
-from espalier_core.types.measurements import MAX_CONFIGURATIONS, Speed, configuration_of
+from espalier_core.types.measurements import MAX_CONFIGURATIONS, MAX_LOSS_POINTS, LossPoint, Speed, configuration_of
 
 WARM_UP_STEPS: Final = 5
 """After a change of workers or model, steps still allocate memory and choose kernels; they are not measured."""
@@ -90,3 +95,76 @@ def _speed(key: _Typed, window: _Window) -> Speed | None:
         step_seconds=seconds,
         sync_seconds=0.0 if alone else min(seconds, statistics.median(window.sync)),
     )
+
+
+class LossCurve:
+    """Means over equal numbers of steps; where there are too many points, two become one, and later ones are longer."""
+
+    def __init__(self, earlier: Sequence[LossPoint] = ()) -> None:
+        """Continue a curve that was kept, if there is one."""
+        self._points = [(point.epoch, point.step, point.loss) for point in earlier]
+        self._stride = max(1, earlier[-1].step - earlier[-2].step) if len(earlier) > 1 else 1
+        self._count, self._sum, self._first = 0, 0.0, (0, 0)
+
+    def add(self, epoch: int, step: int, loss: float) -> None:
+        """Add the loss of a step. One that is not finite is left out."""
+        if not math.isfinite(loss):
+            return
+        if not self._count:
+            self._first = epoch, step
+        self._count += 1
+        self._sum += loss
+        if self._count < self._stride:
+            return
+        self._points.append((*self._first, self._sum / self._count))
+        self._count, self._sum = 0, 0.0
+        if len(self._points) > MAX_LOSS_POINTS:
+            self._thin()
+
+    def _thin(self) -> None:
+        pairs = zip(self._points[::2], self._points[1::2], strict=False)
+        rest = self._points[len(self._points) // 2 * 2 :]
+        self._points = [(epoch, step, (loss + other) / 2) for (epoch, step, loss), (_, _, other) in pairs]
+        self._stride *= 2
+        for epoch, step, loss in rest:  # the first half of a point of the new length
+            self._first, self._count, self._sum = (epoch, step), self._stride // 2, loss * (self._stride // 2)
+
+    def measured(self) -> tuple[LossPoint, ...]:
+        """Return the points."""
+        return tuple(LossPoint(epoch=epoch, step=step, loss=loss) for epoch, step, loss in self._points)
+
+
+SHARE: Final = 0.01
+"""Measuring the gradients' noise costs at most this share of the time of steps."""
+LEAST_STEPS: Final = 10
+"""From one measurement to the next, where they are cheap: more of them would not be independent news."""
+
+
+class Sampling:
+    """Earns a share of each step, and spends it on measurements.
+
+    The first one is on credit, because its cost is not known: the next follows when it is paid back, and the cost of
+    one more is earned.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
+        self._earned = self._cost = 0.0
+        """Seconds to spend, below zero in debt; the expected cost of a measurement."""
+        self._steps = 0
+
+    def due(self, after: int = 0) -> bool:
+        """Return whether to measure now, or in `after` more steps."""
+        return self._steps + after >= LEAST_STEPS and self._earned >= self._cost
+
+    def stepped(self, seconds: float) -> None:
+        """Count a step that took `seconds`."""
+        # No more than one measurement is saved up: a run that was slow before must not measure in each step now.
+        self._earned = min(self._earned + self._share * seconds, self._cost)
+        self._steps += 1
+
+    def paid(self, seconds: float) -> None:
+        """Count a measurement that cost `seconds`."""
+        self._earned -= seconds
+        self._cost = seconds if self._cost == 0 else (self._cost + seconds) / 2
+        self._steps = 0

@@ -5,8 +5,7 @@ code inside the loop; only the leader runs the code after it. `docs/own-training
 """
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.own.early import WATCH
-from espalier_trainer.own.joining import join
+from espalier_trainer.own.joining import WATCH, join
 from espalier_trainer.own.loop import Loop
 
 __all__ = ["Loop", "OwnLoopError", "join"]

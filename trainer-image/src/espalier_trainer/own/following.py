@@ -14,19 +14,16 @@ from torch import Tensor
 
 from espalier_core.types.environment import ExitCode
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.apart import Line
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.loop_state import StateCopy
-from espalier_trainer.elastic.member import Member, Turn
-from espalier_trainer.elastic.states import Code
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.member import Line, Member, Turn
+from espalier_trainer.elastic.states import Code, StateCopy
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import ONCE, Feed
 from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.process.term_signal import Leave
+from espalier_trainer.process.settings import Leave, Rendezvous
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,31 @@
-"""The optimizers that a script gives to `join`: one or several, perhaps wrapped."""
+"""What a script gives to `join` besides its model: optimizers, schedulers, scalers, averages of the weights.
+
+Optimizers may be several, perhaps wrapped. The states of the others travel with the model's. Averages follow the
+model's growth: a module that is a copy of the model (in a `torch.optim.swa_utils.AveragedModel`, or in an attribute of
+an object of the user's) grows by the same steps, and so computes the same as before; a dictionary of tensors by
+parameter name gets the new parameters, and the new buffers if it holds the old ones.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, cast
 
-from torch import nn
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import LRScheduler
 
+from espalier_trainer.encoding import PREFIX, EncodingError, decoded, encoded
 from espalier_trainer.errors import OwnLoopError
+from espalier_trainer.net2net.history import GrowthStep, gradual
+from espalier_trainer.net2net.in_place import become
+from espalier_trainer.net2net.modules import ExampleInput, device_of
 from espalier_trainer.net2net.optimizer import Several, members_of
 from espalier_trainer.optimizers.building import kept_options
 
@@ -86,3 +102,196 @@ def _unwrapped(optimizer: object) -> Optimizer:
             "exchange gradients once a step; give another optimizer"
         )
     return optimizer
+
+
+class Stateful(Protocol):
+    """Any other part of the training state, for example a learning-rate scheduler or an average of the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: tensors, numbers, texts, lists and dictionaries."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Load a state."""
+
+
+class Carried:
+    """The others of a script, in the order in which they were given."""
+
+    def __init__(self, others: Sequence[Stateful], model: nn.Module) -> None:
+        """Raises `OwnLoopError` for a state that cannot be sent to other workers."""
+        self.others, self._model = tuple(others), model
+        self.encoded()
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler, None where there is none, or none that scales."""
+        found = (other for other in self.others if isinstance(other, GradScaler) and other.is_enabled())
+        return next(found, None)
+
+    @property
+    def has_scheduler(self) -> bool:
+        """Whether a learning-rate scheduler is among them."""
+        # Accelerate wraps them.
+        return any(isinstance(getattr(other, "scheduler", other), LRScheduler) for other in self.others)
+
+    def encoded(self) -> tuple[list[Any], dict[str, Tensor]]:
+        """Return their states: JSON types, and the tensors in them, by the names of a checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        states = [_encoded(other, tensors) for other in self.others]
+        return states, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}
+
+    def digest(self) -> str:
+        """Return a hash of the tensors."""
+        found = xxhash.xxh3_64()
+        for tensor in self.encoded()[1].values():
+            found.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+    def decoded(self, states: list[Any], tensors: dict[str, Tensor] | None) -> tuple[dict[str, Any], ...]:
+        """Return the states as `load` takes them; `tensors` None: those that the others hold now."""
+        own = {name.removeprefix(PREFIX): tensor for name, tensor in self.encoded()[1].items()}
+        if tensors is None:
+            return tuple(decoded(state, own) for state in states)
+        device = device_of(self._model)
+        here = {name: each.to(own[name].device if name in own else device) for name, each in tensors.items()}
+        return tuple(decoded(state, here) for state in states)
+
+    def kept(self) -> tuple[dict[str, Any], ...]:
+        """Return copies of their states."""
+        return tuple(copy.deepcopy(other.state_dict()) for other in self.others)
+
+    def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Load the states, in order."""
+        for other, state in zip(self.others, states, strict=True):
+            other.load_state_dict(state)
+
+    # ---- growth
+
+    def require_growable(self) -> None:
+        """Raise `OwnLoopError` where one holds tensors of which nobody knows how they follow the model's growth."""
+        for other in self.others:
+            tensors: dict[str, Tensor] = {}
+            _encoded(other, tensors)
+            matrices = [tensor for tensor in tensors.values() if tensor.dim()]
+            if matrices and not [*self._copies(other), *self._shadows(other)]:
+                raise OwnLoopError(
+                    f"grow=True: the state of {type(other).__name__} holds tensors that would not grow with the model; "
+                    "keep an average of the weights in a copy of the model (torch.optim.swa_utils.AveragedModel) or in "
+                    "a dictionary of tensors by parameter name"
+                )
+
+    def grow(self, steps: Sequence[GrowthStep], example: ExampleInput) -> Callable[[nn.Module], None]:
+        """Grow the copies of the model; call this before the model grows. Raises `GrowthError`.
+
+        Returns what must be called with the grown model after that.
+        """
+
+        def again(module: nn.Module) -> nn.Module:
+            for step in steps:
+                module = step.again(module, example)
+            return module
+
+        return self._follow(again)
+
+    def advance(self, steps: Sequence[GrowthStep], used: float) -> None:
+        """Let the copies of the model follow growths that come gradually; see `GrowthStep.advance`."""
+        for module in [module for other in self.others for module in self._copies(other)]:
+            for step in gradual(steps):
+                step.advance(module, used)
+
+    def rebuild(self, grown: Callable[[], nn.Module]) -> Callable[[nn.Module], None]:
+        """Give the copies of the model the structure of the module that `grown` returns; their states come later."""
+        return self._follow(lambda _module: grown())
+
+    def _follow(self, grown: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Module], None]:
+        copies = [module for other in self.others for module in self._copies(other)]
+        before = set(self._model.state_dict())
+        shadows = [(shadow, _left_out(shadow, self._model)) for other in self.others for shadow in self._shadows(other)]
+        for module in copies:
+            training = module.training
+            with _trained_as(self._model, module):
+                become(module, grown(module))
+            module.train(training)
+
+        def extend(model: nn.Module) -> None:
+            held, kinds = model.state_dict(), _kinds(model)
+            for shadow, left_out in shadows:
+                for name in set(shadow) - set(held):
+                    del shadow[name]
+                for name, tensor in held.items():
+                    new = name not in before and kinds[name] not in left_out
+                    if new or (name in shadow and shadow[name].shape != tensor.shape):
+                        shadow[name] = tensor.detach().clone()
+
+        return extend
+
+    def _copies(self, other: object) -> Iterator[nn.Module]:
+        """Yield the modules in `other` that have the parameters and buffers of the model, but the model itself."""
+        shapes = _shapes(self._model)
+        candidates: list[object] = [other, *vars(other).values()]
+        if isinstance(other, nn.Module):
+            candidates += [module for name, module in other.named_children()]
+        seen: set[int] = set()
+        for each in candidates:
+            if isinstance(each, nn.Module) and each is not self._model and id(each) not in seen:
+                seen.add(id(each))
+                if _shapes(each) == shapes:
+                    yield each
+
+    def _shadows(self, other: object) -> Iterator[dict[str, Tensor]]:
+        """Yield the dictionaries in `other` with a tensor for each of the model's trained parameters, by its name."""
+        shapes = _shapes(self._model)
+        trained = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        for value in vars(other).values():
+            if not isinstance(value, dict) or not trained <= set(value):
+                continue
+            if all(isinstance(each, Tensor) and shapes.get(name) == each.shape for name, each in value.items()):
+                yield cast(dict[str, Tensor], value)
+
+
+@contextmanager
+def _trained_as(model: nn.Module, module: nn.Module) -> Iterator[None]:
+    """Let a copy of `model` be frozen where the model is, since growth goes by what trains; afterwards, as it was.
+
+    What the block adds is frozen if the whole copy was.
+    """
+    own = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trained.get(name, own[name]))
+    frozen = not any(own.values())
+    try:
+        yield
+    finally:
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(own.get(name, parameter.requires_grad) and not frozen)
+
+
+def _encoded(other: Stateful, tensors: dict[str, Tensor]) -> Any:
+    try:
+        return encoded(other.state_dict(), tensors)
+    except EncodingError as error:
+        raise OwnLoopError(
+            f"join: the state of {type(other).__name__} holds a {error}; only tensors, numbers, texts, lists and "
+            "dictionaries are given to other workers: leave it out of join where all workers have it alike"
+        ) from None
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}
+
+
+def _left_out(shadow: Mapping[str, Tensor], model: nn.Module) -> set[str]:
+    """Return the kinds of a model's tensors of which a shadow lacks one: it gets no new ones of these."""
+    return {kind for name, kind in _kinds(model).items() if name not in shadow}
+
+
+def _kinds(model: nn.Module) -> dict[str, str]:
+    """Return by name whether a tensor is a trained parameter, a frozen one, a buffer of numbers, or one of integers."""
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return {
+        name: ("trained" if trained[name] else "frozen")
+        if name in trained
+        else ("numbers" if tensor.is_floating_point() else "integers")
+        for name, tensor in model.state_dict().items()
+    }

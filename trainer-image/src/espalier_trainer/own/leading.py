@@ -17,7 +17,8 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.types.task import score_in
-from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.data.objective import Evaluation
+from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.optimizers.schedules import Moment
@@ -26,12 +27,9 @@ from espalier_trainer.own.leaving import looping, was_left
 from espalier_trainer.own.loop import Hooks, Step
 from espalier_trainer.own.state import OwnState
 from espalier_trainer.process.settings import StopSignal
-from espalier_trainer.run import faults
-from espalier_trainer.run.run import Run
-from espalier_trainer.run.steps import Due
-from espalier_trainer.training.causes import exit_code_of, sentence
-from espalier_trainer.training.evaluation import Evaluation
-from espalier_trainer.training.progress import Ending
+from espalier_trainer.run.live import usable
+from espalier_trainer.run.run import Due, Run
+from espalier_trainer.training.progress import Ending, exit_code_of, sentence
 
 LEFT: Final = "the script left the loop"
 
@@ -167,7 +165,7 @@ class Leading:
             if not step.last:
                 return self._run.apart(due, lambda: step.backward(loss))
             value = self._run.together(due, lambda: _joint(step, loss)).loss
-            faults.usable(self._run, value)
+            usable(self._run, value)
         except GroupBrokenError:
             step.drop()
             return float(loss.detach())

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_trainer.elastic.batch_norm import synchronized
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.step import GradientSum, Joint
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle

@@ -16,8 +16,7 @@ from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.advice import offered
 from espalier_core.types.job import Insertion
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.elastic.loop_state import TrialRates
-from espalier_trainer.elastic.states import digest
+from espalier_trainer.elastic.states import TrialRates, digest
 from espalier_trainer.encoding import PREFIX
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.models.zoo import signature_of, untrainable
@@ -34,8 +33,7 @@ from espalier_trainer.optimizers.building import (
     optimizer_state,
 )
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.carried import Carried, Stateful
-from espalier_trainer.own.given import united
+from espalier_trainer.own.given import Carried, Stateful, united
 from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
 
 

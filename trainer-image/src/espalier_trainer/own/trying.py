@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from espalier_trainer.elastic.batches import ONE
-from espalier_trainer.elastic.loop_state import StateCopy
 from espalier_trainer.elastic.member import Turn
-from espalier_trainer.elastic.states import Code, Command
+from espalier_trainer.elastic.membership import ONE
+from espalier_trainer.elastic.states import Code, Command, StateCopy
 from espalier_trainer.net2net.modules import mode, undisturbed
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import Feed

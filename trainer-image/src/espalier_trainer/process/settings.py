@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import tempfile
@@ -189,3 +190,24 @@ def _role(text: str) -> Role:
         return Role(text)
     except ValueError:
         raise SettingsError(f"{environment.WORKER_ROLE} is {text!r}; it must be {' or '.join(Role)}") from None
+
+
+class Leave:
+    """SIGTERM: ends this process at once, as done (exit code 0), or while it takes part at the next step boundary."""
+
+    def __init__(self) -> None:
+        self.takes_part = self.asked = False
+
+    def install(self) -> None:
+        """Hear the signal from now on."""
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def __call__(self) -> bool:
+        """Return whether it has come."""
+        return self.asked
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.takes_part:
+            # Not by an exception: libraries that are being imported may swallow one, and unloading torch takes a while.
+            os._exit(0)
+        self.asked = True

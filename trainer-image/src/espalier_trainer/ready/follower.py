@@ -1,29 +1,71 @@
-"""The ready training loop, in a worker that does not lead: takes part in the leader's steps."""
+"""The ready training loop, in a worker that does not lead: takes part in the leader's steps.
+
+For a trial, it trains a copy of the model by itself.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 
-from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.data.source import Data
-from espalier_trainer.elastic.batches import LEAST_ROWS
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.loop_state import StateCopy
+from espalier_core.types.job import AdaptiveTrainingJob, TrainingSpec
+from espalier_trainer.data.source import Data, EpochOrder, epoch_order
+from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.elastic.membership import LEAST_ROWS
+from espalier_trainer.elastic.states import StateCopy
+from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.ready import steps
-from espalier_trainer.ready.alone import Alone
 from espalier_trainer.ready.on_reclaim import on_reclaim
 from espalier_trainer.ready.state import JobState
-from espalier_trainer.training.method import method_of
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.method import Method, method_of
 from espalier_trainer.training.network import Network
-from espalier_trainer.trials.arm import Trying
+from espalier_trainer.trials.arm import Taken, Trying
 
 logger = logging.getLogger(__name__)
+
+
+class Alone:
+    """Implements `trials.arm.Alone`; a turn is never needed."""
+
+    def __init__(self, training: TrainingSpec, method: Method, state: JobState, data: Data, seed: int) -> None:
+        """`seed` is the job's, of the order of its examples."""
+        self._training, self._method, self._state, self._data, self._seed = training, method, state, data, seed
+        self._order: EpochOrder | None = None
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self._of(epoch))
+
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
+        """Take the step at batch `cursor`, with this learning rate."""
+        yield from ()
+        source, order, network = self._data.train, self._of(epoch), self._state.network
+        return Taken(steps.take(self._training, self._method, network, Hooks(), None, order, source, cursor, rate).loss)
+
+    def end_epoch(self, epoch: int) -> Generator[Turn, None, None]:
+        """Do nothing: the rate follows the budget."""
+        yield from ()
+
+    def loss(self, stop: Callable[[], bool]) -> float | None:
+        """Return the loss on the validation split; None where `stop` broke the evaluation off."""
+        network, split = self._state.network, self._data.validation
+        evaluation = self._method.evaluation(network, split, self._training.batch_size, stop)
+        return None if evaluation is None else evaluation.loss
+
+    def leave(self, epoch: int, *, keep: bool) -> Generator[Turn, None, None]:
+        """Do nothing."""
+        yield from ()
+
+    def _of(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order.epoch != epoch:
+            examples, size = len(self._data.train), self._training.batch_size
+            self._order = epoch_order(examples, size, self._seed, epoch, self._state.device)
+        return self._order
 
 
 class Follower:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
-from espalier_trainer.elastic.loop_state import TrialRates
-from espalier_trainer.elastic.states import digest
+from espalier_trainer.elastic.states import TrialRates, digest
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.optimizers.schedules import Moment, build_schedule
 from espalier_trainer.training.hooks import Hooks

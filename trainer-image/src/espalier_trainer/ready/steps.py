@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from espalier_core.types.job import ElasticBatch, TrainingSpec
-from espalier_trainer.data.batches import EpochOrder
-from espalier_trainer.data.source import Source
-from espalier_trainer.elastic.batches import LEAST_ROWS, ONE, Portion
+from espalier_trainer.data.source import EpochOrder, Source
 from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, Portion
 from espalier_trainer.elastic.step import CriterionOf, Joint, is_taken, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.optimizers.building import set_learning_rate

@@ -11,24 +11,22 @@ from torch import Tensor, nn
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.data.batches import EpochOrder, epoch_order
-from espalier_trainer.data.source import Data, Source
-from espalier_trainer.elastic.batches import LEAST_ROWS
-from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.data.objective import Evaluation
+from espalier_trainer.data.source import Data, EpochOrder, Source, epoch_order
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.membership import LEAST_ROWS
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.ready import steps
 from espalier_trainer.ready.on_reclaim import on_reclaim
 from espalier_trainer.ready.state import JobState, identity
-from espalier_trainer.run import faults
 from espalier_trainer.run.attempts import refusal
 from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.growing import Study
-from espalier_trainer.run.run import Run
+from espalier_trainer.run.live import recover, usable
+from espalier_trainer.run.run import Due, Run
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import Due
-from espalier_trainer.training.evaluation import Evaluation
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
@@ -162,11 +160,11 @@ class Trainer:
             except GroupBrokenError:
                 continue  # the step was not taken; at its boundary the members are gathered again
             except torch.OutOfMemoryError as error:
-                faults.recover(run, error)
+                recover(run, error)
                 continue
             if joint.out_of_memory:
-                faults.recover(run, torch.OutOfMemoryError("a worker is out of memory"))
-            elif faults.usable(run, joint.loss):
+                recover(run, torch.OutOfMemoryError("a worker is out of memory"))
+            elif usable(run, joint.loss):
                 run.stepped(joint.loss, due.portion)
         if run.ending is None:
             self._validate(epoch + 1, len(order))

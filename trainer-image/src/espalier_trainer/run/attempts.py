@@ -13,7 +13,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import Precision
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
 from espalier_core.types.training import TrainingSpec
-from espalier_trainer.training.comparing import Comparison
+from espalier_trainer.training.execution import Comparison
 from espalier_trainer.training.network import Network
 
 CHANNELS_LAST: Final = "ChannelsLast"

@@ -22,7 +22,7 @@ from espalier_core.estimates.throughput import fitted, on_type, step_times
 from espalier_core.types.job import BatchSizing, ElasticBatch, TrainingSpec
 from espalier_core.types.measurements import Measurements
 from espalier_trainer.checkpoints.document import BatchState
-from espalier_trainer.elastic.batches import Portion, fixed_portion
+from espalier_trainer.elastic.membership import Portion, fixed_portion
 from espalier_trainer.run.meter import Place
 
 GROWTH: Final = 2

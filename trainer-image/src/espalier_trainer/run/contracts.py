@@ -16,8 +16,8 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.process.settings import Settings, SettingsError
-from espalier_trainer.signals.allocations import AllocationFile, AllocationSource
 from espalier_trainer.signals.report import EventLog, FileReporter, Reporter, previous_used_seconds
+from espalier_trainer.signals.scheduler import AllocationFile, AllocationSource
 
 logger = logging.getLogger(__name__)
 

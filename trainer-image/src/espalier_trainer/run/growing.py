@@ -14,12 +14,11 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
 from espalier_core.types.task import Score
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.broken import GroupBrokenError
+from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
-from espalier_trainer.growth.backoff import Silence
+from espalier_trainer.growth.advisor import Silence
 from espalier_trainer.growth.consultation import Adapter, Asked, Consultation
-from espalier_trainer.growth.forecasting import Forecasting
-from espalier_trainer.growth.outcomes import report_outcome
+from espalier_trainer.growth.forecasting import Forecasting, report_outcome
 from espalier_trainer.run.live import LiveRun
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending

@@ -34,10 +34,10 @@ from espalier_core.types.report import (
     TrainerPhase,
 )
 from espalier_core.types.task import accuracy_of, other_than_accuracy
+from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.run.batching import Resized
 from espalier_trainer.signals.report import Reporter
 from espalier_trainer.signals.scheduler import Scheduler
-from espalier_trainer.training.evaluation import Evaluation
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending, Progress
 

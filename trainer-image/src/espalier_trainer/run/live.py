@@ -1,19 +1,28 @@
-"""What a run in progress consists of, and how that is captured, saved and replaced.
+"""A run in progress: what it consists of, how that is captured, saved and replaced, and its step boundaries.
 
-All concerns of a run act on it: its loop (`run`), step boundaries (`boundary`) and growth (`growth`).
+All concerns of a run act on `LiveRun`: its loop (`run`), growth (`growing`), and the functions below. At a step
+boundary a run sees its allocation, its deadline and demands to stop, saves and reports. When a step fails, because its
+loss is not finite or memory is used up, they say what the run continues with.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import torch
+
+from espalier_core.causes import in_one_line
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.job import AdaptiveTrainingJob, Optimise
-from espalier_core.types.report import BATCH_METRIC
+from espalier_core.types.reasons import Reason
+from espalier_core.types.report import BATCH_METRIC, Adaptation, TrainerPhase
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity
-from espalier_trainer.elastic.loop_state import TrainingState
+from espalier_trainer.elastic.states import TrainingState
 from espalier_trainer.elastic.team import Team
+from espalier_trainer.errors import LossNotFiniteError, SupersededError
+from espalier_trainer.growth.consultation import Consultation, undone
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
@@ -21,15 +30,55 @@ from espalier_trainer.run import saving
 from espalier_trainer.run.attempts import NOT_OURS
 from espalier_trainer.run.batching import Batching, FixedBatching, Resized
 from espalier_trainer.run.journal import Journal
-from espalier_trainer.run.loss_jump import Jumps
 from espalier_trainer.run.meter import Meter, Place
 from espalier_trainer.run.services import Services
-from espalier_trainer.training.hooks import Change, Hooks
+from espalier_trainer.training.hooks import Boundary, Change, Hooks
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending, Progress
 
 if TYPE_CHECKING:
     from espalier_trainer.run.optimising import Optimiser
+
+
+@dataclass
+class Jumps:
+    """Takes the losses of the steps before and after a growth: on other examples, with the weights of that moment.
+
+    A consultation is reported at once, or, where the next step computes the loss after it, with that step. Its
+    adaptation is the last of `adaptations`, those of the run.
+    """
+
+    journal: Journal
+    _last: float | None = None
+    """The loss of the last step."""
+    _before: float | None = None
+    """That of the last step before a growth; None while no loss after one is awaited."""
+    _unreported: Consultation | None = None
+
+    def settled(self, consultation: Consultation, adaptations: list[Adaptation]) -> None:
+        """Report a consultation, now or with the next step."""
+        self._unreported = consultation
+        known = consultation.adaptation.loss_after is not None
+        self._before = self._last if consultation.inexact and not known else None
+        if self._before is None:
+            self.report(adaptations)
+
+    def stepped(self, loss: float, adaptations: list[Adaptation]) -> bool:
+        """Take the loss that a step began with; return whether it was the one after a growth."""
+        before, self._before = self._before, None
+        self._last = loss if math.isfinite(loss) else None
+        jumped = before is not None and bool(adaptations)
+        if jumped and self._unreported is not None:
+            adaptations[-1] = adaptations[-1].model_copy(update={"loss_before": before, "loss_after": self._last})
+        self.report(adaptations)
+        return jumped
+
+    def report(self, adaptations: list[Adaptation]) -> None:
+        """Report the consultation that has not been reported yet, as it is known now."""
+        unreported, self._unreported = self._unreported, None
+        if unreported is not None:
+            self.journal.adapted(adaptations[-1], unreported.problem)
+
 
 _ENDLESS: Final = 1 << 60
 """Batches of an epoch that does not end."""
@@ -202,3 +251,92 @@ class LiveRun:
         """Save; returns why no checkpoint was written, '' if one was, or, without `wait`, will be."""
         network, used = self.state.network, self.scheduler.used_seconds
         return self.saver.save(self.capture_all, network, self.progress, self.journal, used, wait=wait)
+
+
+def looked(run: LiveRun) -> Ending | None:
+    """Read the allocation, the deadline and demands; save and report when it is time. Returns an end that is due.
+
+    Raises `SupersededError` if a later leader has taken over.
+    """
+    if by := run.services.superseded():
+        raise SupersededError(by)
+    scheduler = run.scheduler
+    run.allocation = scheduler.allocation()
+    run.update_members()
+    if run.journal.acknowledge(run.allocation.generation):
+        run.services.spans.acknowledged(run.allocation)
+    if scheduler.time_left() <= 0:
+        return _out_of_budget(run, Reason.BUDGET_EXHAUSTED)
+    # Before demands to stop: no step follows a comparison that such a demand interrupts.
+    run.change(
+        run.hooks.at_boundary(
+            Boundary(
+                run.state.network,
+                lambda: run.capture().state,
+                run.allocation,
+                run.progress.epoch,
+                scheduler.time_left(),
+                run.evaluation_seconds,
+                run.cannot_go_on,
+            )
+        )
+    )
+    if reason := scheduler.stop_reason():
+        if reason is Reason.GPU_BUDGET_EXHAUSTED:
+            return _out_of_budget(run, reason)
+        return Ending(TrainerPhase.STOPPED, reason, "the scheduler asked it to stop")
+    if run.services.stop():
+        return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
+    for warning in scheduler.take_warnings():
+        run.journal.warn("AllocationUnreadable", warning)
+    run.saver.look(run.journal, scheduler.used_seconds)
+    if run.saver.is_due(scheduler.used_seconds()) and run.grown_from is None:
+        run.save(wait=False)
+        if scheduler.time_left() <= 0:  # a large model takes a while to copy
+            return _out_of_budget(run, Reason.BUDGET_EXHAUSTED)
+    elif run.progress.step > run.first_step:  # the optimizer has its state then
+        run.saver.prepare(run.capture_all, scheduler.used_seconds())
+    run.journal.report()
+    return None
+
+
+def _out_of_budget(run: LiveRun, reason: Reason) -> Ending:
+    if run.progress.step == 0:  # earlier leaders, which failed, have used the budget
+        return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, "its budget was used up before it took a step")
+    return Ending(TrainerPhase.COMPLETED, reason)
+
+
+def usable(run: LiveRun, loss: float) -> bool:
+    """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
+    if math.isfinite(loss):
+        return True
+    if run.computed_plainly(f"the loss is {loss}"):
+        return False
+    change = run.hooks.failed(f"the smaller model's loss is {loss}")
+    if change is None:
+        raise LossNotFiniteError(
+            f"the loss of step {run.progress.step + 1} (epoch {run.progress.epoch}) is {loss}",
+            run.state.network.optimizer.param_groups[0]["lr"],
+        )
+    run.change(change)
+    return False
+
+
+def recover(run: LiveRun, error: torch.OutOfMemoryError) -> None:
+    """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
+    message = f"out of memory: {in_one_line(str(error))}"
+    if run.computed_plainly(message):
+        return
+    if smaller := run.batching.out_of_memory(run.place.workers):
+        run.resized(smaller, message)
+    elif run.grown_from is not None:
+        before, run.grown_from = run.grown_from, None
+        run.use(before)
+        run.hooks.growth_undone()
+        undo = undone(run.progress.adaptations[-1], before, message)
+        run.progress.adaptations[-1] = undo
+        run.journal.adapted(undo, None)
+    elif change := run.hooks.failed(message):
+        run.change(change)
+    else:
+        raise error

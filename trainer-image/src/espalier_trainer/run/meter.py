@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from espalier_core.types.measurements import GrowthForecast, Measurements
-from espalier_trainer.elastic.batches import ONE, Portion
+from espalier_trainer.elastic.membership import ONE, Portion
 from espalier_trainer.elastic.step import Joint
-from espalier_trainer.measuring.gradients import Stopwatch, Successive
-from espalier_trainer.measuring.losses import LossCurve
-from espalier_trainer.measuring.noise import Noise
-from espalier_trainer.measuring.sampling import Sampling
-from espalier_trainer.measuring.speeds import Speeds
+from espalier_trainer.measuring.gradients import Noise, Stopwatch, Successive
+from espalier_trainer.measuring.speeds import LossCurve, Sampling, Speeds
 from espalier_trainer.net2net.modules import device_of
 from espalier_trainer.training.network import Network
 

@@ -2,8 +2,9 @@
 
 Channels-last is tried once a job, rewrites of the graph once at the start and once after each growth. A layout is
 compared in pairs of steps that train nothing; a rewritten graph, once it is known to be exact, computes every other
-step of the training for a while. What all attempts together may cost is a share of the time left. The records of
-attempts in the run's progress say what was tried and what it has cost, so a run that resumes goes on from there.
+step of the training for a while (`Probation`). Both ways compute the same, so nothing of the training is lost, and what
+is timed are whole steps. What all attempts together may cost is a share of the time left. The records of attempts in
+the run's progress say what was tried and what it has cost, so a run that resumes goes on from there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -35,13 +36,67 @@ from espalier_trainer.run.attempts import (
     is_tried,
     too_little,
 )
-from espalier_trainer.run.probation import Probation
 from espalier_trainer.signals.scheduler import Scheduler
-from espalier_trainer.training.comparing import PAIRS, WARMUP, compare
-from espalier_trainer.training.execution import BrokenOffError, Limits, Rewriter, RewritesRefusedError, rewriter
+from espalier_trainer.training.execution import (
+    PAIRS,
+    WARMUP,
+    BrokenOffError,
+    Comparison,
+    Limits,
+    Rewriter,
+    RewritesRefusedError,
+    compare,
+    rewriter,
+)
 from espalier_trainer.training.hooks import Change
 from espalier_trainer.training.method import Method
 from espalier_trainer.training.network import Network
+
+_EARLY: Final = 5
+_HOPELESS: Final = 0.9
+"""A way whose median gain is below that after `_EARLY` pairs is not tried further."""
+
+
+@dataclass
+class Probation:
+    """Compares the way in which `network` computes its steps with that of `other`."""
+
+    network: Network
+    other: Network
+    """The same network with an execution."""
+    found: Found
+    spent: float
+    """Seconds that finding it has taken."""
+    _pairs: list[tuple[float, float]] = field(default_factory=list)
+    _taken: int = 0
+    _first: float = 0.0
+
+    @property
+    def next(self) -> Network:
+        """What computes the next step. Every other pair begins with the other way."""
+        pair, second = divmod(self._taken, 2)
+        return self.other if bool(second) != bool(pair % 2) else self.network
+
+    def stepped(self, seconds: float) -> None:
+        """Take note of the step that `next` has computed."""
+        pair, second = divmod(self._taken, 2)
+        self._taken += 1
+        if not second:
+            self._first = seconds
+        elif pair >= WARMUP:
+            self._pairs.append((self._first, seconds) if pair % 2 == 0 else (seconds, self._first))
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known which way is faster."""
+        count = len(self._pairs)
+        return count >= PAIRS or (count >= _EARLY and self.comparison.gain < _HOPELESS)
+
+    @property
+    def comparison(self) -> Comparison:
+        """The pairs so far."""
+        return Comparison(tuple(self._pairs))
+
 
 _COMPARING_STEPS: Final = 2 * (PAIRS + WARMUP)
 _MOST_SECONDS: Final = 20.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from torch import nn
@@ -21,24 +22,22 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.types.task import score_in
 from espalier_trainer.checkpoints.document import CheckpointIdentity
-from espalier_trainer.elastic.batches import Portion
-from espalier_trainer.elastic.broken import GroupBrokenError
-from espalier_trainer.elastic.loop_state import TrainingState
+from espalier_trainer.data.objective import Evaluation
+from espalier_trainer.elastic.group import Group, GroupBrokenError
+from espalier_trainer.elastic.membership import ONE, Portion
+from espalier_trainer.elastic.states import TrainingState
 from espalier_trainer.elastic.step import Joint
 from espalier_trainer.errors import CheckpointMismatchError, SupersededError
 from espalier_trainer.growth.consultation import Adapter
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.run import boundary
 from espalier_trainer.run.batching import Batching
 from espalier_trainer.run.growing import Growth, Study
-from espalier_trainer.run.live import LiveRun
+from espalier_trainer.run.live import LiveRun, looked
+from espalier_trainer.run.meter import Place
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import Due, next_step
-from espalier_trainer.training.causes import ending_of
-from espalier_trainer.training.evaluation import Evaluation
 from espalier_trainer.training.hooks import Hooks
-from espalier_trainer.training.progress import Ending, StepGaps
+from espalier_trainer.training.progress import Ending, StepGaps, ending_of
 
 if TYPE_CHECKING:
     from espalier_trainer.run.optimising import Optimiser
@@ -305,7 +304,7 @@ class Run(LiveRun):
 
     def _boundary(self) -> Ending | None:
         if self.ending is None:
-            self.ending = boundary.looked(self)
+            self.ending = looked(self)
         return self.ending
 
     def _finish_epoch(self) -> None:
@@ -314,3 +313,53 @@ class Run(LiveRun):
             self.progress.cursor, self.progress.epoch_loss_sum = 0, 0.0
             if self.team is not None:
                 self.team.noted()
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A step to take."""
+
+    group: Group | None
+    """All members of it; None: this worker is alone."""
+    rate: float
+    """The learning rate."""
+    portion: Portion = ONE
+    """Of the epoch, in this step."""
+    measured: bool = False
+    """Measure times and norms of gradients in it."""
+    follows: bool = False
+    """Tell the other members in it that another one follows."""
+
+
+def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, foretells: bool) -> Due:
+    """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
+
+    `rate`, `moment` and `foretells` are as `Run` takes them. Raises `GroupBrokenError`.
+    """
+    team, progress, place = run.team, run.progress, run.place
+    if run.hooks.may_grow:  # a trial compares steps of one size
+        _choose_batch_size(run, place)
+    portion = run.batching.portion(place.workers, progress.cursor, batches)
+    scaled = rate() * portion.rate
+    if team is None or team.world == 1:
+        measured = run.meter.begin()
+        return Due(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
+    team.share_news(run.capture)
+    measured = run.meter.begin(may=not team.foretold)
+    after, then = progress.cursor + portion.batches, None
+    if foretells and after < batches and not (run.meter.soon or run.state.network.unfolds):
+        then = run.batching.portion(place.workers, after, batches)
+    group = team.begin_step(
+        progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
+    )
+    return Due(group, scaled, portion, measured, team.foretells)
+
+
+def _choose_batch_size(run: LiveRun, place: Place) -> None:
+    if run.batching.batch_size is None:
+        return
+    begins, parameters = run.progress.cursor == 0, run.state.network.parameters
+    if changed := run.batching.choose(run.meter.measured, place, parameters, epoch_begins=begins):
+        run.resized(changed)
+        if changed.untested:
+            run.save()  # if there is no memory for it, whoever starts again knows

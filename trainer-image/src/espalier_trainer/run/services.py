@@ -1,7 +1,8 @@
-"""What a run is connected to: its scheduler, agent, reports, checkpoints and other workers."""
+"""What a run is connected to: its scheduler, agent, reports, checkpoints, other workers and process."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -37,6 +38,7 @@ from espalier_trainer.signals.traces import SignalSpans, exporter_to
 from espalier_trainer.training.network import Network
 
 logger = logging.getLogger(__name__)
+
 
 SMALL_MODEL_PARAMETERS = 100_000
 """With fewer parameters a step on the CPU is too short for several threads. Measured with the digits net on two cores:
@@ -228,3 +230,26 @@ def with_fallback(agent: Advisor | None, job: AdaptiveTrainingJob, seed: int) ->
     if job.spec.adaptation.mode is AdaptationMode.OFF:
         return None
     return WithFallback(agent or NoAgent(), FallbackPolicy(job.spec.adaptation.fallback, seed))
+
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+"""Parameters of glibc's `mallopt` (malloc.h)."""
+_MOST_KEPT: Final = 2**31 - 1
+_LARGEST: Final = 32 << 20
+"""Largest allocation, in bytes, that glibc can be set to take from the heap."""
+_OF_THE_USER: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+
+
+def keep_freed(device: torch.device) -> bool:
+    """Let glibc keep what is freed for the next step, which needs as much again; returns whether it will.
+
+    By default it returns the gradients' memory to the system at each step, which gives it back page by page, filled
+    with zeros: measured with 5 million parameters on two workers, 1,700 and 9,600 page faults a step, and a fifth of
+    the throughput. So the process stays as large as it once was. A device has its own allocator; the user's
+    settings (mallopt(3)) stay.
+    """
+    mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if device.type != "cpu" or mallopt is None or any(os.environ.get(name) for name in _OF_THE_USER):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_TRIM_THRESHOLD, _MOST_KEPT))

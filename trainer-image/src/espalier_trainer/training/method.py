@@ -1,24 +1,99 @@
-"""How a step of the ready trainer is computed: the forward pass, the loss, and the update of the weights."""
+"""How a step of the ready trainer is computed: the forward pass, the loss, and the update of the weights.
+
+`evaluate` computes the measures of a model on a whole split. With gradient checkpointing blocks keep their inputs
+alone, and compute again what the backward pass needs: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
+(arXiv 1604.06174).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from espalier_core.types.job import Precision, TrainingSpec
 from espalier_core.types.task import Task
-from espalier_trainer.data.objective import Objective, objective_of
+from espalier_trainer.data.objective import Evaluation, Objective, objective_of
 from espalier_trainer.data.source import Source
 from espalier_trainer.errors import ModelError
+from espalier_trainer.net2net.modules import mode
 from espalier_trainer.optimizers.averaging import averaged, averaged_step
-from espalier_trainer.training.evaluation import Evaluation, evaluate
 from espalier_trainer.training.network import Network
-from espalier_trainer.training.recomputing import blocks_of, recomputed
+
+BATCH: Final = 1024
+"""Examples at once: no gradients are kept, so more than in training; bounded by `batch_size` * 8."""
+
+Forward = Callable[[nn.Module, Tensor], Tensor]
+"""Returns the outputs of a module."""
+
+
+def plain_forward(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return what the module returns."""
+    outputs: Tensor = module(inputs)
+    return outputs
+
+
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    batch_size: int,
+    until: Callable[[], bool] = lambda: False,
+    objective: Objective = objective_of(Task.CLASSIFICATION),  # noqa: B008 (it has no state)
+    forward: Forward = plain_forward,
+) -> Evaluation | None:
+    """Evaluate in eval mode and leave the model in the mode it was in; None when `until` became true before the end.
+
+    `batch_size` is the training batch size; eight times as much is taken at once, at most `BATCH`.
+    """
+    size = max(batch_size, min(BATCH, 8 * batch_size))
+    tally = objective.tally(source)
+    with torch.no_grad(), mode(model, training=False):
+        for indices in torch.split(torch.arange(len(source)), size):
+            if until():
+                return None
+            inputs, targets = source.batch(indices, None)
+            tally.add(forward(model, inputs), targets)
+    return tally.total(len(source))
+
+
+def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the blocks of a model: modules with children and parameters in a `ModuleList`, the outermost of them.
+
+    A block with a batch norm is none: computed again, it would count its batch twice.
+    """
+    found: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList):
+            continue
+        for child in module:
+            parts = list(child.modules())
+            whole = len(parts) > 1 and next(child.parameters(), None) is not None
+            if whole and child not in inside and not any(isinstance(part, _BatchNorm) for part in parts):
+                found.append(child)
+                inside.update(parts)
+    return tuple(found)
+
+
+@contextmanager
+def recomputed(model: nn.Module) -> Iterator[None]:
+    """Within the context, the blocks of `model` compute their forward pass again in the backward pass."""
+    blocks = blocks_of(model)
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
 
 _CLIP_EPSILON: Final = 1e-6
 """What `torch.nn.utils.clip_grad_norm_` adds to the norm that it divides by."""

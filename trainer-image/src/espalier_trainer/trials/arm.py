@@ -17,9 +17,8 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_core.types.report import Arm, Slice
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.apart import Line
-from espalier_trainer.elastic.loop_state import StateCopy, TrainingState
-from espalier_trainer.elastic.member import Turn
+from espalier_trainer.elastic.member import Line, Turn
+from espalier_trainer.elastic.states import StateCopy, TrainingState
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.trials.orders import Order, Result

@@ -12,7 +12,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm, Slice
 from espalier_core.types.trials import SHARES
-from espalier_trainer.elastic.loop_state import TrialRates
+from espalier_trainer.elastic.states import TrialRates
 from espalier_trainer.growth.consultation import Asked
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
 from espalier_trainer.training.network import Network

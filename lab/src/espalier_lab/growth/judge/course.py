@@ -20,7 +20,7 @@ from espalier_core.growth.step_cost import step_seconds
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_lab.growth.judge.case import Case, CaseError, Split
-from espalier_trainer.growth.places import known_places
+from espalier_trainer.growth.consultation import known_places
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.optimizers.building import set_learning_rate
 from espalier_trainer.optimizers.schedules import BudgetLinear, Moment

@@ -19,7 +19,7 @@ from espalier_core.types.trials import SHARES
 from espalier_lab.growth.judge.case import Case
 from espalier_lab.growth.judge.course import Course, Slice
 from espalier_lab.growth.judge.records import rounded
-from espalier_trainer.growth.places import known_places
+from espalier_trainer.growth.consultation import known_places
 
 OPERATIONS: Final = (DEEPEN.name, ADD_BLOCK.name)
 MOMENTS: Final = (0.2, 0.5)

@@ -15,8 +15,7 @@ from espalier_lab.rewriting.engine.graph import Graph
 from espalier_lab.rewriting.engine.plans import Plan, Step, apply, device_kind
 from espalier_lab.rewriting.engine.search import SEARCHES, Found, search
 from espalier_lab.rewriting.engine.verifying import TOLERANCE, Errors, verify
-from espalier_trainer.training.comparing import PAIRS, WARMUP, Comparison, compare
-from espalier_trainer.training.execution import RewritesRefusedError
+from espalier_trainer.training.execution import PAIRS, WARMUP, Comparison, RewritesRefusedError, compare
 
 __all__ = [
     "PAIRS",

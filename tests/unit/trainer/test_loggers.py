@@ -19,7 +19,7 @@ from espalier_core.types.task import Score
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.own import join
 from espalier_trainer.process.settings import SettingsError
-from espalier_trainer.signals.loggers import LoggedReporter, opened
+from espalier_trainer.signals.metrics import LoggedReporter, opened
 from espalier_trainer.signals.report import MemoryReporter, Reporter
 
 with warnings.catch_warnings():

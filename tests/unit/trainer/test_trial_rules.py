@@ -26,7 +26,7 @@ from espalier_trainer.own.state import OwnState
 from espalier_trainer.trials import rules
 from espalier_trainer.trials.arm import Taken, Trying
 from espalier_trainer.trials.leading import Trial, begun
-from espalier_trainer.trials.orders import Order, Result
+from espalier_trainer.trials.rules import Order, Result
 
 POINTS = [Action(kind="Deepen", target=name) for name in "abcdef"]
 NOTHING = Action.nothing()

@@ -28,7 +28,7 @@ from espalier_trainer.data.source import Data, EpochOrder
 from espalier_trainer.net2net.blocks import STACK
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.net2net.optimizer import construct, hand_over
-from espalier_trainer.optimizers.layout import lay_moments
+from espalier_trainer.optimizers.building import lay_moments
 from espalier_trainer.training.network import Network
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from espalier_trainer.elastic.group import Group, Sending
 from espalier_trainer.measuring.gradients import squared_norm
-from espalier_trainer.optimizers.layout import laid_as
+from espalier_trainer.optimizers.building import laid_as
 
 FIRST_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20

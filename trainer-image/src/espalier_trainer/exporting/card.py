@@ -8,7 +8,7 @@ from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_core.types.result import RunResult
 from espalier_trainer.checkpoints.document import CheckpointState
 from espalier_trainer.checkpoints.examples import Example, ExampleShape
-from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
+from espalier_trainer.exporting.loading import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.exporting.program import PROGRAM, Program
 
 _UNKNOWN = "not known: the script of the run loads its own"

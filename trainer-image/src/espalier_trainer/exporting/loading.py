@@ -1,7 +1,8 @@
 """`load`: the trained model of a run or of an export.
 
-`load` and `export` are given a run's folder, a folder of checkpoints, one checkpoint, or an export. A checkpoint may
-hold averages of the weights: of `training.weightAveraging`, or of what `join` was given.
+`load` and `export` are given a run's folder, a folder of checkpoints, one checkpoint, or an export. `config.json` of an
+export is all that `load` needs to build the trained model, apart from its weights. A checkpoint may hold averages of
+the weights: of `training.weightAveraging`, or of what `join` was given.
 """
 
 from __future__ import annotations
@@ -10,36 +11,64 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import safetensors
 import safetensors.torch
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, loads
 from espalier_core.files.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
-from espalier_core.growth.architecture import GrowthError
+from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.job import AdaptiveTrainingJob, ModelSpec
 from espalier_core.types.result import RunResult, read_result
 from espalier_core.validation.reading import JobFileError, load_job
-from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
-from espalier_trainer.checkpoints.examples import known
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
+from espalier_trainer.checkpoints.examples import Example, known
 from espalier_trainer.checkpoints.store import MANIFEST, CheckpointStore, DamagedCheckpointError
 from espalier_trainer.checkpoints.store import read_checkpoint as read
 from espalier_trainer.data import load_data
 from espalier_trainer.encoding import PREFIX, decoded
 from espalier_trainer.errors import CheckpointMismatchError, ExportError, TrainerError
-from espalier_trainer.exporting.document import CONFIG, WEIGHTS, ExportedModel
 from espalier_trainer.models.zoo import build_model, signature_of
 from espalier_trainer.net2net.deepening.deepen import history_of
-from espalier_trainer.net2net.history import check_equal, replay
+from espalier_trainer.net2net.history import Growth, check_equal, replay
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.averaging import averages_in
 from espalier_trainer.optimizers.building import GroupState
 from espalier_trainer.process.entrypoint import call_entrypoint, load_entrypoint
 from espalier_trainer.training.network import OPTIMIZER_PREFIX
+
+WEIGHTS: Final = "model.safetensors"
+CONFIG: Final = "config.json"
+CARD: Final = "README.md"
+
+
+class ExportedModel(Record):
+    """How a trained model is built: the starting model, then its growth steps, in order."""
+
+    identity: CheckpointIdentity
+    """Of the run that trained it."""
+    model: ModelSpec | None = None
+    """The starting model; None for a script with its own loop that did not name the function that returns it."""
+    classes: int | None = Field(default=None, ge=1)
+    """Outputs of a starting model that is known by a name."""
+    example: Example | None = None
+    """The input on which the growth steps are repeated; None where it is not known, and the model has not grown."""
+    average: bool = False
+    """Whether the weights are the average that the script of the run has given to `join`."""
+    growth: tuple[Growth, ...] = ()
+    architecture: Architecture | None = None
+    """The grown model; None where it cannot be described."""
+
+    @property
+    def ready_loop(self) -> bool:
+        """Whether the ready trainer has trained it, not a script with its own loop."""
+        return self.identity.model.startswith("{")
 
 
 def evaluated(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -17,8 +17,7 @@ from espalier_core.types.result import dataset_of
 from espalier_trainer.checkpoints.store import write_tensors
 from espalier_trainer.errors import ExportError
 from espalier_trainer.exporting.card import card, snippet
-from espalier_trainer.exporting.document import CARD, CONFIG, WEIGHTS, ExportedModel
-from espalier_trainer.exporting.loading import Trained, build, is_export, read_run
+from espalier_trainer.exporting.loading import CARD, CONFIG, WEIGHTS, ExportedModel, Trained, build, is_export, read_run
 from espalier_trainer.exporting.program import PROGRAM, Program, write_program
 
 

@@ -22,7 +22,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 
 from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net.blocks import STACK, GrownStack
-from espalier_trainer.optimizers.layout import lay_moments
+from espalier_trainer.optimizers.building import lay_moments
 
 
 class Several(Optimizer):

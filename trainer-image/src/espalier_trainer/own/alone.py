@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.signals.loggers import Write, writer_of
+from espalier_trainer.signals.metrics import Write, writer_of
 
 
 class Alone:

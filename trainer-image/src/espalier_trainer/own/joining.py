@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types import environment
+from espalier_core.types.adaptation import Trials
 from espalier_core.types.environment import ExitCode, Role
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.types.reasons import Reason
@@ -44,7 +45,6 @@ from espalier_trainer.run.contracts import report_early
 from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import connect, keep_freed, seed_of, set_threads
 from espalier_trainer.training.progress import ending_of
-from espalier_trainer.trials.arm import Trying
 
 logger = logging.getLogger(__name__)
 
@@ -246,7 +246,10 @@ def _follow(
     seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, growing, accumulate)
     held, trying = StateCopy(state), None
-    if growing.wanted and growing.validate is not None and not is_stream(loader):
+    trials = job.spec.adaptation.trials is not Trials.OFF
+    if trials and growing.wanted and growing.validate is not None and not is_stream(loader):
+        from espalier_trainer.trials.arm import Trying
+
         alone, example = Alone(state, held, feed, growing.validate), _example(feed, state, growing)
         trying = Trying(alone, state, held, example, job.spec.adaptation.insertion, leave)
     return Following(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -15,7 +15,9 @@ from espalier_trainer.net2net.modules import mode, undisturbed
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.own.feed import Feed
 from espalier_trainer.own.state import OwnState
-from espalier_trainer.trials.arm import Taken
+
+if TYPE_CHECKING:
+    from espalier_trainer.trials.arm import Taken
 
 Validate = Callable[[nn.Module], float | Tensor]
 """Returns the validation loss of a model, which is in eval mode and needs no gradients."""
@@ -54,6 +56,8 @@ class Alone:
 
     def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
         """Let the script take the step at batch `cursor`; its own learning rate is multiplied by `rate`."""
+        from espalier_trainer.trials.arm import Taken
+
         turn = Turn(None, Command(Code.STEP, epoch, cursor, portion=replace(ONE, rate=rate), moment=moment))
         yield turn
         return Taken(None if turn.joint is None else turn.joint.loss, turn.left)

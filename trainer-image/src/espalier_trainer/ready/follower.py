@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 import torch
 
+from espalier_core.types.adaptation import Trials
 from espalier_core.types.job import AdaptiveTrainingJob, TrainingSpec
 from espalier_trainer.data.source import Data, EpochOrder, epoch_order
 from espalier_trainer.elastic.group import GroupBrokenError
@@ -24,7 +26,9 @@ from espalier_trainer.ready.state import JobState
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import Method, method_of
 from espalier_trainer.training.network import Network
-from espalier_trainer.trials.arm import Taken, Trying
+
+if TYPE_CHECKING:
+    from espalier_trainer.trials.arm import Taken
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ class Alone:
 
     def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
         """Take the step at batch `cursor`, with this learning rate."""
+        from espalier_trainer.trials.arm import Taken
+
         yield from ()
         source, order, network = self._data.train, self._of(epoch), self._state.network
         return Taken(steps.take(self._training, self._method, network, Hooks(), None, order, source, cursor, rate).loss)
@@ -93,8 +99,12 @@ class Follower:
         example = data.example_input()
         state = JobState(job, start, example, device, self.hooks)
         self.held = StateCopy(state, self.hooks)
-        alone = Alone(job.spec.training, self._method, state, data, seed)
-        trying = Trying(alone, state, self.held, example, job.spec.adaptation.insertion, stop)
+        trying = None
+        if job.spec.adaptation.trials is not Trials.OFF:
+            from espalier_trainer.trials.arm import Trying
+
+            alone = Alone(job.spec.training, self._method, state, data, seed)
+            trying = Trying(alone, state, self.held, example, job.spec.adaptation.insertion, stop)
         self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=trying)
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""

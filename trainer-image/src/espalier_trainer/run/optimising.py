@@ -26,7 +26,7 @@ from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import Adaptation
 from espalier_core.types.training import MemoryFormat
 from espalier_trainer.net2net.modules import copied, mode
-from espalier_trainer.optimizers.layout import has_layouts, lay
+from espalier_trainer.optimizers.building import has_layouts, lay
 from espalier_trainer.run.attempts import (
     CHANNELS_LAST,
     REWRITE,

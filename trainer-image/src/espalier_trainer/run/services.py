@@ -30,8 +30,7 @@ from espalier_trainer.process.fencing import Fence, LeaderClaim
 from espalier_trainer.process.settings import Settings
 from espalier_trainer.run.contracts import connected
 from espalier_trainer.run.journal import Journal
-from espalier_trainer.signals.loggers import LoggedReporter, opened
-from espalier_trainer.signals.metrics import MeteredReporter, served
+from espalier_trainer.signals.metrics import LoggedReporter, MeteredReporter, opened, served
 from espalier_trainer.signals.report import MemoryReporter, Reporter
 from espalier_trainer.signals.scheduler import DocumentScheduler, Scheduler
 from espalier_trainer.signals.traces import SignalSpans, exporter_to

@@ -1,20 +1,33 @@
-"""The trainer's metrics, from its events and the durations of its steps, and the port on which they are scraped."""
+"""The figures of a run for others: Prometheus, TensorBoard, and Weights & Biases.
+
+The metrics follow from the trainer's events and the durations of its steps, and are scraped at a port. TensorBoard and
+Weights & Biases get theirs in the leader, by optimizer steps: `ESPALIER_LOG_TO` names one for any job; a script of the
+user's calls `loop.log_to` with what it has opened itself.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
 
 from prometheus_client import start_http_server
 
 from espalier_core.metrics.catalogue import Exporter
 from espalier_core.metrics.exporting import Metrics
+from espalier_core.types import environment
 from espalier_core.types.events import AdaptationFinished, AnyEvent, EpochFinished, TrainerFinished, TrainerStarted
 from espalier_core.types.report import Report
-from espalier_trainer.signals.report import Reporter
+from espalier_core.types.task import Score
+from espalier_trainer.errors import TrainerError
+from espalier_trainer.process.settings import SettingsError
+from espalier_trainer.signals.report import INTERVAL_WALL_SECONDS, Reporter
 
 logger = logging.getLogger(__name__)
 
@@ -86,3 +99,103 @@ def served(metrics: Metrics, port: int) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+Write = Callable[[Mapping[str, float], int], None]
+"""Takes figures by name, and the number of steps."""
+
+TENSORBOARD, WANDB = "tensorboard", "wandb"
+_EPOCH: Final = ("train_loss", "validation_loss", "learning_rate", "depth", "parameters")
+
+
+def writer_of(target: Any) -> Write:
+    """Return what writes figures to a `SummaryWriter`, or to a run of Weights & Biases; `TrainerError` for others."""
+    if hasattr(target, "add_scalar"):
+
+        def write(figures: Mapping[str, float], step: int) -> None:
+            for name, value in figures.items():
+                target.add_scalar(name, value, step)
+            target.flush()
+
+        return write
+    if hasattr(target, "log"):
+        return lambda figures, step: target.log(dict(figures), step=step)
+    raise TrainerError(
+        f"log_to: {type(target).__name__} has neither add_scalar (a SummaryWriter of TensorBoard) nor log (what "
+        "wandb.init returns); give one of these"
+    )
+
+
+def opened(name: str, folder: Path, job: str) -> Any:
+    """Open the target that `ESPALIER_LOG_TO` names, in `folder`. Raises `SettingsError` where that is not possible."""
+    try:
+        if name == TENSORBOARD:
+            from torch.utils.tensorboard import SummaryWriter
+
+            return SummaryWriter(str(folder / TENSORBOARD))
+        if name == WANDB:
+            import wandb
+
+            folder.mkdir(parents=True, exist_ok=True)
+            mode: Any = os.environ.get("WANDB_MODE", "offline")
+            return wandb.init(project="espalier", name=job, dir=str(folder), mode=mode)
+    except ImportError as error:
+        raise SettingsError(
+            f"{environment.LOG_TO} is {name!r}, which is not installed ({error}); install espalier-trainer[{name}]"
+        ) from error
+    raise SettingsError(f"{environment.LOG_TO} is {name!r}; it must be {TENSORBOARD} or {WANDB}")
+
+
+@dataclass
+class LoggedReporter:
+    """A `Reporter` that also writes figures: those of a report every two seconds, those of events at once."""
+
+    reporter: Reporter
+    clock: Callable[[], float] = time.monotonic
+    _writers: list[Write] = field(default_factory=list)
+    _closing: list[Callable[[], object]] = field(default_factory=list)
+    _wrote: float = -INTERVAL_WALL_SECONDS
+
+    def add(self, target: Any, *, close: bool = False) -> None:
+        """Write figures to `target` from now on; `close` it at the end. Raises `TrainerError` for what is no target."""
+        self._writers.append(writer_of(target))
+        if close:
+            self._closing.append(target.finish if hasattr(target, "finish") else target.close)
+
+    def publish(self, make: Callable[[], Report], *, urgent: bool = False) -> None:
+        """Pass the report on, and write its figures."""
+        self.reporter.publish(make, urgent=urgent)
+        if self._writers and (urgent or self.clock() - self._wrote >= INTERVAL_WALL_SECONDS):
+            self._wrote = self.clock()
+            report = make()
+            figures = {metric.name: metric.value for metric in report.metrics}
+            self._write({**figures, "depth": report.depth, "parameters": report.parameters}, report.step)
+
+    def record(self, event: AnyEvent) -> None:
+        """Pass the event on, and write its figures."""
+        self.reporter.record(event)
+        match event:
+            case EpochFinished():
+                figures = {name: getattr(event, name) for name in _EPOCH}
+                self._write(figures | _scored("validation", event.score), event.step)
+            case TrainerFinished():
+                loss = {} if event.test_loss is None else {"test_loss": event.test_loss}
+                self._write(loss | _scored("test", event.score), event.step)
+            case AdaptationFinished():
+                self._wrote = -INTERVAL_WALL_SECONDS  # the next report has the new size
+
+    def close(self) -> None:
+        """Close what was opened for the run."""
+        for close in self._closing:
+            close()
+
+    def _write(self, figures: Mapping[str, float], step: int) -> None:
+        for write in self._writers if figures else ():
+            try:
+                write(figures, step)
+            except OSError as error:  # a full disk does not end training
+                logger.warning("figures of step %d were not logged: %s", step, error)
+
+
+def _scored(split: str, score: Score | None) -> dict[str, float]:
+    return {} if score is None else {f"{split}_{score.measure}": score.value}

@@ -27,8 +27,7 @@ from espalier_trainer.net2net.modules import ExampleInput, remembering
 from espalier_trainer.net2net.refusals import Refusal
 from espalier_trainer.net2net.widening.widen import refused_widenings
 from espalier_trainer.optimizers.averaging import without_stale
-from espalier_trainer.optimizers.building import build_optimizer, load_optimizer_state
-from espalier_trainer.optimizers.layout import lay
+from espalier_trainer.optimizers.building import build_optimizer, lay, load_optimizer_state
 from espalier_trainer.training.execution import Execution, RewritesRefusedError, rewriter
 
 logger = logging.getLogger(__name__)

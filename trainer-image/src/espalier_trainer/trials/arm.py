@@ -21,7 +21,7 @@ from espalier_trainer.elastic.member import Line, Turn
 from espalier_trainer.elastic.states import StateCopy, TrainingState
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.trials.orders import Order, Result
+from espalier_trainer.trials.rules import Order, Result
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from espalier_trainer.growth.consultation import Asked
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
 from espalier_trainer.training.network import Network
 from espalier_trainer.trials import rules
-from espalier_trainer.trials.orders import Order, result_from
+from espalier_trainer.trials.rules import Order, result_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Trial:
     def verdict(self, results: Mapping[str, str], network: Network, replicas: int) -> Verdict | None:
         """Return how it ended, None while it is in progress.
 
-        `results` are texts of `orders.Result`, by worker; `network` and `replicas` are the leader's now.
+        `results` are texts of `rules.Result`, by worker; `network` and `replicas` are the leader's now.
         """
         if network is not self.network:
             return Verdict((), None, why="the model has changed meanwhile")

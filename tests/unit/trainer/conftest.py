@@ -380,11 +380,15 @@ class Workplace:
         document = AllocationDocument(job=self.job.key, allocation=allocation, time_budget=time_budget, stop=stop)
         write_document(self.folder / "allocation.json", document)
 
-    def start(self, extra: int | None = None) -> Any:
-        """Start the leader, or extra worker `extra` (forked from a server that has torch imported already)."""
+    def write_job(self) -> None:
+        """Write the job file."""
         job = self.job.model_dump(mode="json", by_alias=True, exclude_none=True)
         # At once: the process that was started before may be reading it.
         write_text_atomically(self.folder / "job.json", json.dumps(job))
+
+    def start(self, extra: int | None = None) -> Any:
+        """Start the leader, or extra worker `extra` (forked from a server that has torch imported already)."""
+        self.write_job()
         variables, log = self.variables(), "log"
         if extra is not None:
             variables |= {environment.WORKER_ROLE: "extra", environment.WORKER_INDEX: str(extra)}

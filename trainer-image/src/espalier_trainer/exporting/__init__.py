@@ -1,4 +1,4 @@
 """The trained model outside of its run: `loading.load` builds it, `writing.export` writes it into a folder.
 
-`source` finds what a run, a folder of checkpoints or an export holds; `card` describes it to people.
+`loading` also finds what a run or a folder of checkpoints holds; `card` describes an export to people.
 """

@@ -76,7 +76,7 @@ class Services:
     step_took: Callable[[float], None] = lambda seconds: None
     """Called with the wall seconds between the ends of two optimizer steps."""
     log_to: Callable[[Any], None] = lambda target: None
-    """Called with what the figures of the run are also to be written to (`loggers`)."""
+    """Called with what the figures of the run are also to be written to (`metrics.LoggedReporter`)."""
     gpu_type: str = ""
     """The type of GPU of the workers; empty: not known."""
     spans: SignalSpans = field(default_factory=SignalSpans)

@@ -229,3 +229,12 @@ def test_images_run_without_root_and_without_a_shell_between() -> None:
     entries = re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)
     assert entries == [f'["python", "-m", "espalier_{part}"]' for part in ("operator", "trainer", "agent")]
     assert "HEALTHCHECK" not in DOCKERFILE, "probes do that"
+
+
+def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
+    copied = re.findall(r"^COPY (\w[\w-]*) /src$", DOCKERFILE, re.M)
+    assert len(copied) >= 5
+    context = (ROOT / ".dockerignore").read_text().splitlines()
+    for folder in copied:
+        assert (ROOT / folder / "src").is_dir()
+        assert f"!{folder}/src" in context, f".dockerignore keeps {folder} out of the images"

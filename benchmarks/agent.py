@@ -6,7 +6,7 @@
 1. Speed: episodes a second of REINFORCE in large batches, compared with the paper's loop of single episodes (encode a
    state, draw an action, grow the model, update at the end). Both train on all tables, interleaved.
 2. Fit: one agent on the paper's six tables (the default of `espalier agent learn`): its rank on each table, the seconds
-   per seed, and the seconds for all seeds at once (`learners/many_seeds.py`), which the other parts use.
+   per seed, and the seconds for all seeds at once (`learners/expected.py`), which the other parts use.
 3. Noise: how much the ranks vary between seeds, from tables with several seeds (`rank_noise.py`).
 4. Generalisation: train on some tables, evaluate on others. The paper's tables: two scenarios of each model against the
    third; one model against the other. Our tables: all scenarios but one against that one; the paper's tables alone, and

@@ -24,8 +24,13 @@ from learning.paper import Learnt, Run, greedy, learn_many
 from learning.paper_figures import FIGURE_8A, FIGURE_10, FIGURE_12, SCENARIOS, draw
 
 from espalier_agent.data import lamelas_tables
-from espalier_agent.evaluation.baselines import none_sequence, random_mean, random_mean_of_ten
-from espalier_agent.evaluation.evaluate import SequenceResult, sequence_result
+from espalier_agent.evaluation.evaluate import (
+    SequenceResult,
+    none_sequence,
+    random_mean,
+    random_mean_of_ten,
+    sequence_result,
+)
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 
 TEMPERATURES = (1.0, 10.0, 100.0, 1000.0)

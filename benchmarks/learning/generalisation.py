@@ -14,11 +14,16 @@ from typing import Any
 from harness.printed import progress
 from harness.statistics import spread
 
-from espalier_agent.evaluation.baselines import best_on_average, heuristic_sequence, none_sequence, random_mean
-from espalier_agent.evaluation.evaluate import greedy_sequence
+from espalier_agent.evaluation.evaluate import (
+    best_on_average,
+    greedy_sequence,
+    heuristic_sequence,
+    none_sequence,
+    random_mean,
+)
 from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
 from espalier_agent.learners import distilled, expected
-from espalier_agent.learners.many_seeds import SeededRun, learn_many
+from espalier_agent.learners.expected import SeededRun, learn_many
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.types.outcomes import OutcomeTable

@@ -12,7 +12,7 @@ from harness.printed import progress
 
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners import expected, reinforce
-from espalier_agent.learners.many_seeds import SeededRun, learn_many
+from espalier_agent.learners.expected import SeededRun, learn_many
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import decision_tree

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from apiserver import ApiServer
 
-from espalier_agent.service.errors import ServiceError
+from espalier_agent.service.middleware import ServiceError
 from espalier_agent.service.proof import Proofs
 from espalier_agent.service.reviews import reviewer
 from espalier_core.types.proof import JobIdentity

@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence, sequence_result
-from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
-from espalier_agent.policies.advice import Decision, decide
-from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.advice import Decision, Exploration, decide, explored
 from espalier_agent.policies.files import make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Lineage, Policy

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from espalier_agent.evaluation.baselines import best_on_average, heuristic_sequence, random_mean_of_ten
-from espalier_agent.evaluation.evaluate import evaluate
+from espalier_agent.evaluation.evaluate import best_on_average, evaluate, heuristic_sequence, random_mean_of_ten
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.tables.tree import decision_tree
 from espalier_core.types.advice import AdviceRequest

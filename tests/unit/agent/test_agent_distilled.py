@@ -13,9 +13,8 @@ from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.distilled import DistilledConfig, learn
-from espalier_agent.learners.expected import ExpectedConfig
+from espalier_agent.learners.expected import ExpectedConfig, SeededRun, learn_many
 from espalier_agent.learners.learning import LearningError, Progress
-from espalier_agent.learners.many_seeds import SeededRun, learn_many
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy
 from espalier_agent.policies.policy import Policy

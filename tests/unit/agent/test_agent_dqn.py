@@ -12,8 +12,7 @@ from espalier_agent.learners.dqn import DEFAULT, DqnConfig, Replay, double_targe
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Game, Returns
-from espalier_agent.tables.rewards import Reward
-from espalier_agent.tables.tree import decision_tree
+from espalier_agent.tables.tree import Reward, decision_tree
 from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

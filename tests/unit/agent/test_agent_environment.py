@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_agent.data import carried_tables
 from espalier_agent.environment import ENVIRONMENT_ID, IllegalActionError, OutcomeEnvironment, Sampling
-from espalier_agent.environment.vector import OutcomeVectorEnvironment
+from espalier_agent.environment.outcomes import OutcomeVectorEnvironment
 from espalier_agent.policies.vocabulary import layer_embedding
 from espalier_agent.tables.positions import NoTableError
-from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import Reward
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.outcomes import OutcomeTable, reward
 

@@ -18,11 +18,9 @@ from pydantic import ValidationError
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.history.records import DecisionRecord, ShadowRecord
-from espalier_agent.history.schema import VERSION, DamagedError
+from espalier_agent.history.schema import VERSION, DamagedError, DecisionRecord, ShadowRecord
 from espalier_agent.history.store import OutcomeStore
-from espalier_agent.policies.advice import Decision, decide
-from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.advice import Decision, Exploration, decide, explored
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.serving import Settings

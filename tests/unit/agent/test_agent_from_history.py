@@ -529,7 +529,7 @@ def test_a_policy_that_came_into_service_while_it_was_judged_stays(
         save_policy(policy, tmp_path / "served")
         return judge(*arguments, **options)
 
-    monkeypatch.setattr("espalier_agent.commands.promote.judge", slow)
+    monkeypatch.setattr("espalier_agent.commands.evaluate.judge", slow)
     result = run("promote", "--policy", tmp_path / "new", "--to", tmp_path / "served", "--outcomes", "digits")
     assert result.exit_code == 1
     assert "served: another policy came into service meanwhile; judge again" in result.stderr

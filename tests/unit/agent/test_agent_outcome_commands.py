@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
-from espalier_agent.history.records import DecisionRecord, ShadowRecord
+from espalier_agent.history.schema import DecisionRecord, ShadowRecord
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import Decision
 from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, OutcomeReport, PolicyVersion

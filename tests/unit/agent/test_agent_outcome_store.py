@@ -21,8 +21,7 @@ import pytest
 
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
-from espalier_agent.history.records import DecisionRecord, ShadowRecord
-from espalier_agent.history.schema import StoreError
+from espalier_agent.history.schema import DecisionRecord, ShadowRecord, StoreError
 from espalier_agent.history.store import NotStoredError, OutcomeStore
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy

@@ -13,7 +13,7 @@ from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.learning import LearningError, Progress
 from espalier_agent.learners.ppo import DEFAULT, PpoConfig, advantages, clipped_loss, entropy, improve, learn
 from espalier_agent.policies.policy import Policy
-from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import Reward
 from espalier_core.types.outcomes import OutcomeTable
 
 MakeTable = Callable[..., OutcomeTable]

@@ -21,7 +21,7 @@ from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.errors import ServiceError
+from espalier_agent.service.middleware import ServiceError
 from espalier_agent.service.proof import KEPT, REVIEWS_AT_ONCE, Authentication, Proofs, Review, ReviewError, claimed_job
 from espalier_agent.service.serving import Settings
 from espalier_core.types.proof import JobIdentity

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_agent.tables.rewards import Floats, Indices, Reward, potentials, step_rewards
-from espalier_agent.tables.tree import decision_tree
+from espalier_agent.tables.tree import Floats, Indices, Reward, decision_tree, potentials, step_rewards
 from espalier_core.types.outcomes import OutcomeTable, reward
 
 DENSE = [each for each in Reward if each is not Reward.PAPER]

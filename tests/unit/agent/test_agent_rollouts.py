@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier_agent.learners.learning import LearningError, Start, start_learning
-from espalier_agent.learners.rollouts import Rollouts
+from espalier_agent.learners.learning import LearningError, Rollouts, Start, start_learning
 from espalier_agent.tables.game import Games, Returns
-from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import Reward
 from espalier_core.types.outcomes import OutcomeTable
 
 

@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.schema import StoreError
-from espalier_agent.policies.advice import decide
-from espalier_agent.policies.exploration import Exploration
+from espalier_agent.policies.advice import Exploration, decide
 from espalier_agent.policies.files import PolicyError, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app

@@ -26,8 +26,7 @@ from espalier_agent.policies.files import PolicyError, make_policy, save_policy
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import Serving, Settings
-from espalier_agent.service.watch import PolicyWatch, Signature
+from espalier_agent.service.serving import PolicyWatch, Serving, Settings, Signature
 from espalier_core.metrics.catalogue import Exporter
 from espalier_core.metrics.exporting import Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
@@ -241,7 +240,7 @@ def test_a_fault_of_the_disk_does_not_end_the_watch_and_is_reported_once(
     watch = PolicyWatch(policy, folder, look_seconds=0.01)
     try:
         with monkeypatch.context() as patched:
-            patched.setattr("espalier_agent.service.watch._signature", stale)
+            patched.setattr("espalier_agent.service.serving._signature", stale)
             watch.start()
             until("it looked some times", lambda: len(looks) > 3)
         save_policy(other, folder)
@@ -284,7 +283,7 @@ def test_a_policy_is_tried_before_it_is_put_to_work(
 
     watch = PolicyWatch(policy, folder)
     save_policy(other, folder)
-    monkeypatch.setattr("espalier_agent.service.watch.decide", broken)
+    monkeypatch.setattr("espalier_agent.service.serving.decide", broken)
     watch.look()
     assert watch.current is policy
 
@@ -292,7 +291,7 @@ def test_a_policy_is_tried_before_it_is_put_to_work(
 def test_a_shadow_says_what_it_would_have_done_and_changes_nothing(
     folder: Path, tmp_path: Path, policy: Policy, other: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "espalier_agent.service.shadow")
+    caplog.set_level("INFO", "espalier_agent.service.serving")
     save_policy(other, tmp_path / "shadow")
     path = tmp_path / "outcomes.db"
     settings = Settings(policy_path=folder, shadow_path=tmp_path / "shadow", outcomes_path=path)
@@ -332,7 +331,7 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("espalier_agent.service.shadow.decide", broken)
+    monkeypatch.setattr("espalier_agent.service.serving.decide", broken)
     with served(settings) as url:
         statuses = {httpx.post(f"{url}/v1/advice", json=question.to_json()).status_code for question in QUESTIONS}
         lost = 'espalier_agent_records_lost_total{error="NotAsked"}'
@@ -357,13 +356,13 @@ def test_all_that_hangs_has_one_time_to_end(
         ended.append(goes_on.wait(PATIENCE))
         raise PolicyError("of no use any more")
 
-    for name in ("service.watch.load_policy", "service.shadow.decide"):
-        monkeypatch.setattr(f"espalier_agent.{name}", hangs)
     monkeypatch.setattr("espalier_agent.service.serving.END_SECONDS", 1.0)
     path = tmp_path / "outcomes.db"
     serving = Serving(
         Settings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)
     )
+    for name in ("load_policy", "decide"):
+        monkeypatch.setattr(f"espalier_agent.service.serving.{name}", hangs)
     serving.start()
     try:
         assert serving.store is not None

@@ -19,11 +19,16 @@ from test_agent_goes_on import run
 
 from agent_service import serving
 from espalier_agent.data import carried_tables
-from espalier_agent.evaluation.clustered import clustered_interval, student_quantile
-from espalier_agent.evaluation.on_trials import OnTrials, compare_on_trials, worse_on_trials
+from espalier_agent.evaluation.on_trials import (
+    OnTrials,
+    clustered_interval,
+    compare_on_trials,
+    student_quantile,
+    worse_on_trials,
+)
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.episodes import gather, split
-from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy

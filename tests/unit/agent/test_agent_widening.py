@@ -19,15 +19,14 @@ from espalier_agent.evaluation.gate import compare
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.episodes import Episode, Gathered, Kind
 from espalier_agent.history.off_policy import Unit
-from espalier_agent.history.records import DecisionRecord
+from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.learners import expected
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.learners.from_history import HistoryConfig
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.learners.registry import LEARNERS
-from espalier_agent.policies.advice import decide
-from espalier_agent.policies.exploration import Exploration, explored
+from espalier_agent.policies.advice import Exploration, decide, explored
 from espalier_agent.policies.files import default_policy, load_policy, make_policy, save_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.vocabulary import Vocabulary

@@ -20,7 +20,7 @@ from espalier_agent.data import carried_tables
 from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.policies.files import default_policy
-from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import Reward
 from espalier_cli.cluster.remedies import REMEDIES
 from espalier_core.types.job import JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason

@@ -11,7 +11,7 @@ COMMANDS: Final = {
     "learn": "espalier_agent.commands.learn:learn",
     "openapi": "espalier_agent.commands.serve:openapi",
     "outcomes": "espalier_agent.commands.outcomes:outcomes",
-    "promote": "espalier_agent.commands.promote:promote",
+    "promote": "espalier_agent.commands.evaluate:promote",
     "serve": "espalier_agent.commands.serve:serve",
 }
 HELP: Final = """Learn, judge and serve the policy that advises how models grow.

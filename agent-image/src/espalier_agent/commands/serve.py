@@ -12,7 +12,7 @@ import click
 
 from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
-from espalier_agent.policies.exploration import Exploration
+from espalier_agent.policies.advice import Exploration
 from espalier_agent.policies.files import PolicyError
 from espalier_agent.service.app import create_app
 from espalier_agent.service.proof import Authentication, ReviewError

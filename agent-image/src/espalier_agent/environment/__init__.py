@@ -13,7 +13,7 @@ The version in the name rises with anything that changes what is learnt here. Th
 
 import gymnasium
 
-from espalier_agent.environment.single import ENVIRONMENT_ID, OutcomeEnvironment, Sampling
+from espalier_agent.environment.outcomes import ENVIRONMENT_ID, OutcomeEnvironment, Sampling
 from espalier_core.illegal_actions import IllegalActionError
 
 __all__ = ["ENVIRONMENT_ID", "IllegalActionError", "OutcomeEnvironment", "Sampling"]
@@ -21,5 +21,5 @@ __all__ = ["ENVIRONMENT_ID", "IllegalActionError", "OutcomeEnvironment", "Sampli
 gymnasium.register(
     id=ENVIRONMENT_ID,
     entry_point="espalier_agent.environment:OutcomeEnvironment",
-    vector_entry_point="espalier_agent.environment.vector:OutcomeVectorEnvironment",
+    vector_entry_point="espalier_agent.environment.outcomes:OutcomeVectorEnvironment",
 )

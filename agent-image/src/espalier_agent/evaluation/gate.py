@@ -18,9 +18,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from espalier_agent.evaluation.clustered import student_quantile
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.evaluation.on_trials import OnTrials, choices, compare_on_trials, worse_on_trials
+from espalier_agent.evaluation.on_trials import OnTrials, choices, compare_on_trials, student_quantile, worse_on_trials
 from espalier_agent.history.episodes import Episode, Gathered, centred, comparable, split
 from espalier_agent.history.off_policy import Log, Unit, effective_size, self_normalised
 from espalier_agent.policies.policy import Policy

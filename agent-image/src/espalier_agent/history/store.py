@@ -13,19 +13,28 @@ import os
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from espalier_agent.history.backlog import Backlog
-from espalier_agent.history.records import OutcomeRecord, Statement, StoredRecord
-from espalier_agent.history.schema import DamagedError, StoreError, check_contents, check_file, open_to_write
+from espalier_agent.history.schema import (
+    DamagedError,
+    OutcomeRecord,
+    Statement,
+    StoredRecord,
+    StoreError,
+    check_contents,
+    check_file,
+    open_to_write,
+)
 from espalier_core.types.advice import OutcomeReport
 
 logger = logging.getLogger(__name__)
+
 
 MAX_WAITING: Final = 2000
 MAX_WAITING_BYTES: Final = 8 * 1024 * 1024
@@ -40,6 +49,7 @@ LOCK_SECONDS: Final = 5.0
 """How long a commit waits for another writer."""
 SAY_SECONDS: Final = 60.0
 """Seconds between two log lines about a fault."""
+ItemT = TypeVar("ItemT")
 
 
 class NotStoredError(RuntimeError):
@@ -239,3 +249,43 @@ def _describe(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError):
         return "Unwritable", error.strerror or str(error)
     return "Unwritable", str(error)
+
+
+class Backlog(Generic[ItemT]):
+    """A queue that is bounded by the number of its items and by their weight in bytes."""
+
+    def __init__(self, items: int, weight: int) -> None:
+        self.items = items
+        self.weight = weight
+        self._waiting: deque[tuple[ItemT, int]] = deque()
+        self._weight = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def put(self, item: ItemT, weight: int = 0) -> bool:
+        """Put an item; False if there is no room or the backlog is closed. Never waits for room."""
+        with self._changed:
+            if self._closed or len(self._waiting) >= self.items or self._weight + weight > self.weight:
+                return False
+            self._waiting.append((item, weight))
+            self._weight += weight
+            self._changed.notify()
+            return True
+
+    def take(self, most: int) -> list[ItemT]:
+        """Return up to `most` of the oldest items; waits until there are some. Empty if closed and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
+            taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            self._weight -= sum(weight for _, weight in taken)
+            return [item for item, _ in taken]
+
+    def close(self) -> None:
+        """Refuse new items; queued ones can still be taken."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._waiting)

@@ -36,10 +36,10 @@ from espalier_agent.learners.learning import (
     ascend,
     finish_learning,
     one_thread,
+    remembered,
     start_learning,
     time_shifts,
 )
-from espalier_agent.learners.remembered import remembered
 from espalier_agent.policies.network import PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary

@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, by_fitting
+from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, Row, by_fitting
 from espalier_agent.learners.learning import Progress, ProgressCallback, ascend, one_thread
-from espalier_agent.learners.trees_rows import Row
 from espalier_agent.policies.graph_gains import GraphGainsNetwork
 from espalier_agent.policies.network import PolicyNetwork, Prepared
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED

@@ -1,28 +1,81 @@
-"""What learners share that learn what each growth gains: from corpora, outcome tables and histories of a service."""
+"""What learners share that learn what each growth gains: from corpora, outcome tables and histories of a service.
+
+A `Row` is one growth: its features and what it gained. Of decisions of a service it is said, too, how much that
+counts. A trial shows several growths in one state, so each is compared with nothing there. Where the agent decided,
+and explored, the accuracies of jobs are compared: of those of a kind that were in the same state, the mean where a
+growth was chosen (by weights of importance) less the mean where nothing was. Both are noisy measurements, and count by
+how little they err compared with how much gains differ.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import pstdev
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
-from espalier_agent.history.episodes import Gathered
-from espalier_agent.learners.learning import Learner, LearningError, ProgressCallback, Start, finish_learning
-from espalier_agent.learners.remembered import remembered
-from espalier_agent.learners.trees_history import Measured, measured
-from espalier_agent.learners.trees_rows import Row, rows_of_corpora, rows_of_history, rows_of_tables
+from espalier_agent.history import HistoryDecision
+from espalier_agent.history.episodes import Episode, Gathered, Tried
+from espalier_agent.learners.learning import (
+    Learner,
+    LearningError,
+    ProgressCallback,
+    Start,
+    finish_learning,
+    remembered,
+)
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
+from espalier_agent.policies.tree_features import Facts, Vector, dynamic_features, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.tree import decision_tree
+from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.base import Record
+from espalier_core.estimates.gains import SPREAD
 from espalier_core.growth import operation_names
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.types.growth_corpus import GrowthCorpus
+from espalier_core.types.advice import Action
+from espalier_core.types.growth_corpus import CaseRecord, GrowthCorpus
 from espalier_core.types.outcomes import OutcomeTable
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Growths, each with its features and what it gained."""
+
+    features: Floats
+    """(n, features)."""
+    gains: Floats
+    """(n,): in accuracy."""
+    weights: Floats
+    families: npt.NDArray[np.int64]
+    decisions: npt.NDArray[np.int64]
+    """Rows of one decision have the same number; -1: not judged by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A growth, what is known of it, and what it gained."""
+
+    architecture: Architecture
+    """Of the model, one object for all its growths."""
+    action: Action
+    features: list[float]
+    gain: float
+    weight: float
+    family: str
+    decision: str
+
+
+Fit = Callable[[PolicyNetwork, Sequence[Row], Any, int, ProgressCallback], None]
+"""Trains a network in place to say what each growth gains, by a configuration and a seed; raises `LearningError`."""
 
 
 class GrowthsConfig(Record):
@@ -39,10 +92,6 @@ class HeldOut(Record):
     """Share of the jobs of a history that is held out for `promote`."""
     held_out_seed: int = 0
     """Seed of the held-out share."""
-
-
-Fit = Callable[[PolicyNetwork, Sequence[Row], Any, int, ProgressCallback], None]
-"""Trains a network in place to say what each growth gains, by a configuration and a seed; raises `LearningError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +180,189 @@ def _network(
 def by_fitting(start: Start, config: Any, progress: ProgressCallback) -> int:
     """Stand where other learners play games; raises `LearningError`."""
     raise LearningError("gains are not learnt by playing games; `GrowthsLearner.learn` learns them")
+
+
+def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[Row]:
+    """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were not known."""
+    for corpus in corpora:
+        by_case: dict[tuple[Any, ...], list[CaseRecord]] = {}
+        for record in corpus.cases:
+            by_case.setdefault((record.case, record.grown, record.speed), []).append(record)
+        for case, records in by_case.items():
+            read = _Statics()
+            for place, moment in enumerate(records[0].moments):
+                gains = _gains([record.moments[place] for record in records])
+                for record in records:
+                    request = record.request(record.moments[place])
+                    if request is None:
+                        continue
+                    decision = f"{case}/{moment.share}"
+                    left = request.time_left_seconds / request.time_budget_seconds
+                    for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
+                        if weight:
+                            yield from _rows(
+                                request.architecture,
+                                read.features(request.architecture, facts),
+                                [left, *dynamic_features(request.architecture, facts)],
+                                gains,
+                                weight / len(records),
+                                record.family,
+                                decision if weight == 1.0 else "",
+                            )
+
+
+def _gains(moments: Sequence[Any]) -> dict[Action, float]:
+    """Return the mean gain of each growth that all seeds have."""
+    found = [{arm.action: arm.accuracy for arm in moment.arms} for moment in moments]
+    nothing = Action.nothing()
+    return {
+        action: float(np.mean([one[action] - one[nothing] for one in found]))
+        for action in found[0]
+        if action.grows and all(action in one for one in found)
+    }
+
+
+def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[Row]:
+    """Yield the rows of each state: an action and then nothing, against nothing."""
+    for tree in trees:
+        accuracy = dict(zip(tree.sequences, tree.accuracies, strict=True))
+        nothing = len(tree.actions) - 1
+        prefixes = {sequence[:length] for sequence in tree.sequences for length in range(tree.decisions)}
+        for prefix in sorted(prefixes, key=lambda one: (len(one), one)):
+            at = 0
+            for action in prefix:
+                at = tree.next_states[at][action]
+            state, rest = tree.states[at], tree.decisions - len(prefix) - 1
+            base = accuracy[(*prefix, nothing, *(nothing,) * rest)]
+            gains = {
+                action: accuracy[(*prefix, place, *(nothing,) * rest)] - base
+                for place, action in enumerate(tree.actions)
+                if action.grows
+            }
+            share = state.time_left_s / state.time_budget_s
+            static = static_features(state.architecture, Facts())
+            dynamic = dynamic_features(state.architecture, Facts())
+            yield from _rows(state.architecture, static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
+
+
+def rows_of_history(one: Measured) -> Iterator[Row]:
+    """Yield the rows of a decision of a service."""
+    share = one.decision.time_left_seconds / one.decision.time_budget_seconds
+    static = static_features(one.decision.architecture, one.facts)
+    dynamic = [share, *dynamic_features(one.decision.architecture, one.facts)]
+    for action, (gain, weight) in one.gains.items():
+        yield from _rows(one.decision.architecture, static, dynamic, {action: gain}, weight, one.family, "")
+
+
+class _Statics:
+    """The static features of one case, whose seeds and moments have the same description."""
+
+    def __init__(self) -> None:
+        self._met: list[tuple[Architecture, Facts, dict[Action, Vector]]] = []
+
+    def features(self, architecture: Architecture, facts: Facts) -> dict[Action, Vector]:
+        # Metrics are read as dynamic features alone.
+        sizes = replace(facts, metrics={})
+        for met, known, found in self._met:
+            if known == sizes and met == architecture:
+                return found
+        found = static_features(architecture, sizes)
+        self._met.append((architecture, sizes, found))
+        return found
+
+
+def _rows(
+    architecture: Architecture,
+    static: Mapping[Action, Vector],
+    dynamic: Sequence[float],
+    gains: dict[Action, float],
+    weight: float,
+    family: str,
+    decision: str,
+) -> Iterator[Row]:
+    for action, gain in gains.items():
+        if action in static:
+            features = [*static[action].tolist(), *dynamic]
+            yield Row(architecture, action, features, gain, weight, family, decision)
+
+
+def stacked(rows: Sequence[Row]) -> Rows:
+    """Return rows as arrays."""
+    families = {name: place for place, name in enumerate(dict.fromkeys(row.family for row in rows))}
+    decisions = {name: place for place, name in enumerate(dict.fromkeys(row.decision for row in rows if row.decision))}
+    return Rows(
+        np.array([row.features for row in rows], dtype=np.float32),
+        np.array([row.gain for row in rows], dtype=np.float32),
+        np.array([row.weight for row in rows], dtype=np.float32),
+        np.array([families[row.family] for row in rows]),
+        np.array([decisions.get(row.decision, -1) for row in rows]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What growths gained in one state."""
+
+    decision: HistoryDecision
+    facts: Facts
+    gains: dict[Action, tuple[float, float]]
+    """Gain in accuracy, and weight: 1 for a gain without error."""
+    family: str
+
+
+def measured(episodes: Sequence[Episode], tried: Sequence[Tried]) -> Iterator[Measured]:
+    """Yield what a history shows of growths."""
+    for one in tried:
+        by_name = {str(action): action for action in one.decision.actions}
+        gains = {
+            by_name[name]: (seen.gain, _weight(seen.deviation**2)) for name, seen in one.seen.items() if name in by_name
+        }
+        yield Measured(one.decision, Facts.of(one.decision.request()), gains, one.model)
+    for (model, *_), members in _alike(episodes).items():
+        gains = _compared(members)
+        for decision, _ in members:
+            shares = {action: (gain, weight / len(members)) for action, (gain, weight) in gains.items()}
+            yield Measured(decision, Facts.of(decision.request()), shares, model)
+
+
+def _alike(episodes: Sequence[Episode]) -> dict[tuple[str, object, str], list[tuple[HistoryDecision, float]]]:
+    """Gather decisions in the same state, each with the accuracy of its job: by model, kind of job, and grown model."""
+    found: dict[tuple[str, object, str], list[tuple[HistoryDecision, float]]] = defaultdict(list)
+    fingerprints: dict[int, str] = {}
+    for episode in episodes:
+        for number, decision in enumerate(episode.decisions):
+            model = decision.architecture
+            if id(model) not in fingerprints:
+                fingerprints[id(model)] = model.fingerprint
+            found[episode.kind.model, (episode.kind, number), fingerprints[id(model)]].append(
+                (decision, episode.accuracy)
+            )
+    return found
+
+
+def _compared(members: Sequence[tuple[HistoryDecision, float]]) -> dict[Action, tuple[float, float]]:
+    """Return the gain of each growth that was chosen, and its weight; none where nothing was never chosen."""
+    by_action: dict[Action, list[tuple[float, float]]] = defaultdict(list)
+    for decision, accuracy in members:
+        by_action[decision.action].append((1 / decision.behaviour_probability, accuracy))
+    nothing = by_action.pop(Action.nothing(), [])
+    if not nothing:
+        return {}
+    base, jobs = _mean(nothing)
+    noise = pstdev(accuracy for _, accuracy in members) ** 2
+    found = {}
+    for action, values in by_action.items():
+        mean, count = _mean(values)
+        found[action] = (mean - base, len(values) * _weight(noise * count * (1 / count + 1 / jobs)))
+    return found
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the weighted mean, and the effective number of jobs."""
+    total = sum(weight for weight, _ in values)
+    mean = sum(weight * value for weight, value in values) / total
+    return mean, total**2 / sum(weight**2 for weight, _ in values)
+
+
+def _weight(variance: float) -> float:
+    return SPREAD**2 / (SPREAD**2 + variance)

@@ -17,10 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start, time_shifts
-from espalier_agent.learners.rollouts import Rollouts, descend
+from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Rollouts, Start, descend, time_shifts
 from espalier_agent.tables.game import Games, Returns
-from espalier_agent.tables.rewards import Reward
+from espalier_agent.tables.tree import Reward
 from espalier_core.base import Record
 
 

@@ -14,14 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import (
-    NOT_FINITE,
-    Learner,
-    LearningError,
-    Progress,
-    ProgressCallback,
-    Start,
-)
+from espalier_agent.learners.learning import NOT_FINITE, Learner, LearningError, Progress, ProgressCallback, Start
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Game, Returns
 from espalier_core.base import Record

@@ -23,9 +23,17 @@ import numpy.typing as npt
 import torch
 from pydantic import Field
 
-from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, by_fitting
+from espalier_agent.learners.growths import (
+    Floats,
+    GrowthsConfig,
+    GrowthsLearner,
+    HeldOut,
+    Row,
+    Rows,
+    by_fitting,
+    stacked,
+)
 from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
-from espalier_agent.learners.trees_rows import Floats, Row, Rows, stacked
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES

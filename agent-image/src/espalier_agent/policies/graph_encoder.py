@@ -1,11 +1,13 @@
 """A network that reads a model as a graph and points at where to grow: one policy for any number of growth points.
 
 Layers pass messages along the edges of the architecture, both ways, a few rounds. A growth point is scored from the
-state of the layer that it follows, what it would add, how often it was grown, the pooled state of the whole graph
-and the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
+state of the layer that it follows, what it would add, how often it was grown, the pooled state of the whole graph and
+the time; doing nothing from the pooled state and the time. A network that widens scores each group of channels
 likewise, from the mean state of the layers that carry them, how many they are and what doubling them would add. No
 parameter belongs to a place, a name or a number of growth points or groups, so the order and the names of layers,
 points and groups do not matter (a test).
+
+All networks that read a graph begin with `MessagePassing`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from espalier_agent.policies.graph_features import (
     target_features,
     target_layers,
 )
-from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, Prepared
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.growth.architecture import Architecture
@@ -35,10 +36,44 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import ActionColumns
 
+STATE_SIZE: Final = 32
+"""Of a node's state."""
+ROUNDS: Final = 4
+"""Rounds of messages: a node knows its surroundings up to this distance; a pooled state contains the rest."""
 HIDDEN_SIZE: Final = 64
 """Of the head."""
 HARMONICS: Final = 3
 TIME_FEATURES: Final = 3 + 2 * HARMONICS
+
+
+class MessagePassing(nn.Module):
+    """Message passing over nodes with `features` numbers each."""
+
+    def __init__(self, features: int) -> None:
+        """Initialise with torch's defaults."""
+        super().__init__()
+        self.layers = nn.Linear(features, STATE_SIZE)
+        # Features of a node never seen can be large; normalised they stay within what the rounds were trained on.
+        self.norm = nn.LayerNorm(STATE_SIZE)
+        self.rounds = nn.ModuleList(nn.Linear(3 * STATE_SIZE, STATE_SIZE) for _ in range(ROUNDS))
+
+    def states(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        """Return the states (N, `STATE_SIZE`) of nodes (N, features); edges (2, E): a node, and one that reads it."""
+        read, reading = edges
+        states: Tensor = self.norm(self.layers(nodes))
+        ahead = _share(reading, len(states))
+        by_readers = _share(read, len(states))
+        for transform in self.rounds:
+            from_inputs = torch.zeros_like(states).index_add(0, reading, states[read] * ahead)
+            from_readers = torch.zeros_like(states).index_add(0, read, states[reading] * by_readers)
+            states = states + torch.relu(transform(torch.cat([states, from_inputs, from_readers], dim=1)))
+        return states
+
+
+def _share(ends: Tensor, nodes: int) -> Tensor:
+    """Return for each edge 1 / the number of edges at its end, so that messages are averaged: (E, 1)."""
+    counts = torch.bincount(ends, minlength=nodes)
+    return (1.0 / counts[ends].float())[:, None]
 
 
 def time_features(time_left_s: Tensor, time_budget_s: Tensor) -> Tensor:

@@ -14,17 +14,16 @@ from torch import Tensor, nn
 
 from espalier_agent.policies.graph_encoder import (
     HIDDEN_SIZE,
+    STATE_SIZE,
     TIME_FEATURES,
     GraphEncodings,
     GraphNetwork,
     time_features,
 )
 from espalier_agent.policies.graph_features import MODEL_FEATURES, POINT_FEATURES, target_feature_count
-from espalier_agent.policies.message_passing import STATE_SIZE
 from espalier_agent.policies.network import NetworkConfig, Prepared
-from espalier_agent.policies.prepared_features import prepared_features, rows_of
 from espalier_agent.policies.tree_ensemble import SHARPNESS
-from espalier_agent.policies.tree_features import FEATURES, STATIC, Facts
+from espalier_agent.policies.tree_features import FEATURES, STATIC, Facts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import AdviceRequest

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork, Prepared
-from espalier_agent.policies.prepared_features import prepared_features, rows_of
-from espalier_agent.policies.tree_features import FEATURES, Facts
+from espalier_agent.policies.tree_features import FEATURES, Facts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.estimates.gains import SPREAD
 from espalier_core.growth.architecture import Architecture

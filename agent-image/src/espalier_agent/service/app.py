@@ -20,12 +20,16 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from espalier_agent.history.store import NotStoredError
-from espalier_agent.policies.advice import answer_of, decide
-from espalier_agent.policies.exploration import explored
+from espalier_agent.policies.advice import answer_of, decide, explored
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Lineage, Policy
-from espalier_agent.service.errors import ErrorBody, ServiceError, install_error_handlers
-from espalier_agent.service.middleware import BodyLimit, CountedRequests
+from espalier_agent.service.middleware import (
+    BodyLimit,
+    CountedRequests,
+    ErrorBody,
+    ServiceError,
+    install_error_handlers,
+)
 from espalier_agent.service.proof import Authentication, Proofs, Reviewer
 from espalier_agent.service.serving import Serving, Settings
 from espalier_core.base import Record

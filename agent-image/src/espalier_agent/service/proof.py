@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from espalier_agent.service.errors import ServiceError
+from espalier_agent.service.middleware import ServiceError
 from espalier_core.types.environment import AGENT_TOKEN_FILE
 from espalier_core.types.proof import AUDIENCE, MAX_TOKEN, JobIdentity, namespace_of_account
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork, masked_log_probabilities
 from espalier_agent.policies.vocabulary import Vocabulary
-from espalier_agent.tables.transitions import Transitions
-from espalier_agent.tables.tree import DecisionTree, TableError
+from espalier_agent.tables.tree import DecisionTree, TableError, Transitions
 from espalier_core.growth import operation
 from espalier_core.types.advice import ActionColumns
 from espalier_core.types.outcomes import reward

@@ -12,9 +12,7 @@ import numpy.typing as npt
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
 from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, layer_embedding
 from espalier_agent.tables.game import outputs_of
-from espalier_agent.tables.rewards import Floats, Indices, Reward
-from espalier_agent.tables.transitions import Transitions
-from espalier_agent.tables.tree import DecisionTree, carried_out, decision_tree
+from espalier_agent.tables.tree import DecisionTree, Floats, Indices, Reward, Transitions, carried_out, decision_tree
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN

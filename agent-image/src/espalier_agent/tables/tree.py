@@ -1,14 +1,28 @@
-"""An outcome table as the tree of its decisions: the simulated environment of Lamelas 6.4."""
+"""An outcome table as the tree of its decisions: the simulated environment of Lamelas 6.4.
+
+`Transitions` are such trees as arrays: the states of all of them, where each action leads from each, and what that
+step earns. `Reward` says what the steps of an episode are worth. The paper gives 100·tan(a·π/2) of the final accuracy
+after the last decision and nothing before (Lamelas, equation 2). The dense rewards add the difference of a potential
+to it, Φ(next) - Φ(here), with Φ = 0 when the episode is over and without discount (Ng, Harada and Russell 1999). An
+episode's rewards then sum to the paper's less Φ of the first state, which no decision can change: in every state the
+same actions are best under all of them.
+
+A reward from the slope of the learning curve is not among them: tables hold final accuracies and no curves.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
 from espalier_agent.data import NAMED_MODELS, named_architecture
@@ -17,6 +31,11 @@ from espalier_core.growth import described, target_counts
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.advice import Action, AdviceRequest, offered
 from espalier_core.types.outcomes import OutcomeTable, read_table
+
+Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+ILLEGAL: Final = -1
+"""The next state after an illegal action."""
 
 
 class TableError(ValueError):
@@ -184,3 +203,133 @@ def table_digest(table: OutcomeTable) -> str:
     """Return the SHA-256 (hex) of a table's canonical JSON."""
     text = json.dumps(table.to_json(), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Reward(StrEnum):
+    """How a step is rewarded."""
+
+    PAPER = "paper"
+    """The sequence's return after the last decision, 0 before."""
+    OVER_NOTHING = "over-nothing"
+    """What the action changes where nothing else is done from here on; doing nothing is worth 0."""
+    OVER_MEAN = "over-mean"
+    """What the action changes in the mean over all ways to continue."""
+    OVER_BEST = "over-best"
+    """What the action takes from the best that could still be reached: never above 0, and 0 for a best action."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reward:
+        raise ValueError(f"reward is {value!r}; choose one of {', '.join(cls)}")
+
+
+def step_rewards(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
+    """Return the reward of each action in each state of a decision tree, (states, actions).
+
+    `next_states` is a `DecisionTree`'s, (states, actions), and `returns` says what each sequence is worth.
+    """
+    before = potentials(next_states, returns, reward)
+    rewards = np.empty(next_states.shape)
+    last = _last_level(next_states, returns)
+    rewards[:last] = before[next_states[:last]] - before[:last, None]
+    rewards[last:] = returns[next_states[last:]] - before[last:, None]
+    return rewards
+
+
+def potentials(next_states: Indices, returns: Floats, reward: Reward) -> Floats:
+    """Return Φ of each state, (states,): what it is worth by a plain guess of what follows; 0 for the paper's."""
+    values = np.zeros(len(next_states))
+    if reward is Reward.PAPER:
+        return values
+    first, width = _last_level(next_states, returns), next_states.shape[1]
+    reached = returns[next_states[first:]]
+    while True:
+        values[first : first + len(reached)] = _backed_up(reached, reward)
+        if first == 0:
+            return values
+        # The level before has one state for each `width` states of this one.
+        first -= len(reached) // width
+        reached = values[next_states[first : first + len(reached) // width]]
+
+
+def _backed_up(reached: Floats, reward: Reward) -> Floats:
+    if reward is Reward.OVER_NOTHING:
+        nothing: Floats = reached[:, -1]
+        return nothing
+    backed_up: Floats = reached.mean(axis=1) if reward is Reward.OVER_MEAN else reached.max(axis=1)
+    return backed_up
+
+
+def _last_level(next_states: Indices, returns: Floats) -> int:
+    """Return the first state of the last decision: states are ordered by depth, and each sequence follows one."""
+    width: int = next_states.shape[1]
+    return len(next_states) - len(returns) // width
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """The states of all tables, table by table, and after them all ended sequences; the same index in all arrays."""
+
+    trees: tuple[DecisionTree, ...]
+    columns: tuple[Indices, ...]
+    """Of each table, the column of each of its actions."""
+    states: int
+    """How many there are; the index of the first ended sequence."""
+    first: Indices
+    """Of each table, the state in which its episodes begin."""
+    table_of: Indices
+    """(states + sequences,)."""
+    next_states: Indices
+    """(states + sequences, actions); `ILLEGAL` where the action is illegal, as are all after the end."""
+
+    @classmethod
+    def of(cls, trees: Sequence[DecisionTree], columns: Sequence[Sequence[int]] | None = None) -> Transitions:
+        """Join tables; without `columns`, each table's actions have the first ones, in their order."""
+        numbers = [range(len(tree.actions)) for tree in trees] if columns is None else columns
+        placed = tuple(np.array(each, dtype=np.int64) for each in numbers)
+        sizes = [len(tree.states) for tree in trees]
+        lengths = [len(tree.sequences) for tree in trees]
+        states = sum(sizes)
+        first = np.cumsum([0, *sizes[:-1]])
+        ends = states + np.cumsum([0, *lengths[:-1]])
+        width = 1 + max(int(each.max()) for each in placed)
+        next_states = np.full((states + sum(lengths), width), ILLEGAL, dtype=np.int64)
+        for tree, place, start, end in zip(trees, placed, first, ends, strict=True):
+            own = np.array(tree.next_states)
+            # In the tree, sequences are counted apart from states.
+            last = len(own) - len(tree.sequences) // len(tree.actions)
+            own[:last] += start
+            own[last:] += end
+            next_states[start : start + len(own), place] = own
+        tables = np.arange(len(trees))
+        table_of = np.concatenate([np.repeat(tables, sizes), np.repeat(tables, lengths)])
+        return cls(tuple(trees), placed, states, first, table_of, next_states)
+
+    @property
+    def legal(self) -> npt.NDArray[np.bool_]:
+        """(states + sequences, actions)."""
+        legal: npt.NDArray[np.bool_] = self.next_states != ILLEGAL
+        return legal
+
+    def rewards(self, returns: Sequence[Floats], reward: Reward) -> Floats:
+        """Return the reward of each step, (states + sequences, actions), for each table's returns; 0 where illegal."""
+        rewards = np.zeros(self.next_states.shape)
+        for tree, place, start, own in zip(self.trees, self.columns, self.first, returns, strict=True):
+            rewards[start : start + len(tree.states), place] = step_rewards(np.array(tree.next_states), own, reward)
+        return rewards
+
+    def paths(self) -> Indices:
+        """Return where each decision of each sequence lies in (states · actions), (sequences, decisions).
+
+        Those of tables with fewer decisions are filled with the place after all of them.
+        """
+        width = self.next_states.shape[1]
+        longest = max(tree.decisions for tree in self.trees)
+        paths = np.full((len(self.next_states) - self.states, longest), self.states * width)
+        at = self.first[self.table_of[self.states :]]
+        actions = [place[np.array(tree.sequences)] for tree, place in zip(self.trees, self.columns, strict=True)]
+        for decision in range(longest):
+            on = at < self.states
+            action = np.concatenate([each[:, min(decision, each.shape[1] - 1)] for each in actions])
+            paths[on, decision] = at[on] * width + action[on]
+            at = np.where(on, self.next_states[at, action], at)
+        return paths

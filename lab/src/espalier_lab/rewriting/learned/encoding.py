@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from espalier_agent.policies.message_passing import STATE_SIZE, MessagePassing
+from espalier_agent.policies.graph_encoder import STATE_SIZE, MessagePassing
 from espalier_lab.rewriting.learned.seen import NODE_FEATURES, WHOLE_FEATURES, Batch
 
 WHOLE_SIZE: Final = 2 * STATE_SIZE + WHOLE_FEATURES

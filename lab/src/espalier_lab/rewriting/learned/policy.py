@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from espalier_agent.policies.message_passing import STATE_SIZE
+from espalier_agent.policies.graph_encoder import STATE_SIZE
 from espalier_lab.rewriting.learned.encoding import WHOLE_SIZE, GraphEncoder, pooled
 from espalier_lab.rewriting.learned.environment import STOP
 from espalier_lab.rewriting.learned.learnable import EAGER, Policy, Scores

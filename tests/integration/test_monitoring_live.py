@@ -55,8 +55,7 @@ from espalier_monitoring.boards import Board, Panel, Row
 from espalier_monitoring.drawing.prometheus import Prometheus, Window
 from espalier_monitoring.drawing.reading import Reader, ReadingError
 from espalier_monitoring.drawing.sheet import WIDTH, box
-from espalier_monitoring.outputs import BOARDS, RULES
-from espalier_monitoring.page import RELABELLING
+from espalier_monitoring.outputs import BOARDS, RELABELLING, RULES
 from espalier_operator.model.actions import Action
 from promql_names import expressions, names
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from espalier_monitoring.boards import Panel
-from espalier_monitoring.drawing.panels import Entry, arranged, span, time_ticks
 from espalier_monitoring.drawing.prometheus import Window
 from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Marked
-from espalier_monitoring.drawing.sheet import WIDTH, box, caption, drawn
+from espalier_monitoring.drawing.sheet import WIDTH, Entry, arranged, box, caption, drawn, span, time_ticks
 
 WINDOW = Window(1_700_000_000, 1_700_000_900, 15)
 PLACES = {

@@ -14,8 +14,7 @@ from ruamel.yaml import YAML
 from espalier_core.metrics.catalogue import FAMILIES, JOB, LABELS, Exporter
 from espalier_core.types.report import WORKERS_METRIC
 from espalier_monitoring.alerts import ALERTS
-from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RULES, outputs
-from espalier_monitoring.page import RELABELLING, scrape_config_text
+from espalier_monitoring.outputs import BOARDS, DASHBOARDS, RELABELLING, RULES, outputs, scrape_config_text
 from espalier_operator.kube.objects.manifests import METRICS_PORT
 from espalier_operator.kube.objects.worker_pod import METRICS
 from promql_names import expressions, names

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from espalier_lab.simulator.cluster import nodes_of
@@ -112,6 +112,7 @@ def carried_out(view: View, decision: Decision) -> View:
 
 
 @given(CANDIDATES, CLUSTERS, st.sampled_from([0.0, 0.5, 1.0, 4.0]))
+@example([(Table((1.0,) * 12, 1), 1, 2, True)], [1, 1], 0.0)  # a worker is larger than each node
 @settings(max_examples=300)
 def test_shares_fit_and_repeat(drawn: list[tuple[Table, int, int, bool]], sizes: list[int], fairness: float) -> None:
     policy, view = GoodputPolicy(fairness=fairness), view_of(drawn, sizes)

@@ -183,7 +183,8 @@ class _Prospect:
         """Return its goodput with this number of workers, on as few nodes as possible."""
         known = self._goodputs.get(workers)
         if known is None:
-            nodes = -(-workers * self.job.gpus_per_worker // self.node_gpus)
+            # A worker with more GPUs than any node has is on one node all the same, once there is one.
+            nodes = min(workers, -(-workers * self.job.gpus_per_worker // self.node_gpus))
             known = self._goodputs[workers] = self.outlook.goodput(nodes, workers)
         return known
 

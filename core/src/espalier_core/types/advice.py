@@ -266,8 +266,7 @@ class OutcomeReport(Record):
     job: JobText
     decision_ids: tuple[DecisionId, ...] = Field(max_length=MAX_DECISION_IDS)
     final_accuracy: float = Field(ge=0, le=1)
-    """Of a classification. Of another task its score as a number between 0 and 1, higher is better
-    (`espalier_core.types.task.Score.quality`)."""
+    """Of a classification. Of another task its score as a number between 0 and 1, higher is better."""
     measure: Annotated[str, Field(max_length=64)] = ACCURACY.name
     """What the job is judged by: `accuracy`, `r2` or `bits_per_character`."""
     time_budget_seconds: float = Field(gt=0, le=YEAR_SECONDS)

@@ -100,8 +100,8 @@ def test_an_image_is_restricted_and_holds_no_more_than_it_runs(space: Space, par
 
 
 LABORATORY = {
-    "trainer": "from espalier_trainer.training.execution import rewriter; rewriter()",
-    "agent": "import espalier_lab.scheduling.product.__main__",
+    "trainer": "from espalier_trainer.training.execution import rewriter; print(rewriter())",
+    "agent": "import espalier_lab.scheduling.product.__main__ as server; print(server)",
 }
 """What an image uses of the laboratory."""
 

@@ -64,7 +64,7 @@ def test_pods_with_scheduling_gates_hold_no_gpus(world: World) -> None:
     world.operate()
     gate = [{"op": "add", "path": "/spec/schedulingGates", "value": [{"name": "example.com/queue"}]}]
     with Webhook(world.server, world.namespace, lambda pod: gate if "gated" in pod["metadata"]["name"] else []):
-        world.jobs.make("gated", preRunningDeadlineSeconds=2)
+        world.jobs.make("gated", preRunningDeadlineSeconds=60)
         world.until_condition("gated", "Running", "False", "SchedulingGated")
         assert "example.com/queue" in message(world, "gated", "Running")
         world.jobs.make("next")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_agent.commands.agent import COMMANDS, HELP
-from espalier_cli.extensions import installed_commands
-from espalier_core.console import LazyGroup
+from espalier_agent.commands.agent import COMMANDS as AGENT_COMMANDS
+from espalier_agent.commands.agent import HELP
+from espalier_core.console import COMMANDS, LazyGroup
 
 agent: Final = LazyGroup(
     name="agent",
     help=HELP,
-    elsewhere=installed_commands("agent") | COMMANDS,
+    elsewhere=AGENT_COMMANDS,
+    group=COMMANDS,
+    prefix="agent.",
 )

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from espalier_cli.errors import INSTALL, InputError, check_trainer
-from espalier_cli.extensions import installed_commands
 from espalier_cli.options import drawing, picture_option
 from espalier_cli.tables import plain_console
-from espalier_core.console import LazyGroup, RealRange
+from espalier_core.console import COMMANDS, LazyGroup, RealRange
 from espalier_core.files.documents import DocumentError
 from espalier_core.validation.reading import JobFileError, check_file, jobs_in
 
@@ -37,7 +36,8 @@ _ELSEWHERE = {
 
 @click.group(
     cls=LazyGroup,
-    elsewhere=installed_commands() | _ELSEWHERE,
+    elsewhere=_ELSEWHERE,
+    group=COMMANDS,
     missing=INSTALL,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

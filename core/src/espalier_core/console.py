@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-import pkgutil
 from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
+from espalier_core.registry import Registry, RegistryError
+
 INTERRUPTED: Final = 130
 """The exit code after Ctrl-C, as that of a program which SIGINT ends; click would exit with 1, as after an error."""
+COMMANDS: Final = "espalier.commands"
+"""The group of entry points by which packages add commands to `espalier`; `agent.NAME` adds one to `espalier agent`."""
 SEEDS: Final = click.IntRange(0, 2**32 - 1)
 """The range of a job's seed, too. torch takes 64 bits, and `distilled` multiplies seeds."""
 
@@ -56,31 +59,44 @@ class RealRange(click.FloatRange):
 class LazyGroup(click.Group):
     """A group some of whose commands are imported on use: torch alone takes seconds.
 
-    `elsewhere` gives for each name the module and the name in it, as `module:name`. A command whose imports are not
+    `elsewhere` gives for each name the module and the name in it, as `module:name`. Other packages add commands as
+    entry points of `group`, whose names begin with `prefix`; they replace none. A command whose imports are not
     installed is listed with `missing`, and ends with that hint and exit code 2.
     """
 
-    def __init__(self, *args: Any, elsewhere: Mapping[str, str], missing: str = "", **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        elsewhere: Mapping[str, str],
+        group: str = "",
+        prefix: str = "",
+        missing: str = "",
+        **settings: Any,
+    ) -> None:
         """Take the arguments of `click.Group` in addition."""
         super().__init__(*args, **settings)
-        self._elsewhere, self._missing = elsewhere, missing
+        self._prefix, self._missing = prefix, missing
+        builtin = {prefix + name: where for name, where in elsewhere.items()}
+        self._registry = Registry[object]("command", group, builtin)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names."""
-        return sorted([*super().list_commands(ctx), *self._elsewhere])
+        names = (name.removeprefix(self._prefix) for name in self._registry.names() if name.startswith(self._prefix))
+        return sorted({*super().list_commands(ctx), *(name for name in names if "." not in name)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command, imported if need be."""
-        if cmd_name not in self._elsewhere:
-            return super().get_command(ctx, cmd_name)
+        here, name = super().get_command(ctx, cmd_name), self._prefix + cmd_name
+        if here is not None or "." in cmd_name or self._registry.problem(name):
+            return here
         try:
-            command = pkgutil.resolve_name(self._elsewhere[cmd_name])
-        except ModuleNotFoundError as error:
-            if not self._missing:
+            command = self._registry.load(name)
+        except RegistryError as error:
+            if not self._missing or not isinstance(error.__cause__, ModuleNotFoundError):
                 raise
-            return _without(cmd_name, error.name or "", self._missing)
+            return _without(cmd_name, error.__cause__.name or "", self._missing)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{self._elsewhere[cmd_name]} is a {type(command).__name__}, not a click command")
+            raise TypeError(f"{name} is a {type(command).__name__}, not a click command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

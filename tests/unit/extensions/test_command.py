@@ -21,3 +21,4 @@ def test_a_command_of_another_package_is_run(arguments: tuple[str, ...]) -> None
 def test_help_lists_it_and_a_command_that_is_there_stays() -> None:
     assert "greet" in espalier("--help")
     assert "Train the jobs of FILES" in espalier("run", "--help")
+    assert "Print every problem in FILES" in espalier("validate", "--help")

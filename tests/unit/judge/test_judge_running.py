@@ -22,7 +22,7 @@ MODELS = CaseFile(str(Path(__file__).parent / "models.py"))
 PARENT = """
 import sys, time
 from multiprocessing import get_context
-from espalier_cli.children import led_by_parent
+from espalier_lab.growth.children import led_by_parent
 
 def child():
     led_by_parent()

@@ -9,8 +9,8 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from espalier_cli.children import led_by_parent
 from espalier_core.growth.architecture import GrowthError
+from espalier_lab.growth.children import led_by_parent
 from espalier_lab.growth.collect.plan import Run
 from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, RunRecord, train

@@ -14,8 +14,8 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-from espalier_cli.children import led_by_parent
 from espalier_core.base import Record
+from espalier_lab.growth.children import led_by_parent
 from espalier_lab.growth.judge.case import Case, CaseError, Cases
 from espalier_lab.growth.judge.records import keep, kept
 

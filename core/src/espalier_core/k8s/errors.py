@@ -69,6 +69,11 @@ class Status:
         return self.code in (408, 429) or self.code >= 500
 
     @property
+    def is_forbidden(self) -> bool:
+        """Whether the right to do that is missing, or somebody forbids it."""
+        return self.code == 403
+
+    @property
     def is_expired(self) -> bool:
         """Whether the API server no longer has the version to continue from."""
         return self.code == 410

@@ -38,8 +38,6 @@ LOG_BYTES: Final = 64 * 1024
 TIMEOUT: Final = 3.0
 """Seconds in which a read must be done."""
 
-_FORBIDDEN: Final = 403
-
 
 class ProgressReader:
     """Reads all programs of an operator in turn."""
@@ -105,7 +103,7 @@ class ProgressReader:
                     values = await self._of_metrics(source, source.spec.metrics, session)
         except (BackendError, aiohttp.ClientError, OSError, TimeoutError) as error:
             logger.debug("%s/%s: its progress was not read: %s", source.namespace, source.name, error)
-            if isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN:
+            if isinstance(error, ApiRefusalError) and error.status.is_forbidden:
                 values = None
         finally:
             self._take(source, values)

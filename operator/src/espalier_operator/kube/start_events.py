@@ -32,7 +32,6 @@ EVERY: Final = 20.0
 """Seconds between two reads of the same pod."""
 FORBIDDEN_SECONDS: Final = 600.0
 """Nothing is asked again for so long in a namespace where the operator may not read Events."""
-_FORBIDDEN: Final = 403
 
 
 class StartEvents:
@@ -67,7 +66,8 @@ class StartEvents:
         self._due = {uid: self._due.get(uid, now + AFTER) for uid in waiting}
         due = sorted((at, uid) for uid, at in self._due.items() if now >= at)[:AT_ONCE]
         self._due.update((uid, now + EVERY) for _, uid in due)
-        await asyncio.gather(*(self._read(*waiting[uid], now) for _, uid in due))
+        for _, uid in due:
+            await self._read(*waiting[uid], now)
 
     async def _read(self, job: str, pod: Pod, now: float) -> None:
         trouble = None
@@ -76,7 +76,7 @@ class StartEvents:
                 found = await self._client.list(EVENTS, pod.namespace, fields=f"involvedObject.uid={pod.uid}")
                 trouble = trouble_in(found.items)
             except BackendError as error:
-                if not (isinstance(error, ApiRefusalError) and error.status.code == _FORBIDDEN):
+                if not (isinstance(error, ApiRefusalError) and error.status.is_forbidden):
                     logger.debug("%s: the Events about it were not read: %s", pod.key, error)
                     return
                 logger.info("%s: what keeps it from starting is not known: %s", pod.key, error)

@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 
 PODS_AT_ONCE: Final = 8
 """Pods of one job that are made or deleted at the same time."""
-_FORBIDDEN: Final = 403
 _TOO_MUCH: Final = (400, 413, 422)
 
 
@@ -244,7 +243,7 @@ class Writer:
         except (ApiRefusalError, NotOwnedError) as error:
             trouble = _trouble(error)
             refusal = error.status if isinstance(error, ApiRefusalError) else None
-            if refusal is not None and refusal.code == _FORBIDDEN and not refusal.exceeds_quota:
+            if refusal is not None and refusal.is_forbidden and not refusal.exceeds_quota:
                 job.equipped = None  # its account may have been deleted
             if base:
                 job.reject(trouble)

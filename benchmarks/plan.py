@@ -15,10 +15,10 @@ amount of CPU, tolerates another taint, or rules out another node by its host na
 The last rows are the cluster of `make bench-operator`: pods of others hold all GPUs that the base workers of 1,000 jobs
 do not need, 20,000 pods without GPUs run there too, and 0 or 150 GPUs have just come free.
 
-No snapshot is planned twice, because a plan uses again what the last ones knew of nodes (`fleet.py`). Each differs from
-the one before it by one event. `podMs`: a pod has come or gone, and a second has passed; most events are like this.
-`nodeMs`: besides, the labels of a node have changed, so nothing of the nodes can be used again. Both are medians, and
-`maxMs` is the most of all.
+No snapshot is planned twice, because a plan uses again what the last ones knew of nodes (`cluster/node_index.py`). Each
+differs from the one before it by one event. `podMs`: a pod has come or gone, and a second has passed; most events are
+like this. `nodeMs`: besides, the labels of a node have changed, so nothing of the nodes can be used again. Both are
+medians, and `maxMs` is the most of all.
 
 Times are CPU time of the process, so others on the machine hardly count. Garbage is collected as rarely as in the
 operator.

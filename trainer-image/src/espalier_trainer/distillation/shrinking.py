@@ -1,7 +1,7 @@
 """`onReclaim: Distill` in a run: measures, decides, trains a smaller model, and keeps the better one.
 
-It takes part in the run by its hooks (`core.hooks`). Its whole state is in the checkpoint, so that a kill at any moment
-loses neither model.
+It takes part in the run by its hooks (`training.hooks`). Its whole state is in the checkpoint, so that a kill at any
+moment loses neither model.
 """
 
 from __future__ import annotations

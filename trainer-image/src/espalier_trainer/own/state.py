@@ -46,7 +46,7 @@ class Steering:
 
 
 class OwnState:
-    """A model, its optimizer and other stateful objects; implements `core.state.TrainingState`."""
+    """A model, its optimizer and other stateful objects; implements `elastic.loop_state.TrainingState`."""
 
     in_place = True
 

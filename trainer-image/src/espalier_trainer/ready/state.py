@@ -15,7 +15,7 @@ from espalier_trainer.training.network import Network, resumed_network
 
 
 class JobState:
-    """Implements `core.state.TrainingState`."""
+    """Implements `elastic.loop_state.TrainingState`."""
 
     in_place = False
 

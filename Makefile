@@ -230,8 +230,8 @@ bench-trial-evidence: .venv/.ready  ## what do the losses of a trial say of the 
 	.venv/bin/python benchmarks/trial_evidence.py $(ARGS)
 
 .PHONY: bench-growth-zoo
-bench-growth-zoo: .venv/.ready  ## where 150 models of timm, Hugging Face and torch can grow, and how exactly; writes docs/zoo.md (20 minutes of a core)
-	.venv/bin/python benchmarks/growth_zoo.py --page docs/zoo.md $(ARGS)
+bench-growth-zoo: .venv/.ready  ## where 150 models of timm, Hugging Face and torch can grow, and how exactly; writes docs/reports/zoo.md (20 minutes of a core)
+	.venv/bin/python benchmarks/growth_zoo.py --page docs/reports/zoo.md $(ARGS)
 
 .PHONY: bench-batch
 bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)

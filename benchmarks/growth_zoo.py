@@ -1,6 +1,6 @@
 """Counts where 150 models of other people can grow, and measures by how much growth changes what they compute.
 
-    python benchmarks/growth_zoo.py [--only TEXT ...] [--seed 0] [--sample N] [--page docs/zoo.md]
+    python benchmarks/growth_zoo.py [--only TEXT ...] [--seed 0] [--sample N] [--page docs/reports/zoo.md]
 
 timm, Hugging Face transformers, torchvision and torch.nn; built from configurations with random weights, nothing is
 downloaded. Of each model: the places where a layer can be added, runs of blocks that can be continued exactly or only

@@ -4,7 +4,8 @@ python benchmarks/learned.py [--seeds 5] [--source-seeds 3] [--beside 2] [--epis
     [--nodes 96 48] [--work-dir DIR] [--picture FILE] [--markdown] [--quick]
 
 All ways of allocating see the same traces: 60 jobs of 8 types that come to 96 or 48 nodes
-(docs/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, in the mean over traces.
+(docs/reports/learned-scheduling.md). The figures are mean completion times in slots of 20 minutes, averaged over
+traces.
   drf, optimus                       the rules that the source (DL2) compares itself with
   optimus-by-share, optimus-ahead    Optimus by dominant share, and the same looking over valleys
   fixed counts                       each type's best numbers of workers and servers, by true speeds

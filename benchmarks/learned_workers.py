@@ -5,7 +5,7 @@ python benchmarks/learned_workers.py [--seeds 3] [--beside 1] [--decisions 80000
 
 The traces are the workloads 1, 2, 3 and 6 of the Pollux artifact (Qiao et al., OSDI 2021) at three loads, on 16 nodes
 with 4 GPUs; all ways of allocating see the same jobs, with the batch sizes that their authors chose, by the simulator's
-rounds (docs/learned-scheduling.md). The figures are mean completion times in seconds, in the mean over traces.
+rounds (docs/reports/learned-scheduling.md). The figures are mean completion times in seconds, in the mean over traces.
   tiresias, optimus, goodput    the operator's policies; `goodput` may not change batch sizes here
   optimus-ahead                 Optimus, looking over numbers of workers that are no faster
   soonest                       log gain × (60 s + rest) ** -½: a rule of ours that prefers jobs that end soon

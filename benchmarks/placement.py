@@ -3,9 +3,9 @@
 python benchmarks/placement.py [--train 80] [--choose 20] [--judge 40] [--seeds 3] [--decisions 38400]
     [--learners PPO RL2 SAC] [--load .35] [--processes 1] [--keep FOLDER] [--picture FILE] [--markdown] [--quick]
 
-Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/learned-scheduling.md); with a shift, cluster
-and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the mean
-completion time is below that of the row, in the mean over episodes, with its 95 % interval (Student's t).
+Each episode is a cluster of 12 nodes with 4 GPUs, and 120 jobs (docs/reports/learned-scheduling.md); with a shift,
+cluster and workload change in the middle. All ways of placing see the same jobs. `saved` is by how many percent the
+mean completion time is below that of the row, in the mean over episodes, with its 95 % interval (Student's t).
   consolidate, first-fit, emptiest, random    the usual rules
   frozen      a model that learns until the middle of the jobs, and no more
   online      a model that begins at a prior that knows nothing of clusters

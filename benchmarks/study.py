@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/study.py [--output DIR] [--seeds N] [--episodes N] [--processes N]
 
-Writes a page that compares the paper's tables with ours, and counterparts of its Figures 7 to 12 (docs/paper). The
-stages run in sequence, because a transfer begins where training from scratch ended. The runs of a stage are independent
-and are trained together, in one process a core. 52 runs of 10,000 episodes take about ten minutes on two cores.
+Writes a page that compares the paper's tables with ours, and counterparts of its Figures 7 to 12
+(docs/reports/paper). The stages run in sequence, because a transfer begins where training from scratch ended. The
+runs of a stage are independent and are trained together, in one process a core. 52 runs of 10,000 episodes take about
+ten minutes on two cores.
 """
 
 from __future__ import annotations

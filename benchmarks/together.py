@@ -3,8 +3,8 @@
 python benchmarks/together.py [--loads .35 .7 1] [--episodes 40] [--train 80] [--processes 1] [--runs FILE] [--markdown]
     [--quick] [--decision JOBS NODES]
 
-Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers (docs/learned-scheduling.md). The rule
-`soonest` decides numbers of workers; nodes are chosen by a rule of placement, or by a model.
+Clusters and jobs are those of `placement.py`, but a job can have 1 to 8 workers (docs/reports/learned-scheduling.md).
+The rule `soonest` decides numbers of workers; nodes are chosen by a rule of placement, or by a model.
   consolidate, first-fit, emptiest    the rule's numbers, the usual rules of placement
   learnt prior, one after the other   the rule's numbers, nodes by a model with a prior learnt on other clusters
   learnt prior, together              the same model may change the numbers, too

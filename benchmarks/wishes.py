@@ -2,9 +2,10 @@
 
 python benchmarks/wishes.py [--loads .35 .5 .7] [--train 80] [--choose 60] [--judge 200] [--markdown] [--quick]
 
-Clusters and jobs are those of `placement.py` (docs/learned-scheduling.md), without a change in the middle. All ways of
-placing see the same jobs. A policy file knows neither nodes' speeds nor jobs' kinds: it places all jobs that can start
-at a time together, by the mean of a prior that was learnt on other clusters, and follows nothing that is measured.
+Clusters and jobs are those of `placement.py` (docs/reports/learned-scheduling.md), without a change in the middle.
+All ways of placing see the same jobs. A policy file knows neither nodes' speeds nor jobs' kinds: it places all jobs
+that can start at a time together, by the mean of a prior that was learnt on other clusters, and follows nothing that
+is measured.
   wishes                      with no cost of opening empty nodes
   wishes, nodes kept whole    with the cost that was best on the episodes to choose by, at the first two loads; it is
                               times how scarce GPUs are at that moment (`product.placing.scarcity`)

@@ -186,7 +186,7 @@ def test_the_command_shows_it_where_there_are_seeds() -> None:
 
 
 def test_the_study_says_what_the_seeds_say() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "study.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reports" / "study.md").read_text(encoding="utf-8")
     section = page.partition("### How much of a rank is noise")[2].partition("\n### ")[0]
     rows = re.findall(r"^\| (\S+-\d+%) \| (.*) \|$", section, re.MULTILINE)
     carried = [table for name in table_sets() for table in carried_tables(name)]

@@ -120,7 +120,7 @@ def test_every_reason_has_its_sentence_and_remedy(reason: Reason) -> None:
 
 
 def yaml_blocks() -> Iterator[tuple[str, str]]:
-    for page in sorted(DOCS.glob("*.md")):
+    for page in sorted(DOCS.rglob("*.md")):
         for text in re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
             yield page.name, text
 
@@ -133,7 +133,7 @@ def test_jobs_in_the_book_validate() -> None:
 
 
 def test_the_study_says_what_the_shipped_policy_is_worth() -> None:
-    page = (DOCS / "study.md").read_text(encoding="utf-8")
+    page = (DOCS / "reports" / "study.md").read_text(encoding="utf-8")
     places = evaluate(
         default_policy(), [table for name in ("lamelas", "digits", "cifar8") for table in carried_tables(name)]
     ).tables
@@ -146,7 +146,7 @@ def test_the_study_says_what_the_shipped_policy_is_worth() -> None:
 
 
 def test_the_study_says_what_the_front_page_says() -> None:
-    study = (DOCS / "study.md").read_text(encoding="utf-8")
+    study = (DOCS / "reports" / "study.md").read_text(encoding="utf-8")
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     figures = re.findall(r"0(\.\d{3} ± )0(\.\d{3})", front)
     assert len(figures) == 3

@@ -207,7 +207,7 @@ def heuristic(request: AdviceRequest) -> Action:
     """Return the first layer to add that mixes places, else the first growth: the trainer's fallback `Heuristic`.
 
     Nothing when too little budget is left. Of the fixed rules that always grow this one has the least regret on the
-    corpora of growth (`docs/study.md`).
+    corpora of growth (`docs/reports/study.md`).
     """
     actions = request.actions()
     if request.time_left_seconds < HEURISTIC_MIN_LEFT * request.time_budget_seconds:

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,8 @@ from typing import Any
 import jsonschema
 import pytest
 from charts import CHART, ROOT, parse
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from espalier_operator.kube.settings import KubeSettings
 
@@ -174,7 +177,8 @@ def test_the_chart_says_what_it_is() -> None:
     (chart,) = parse((CHART / "Chart.yaml").read_text())
     assert chart.keys() >= {"apiVersion", "name", "version", "appVersion", "kubeVersion", "description", "type"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
-    parts = [tomllib.loads(file.read_text())["project"] for file in sorted(ROOT.glob("*/pyproject.toml"))]
+    files = sorted(ROOT.glob("*/pyproject.toml"))
+    parts = [tomllib.loads(file.read_text())["project"] for file in files]
     members = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
     assert len(parts) == len(members)
     versions = {part["version"] for part in parts} | {chart["version"], chart["appVersion"]}
@@ -182,3 +186,37 @@ def test_the_chart_says_what_it_is() -> None:
     versions |= {cited["version"], tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]}
     releases = re.findall(r"^## (?!Unreleased)(\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert versions == {releases[0]}, "one version for all that is released, and the CHANGELOG says what is in it"
+    for file, part in zip(files, parts, strict=True):
+        assert (file.parent / part["readme"]).read_text().startswith("# ")
+        assert (file.parent / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+        siblings = [each for wanted in requirements(part) if (each := Requirement(wanted)).name.startswith("espalier-")]
+        assert all(each.specifier == SpecifierSet(f"=={chart['version']}") for each in siblings), part["name"]
+
+
+def requirements(part: dict[str, Any]) -> list[str]:
+    return [
+        *part["dependencies"],
+        *(each for extra in part.get("optional-dependencies", {}).values() for each in extra),
+    ]
+
+
+def test_a_script_changes_the_version_everywhere(tmp_path: Path) -> None:
+    (chart,) = parse((CHART / "Chart.yaml").read_text())
+    files = [
+        ROOT / "CITATION.cff",
+        CHART / "Chart.yaml",
+        ROOT / "pyproject.toml",
+        *sorted(ROOT.glob("*/pyproject.toml")),
+    ]
+    for file in (*files, ROOT / "hack" / "version"):
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    subprocess.run([tmp_path / "hack" / "version", "7.8.9"], check=True, timeout=60)
+    for file in files:
+        text = (tmp_path / file.relative_to(ROOT)).read_text()
+        old = re.escape(chart["version"])
+        assert text == re.sub(
+            rf"((?:^|appV|v)ersion(?: =|:) \"?|espalier-[^\"]*==){old}", r"\g<1>7.8.9", file.read_text()
+        )
+        assert "7.8.9" in text

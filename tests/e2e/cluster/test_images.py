@@ -97,6 +97,7 @@ def test_an_image_is_restricted_and_holds_no_more_than_it_runs(space: Space, par
     assert not others & set(found["packages"])
     assert {"espalier-core", f"espalier-{part}"} <= set(found["packages"])
     assert ("torch" in found["packages"]) == (part != "operator")
+    assert "scikit-learn" not in found["packages"], "only learners and tests need it"
 
 
 LABORATORY = {

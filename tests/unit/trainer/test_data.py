@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import sys
 import tarfile
 import warnings
 from functools import partial
@@ -49,6 +50,19 @@ def _folder(root, splits=("train", "test"), classes=("cat", "dog"), count=10, si
             for index in range(count):
                 (folder / f"{index:03d}.png").write_bytes(_png(20 * number + index, size, mode))
     return root
+
+
+def test_diabetes_is_scikit_learns_without_scikit_learn(monkeypatch):
+    from sklearn.datasets import load_diabetes
+
+    from espalier_trainer.data.diabetes import _read
+
+    known = load_diabetes(scaled=False)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    inputs, targets = _read()
+    assert np.array_equal(inputs, known.data)
+    assert np.array_equal(targets, known.target)
+    assert load_data(DatasetSpec(name="digits")).classes == 10
 
 
 def test_digits_split_is_that_of_the_reference_workload(digits):

@@ -1,13 +1,11 @@
-"""`diabetes`: scikit-learn's bundled 442 patients, for regression. No download, no file.
+"""`diabetes`: 442 patients, for regression, as scikit-learn has them. The package contains them: no download.
 
 Ten measurements of a patient predict how far the disease has gone a year later. Inputs and targets are standardised by
 the training split, so the root mean squared error is in standard deviations of the targets.
+Source: B. Efron, T. Hastie, I. Johnstone and R. Tibshirani, Least Angle Regression, 2004.
 """
 
 from __future__ import annotations
-
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
+from espalier_trainer.data.digits import table_of
 from espalier_trainer.data.images import HELD_OUT_SEED
 from espalier_trainer.data.source import Data, TensorSource
 
@@ -48,16 +47,5 @@ def _standardised(values: Tensor) -> Tensor:
 
 
 def _read() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (measurements [442, 10], how far the disease has gone [442]).
-
-    The files in scikit-learn's package are read directly, as those of the digits are.
-    """
-    package = importlib.util.find_spec("sklearn")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        files = [Path(folder) / "datasets" / "data" / f"diabetes_{name}.csv.gz" for name in ("data_raw", "target")]
-        if all(file.is_file() for file in files):
-            return np.loadtxt(files[0]), np.loadtxt(files[1])
-    from sklearn.datasets import load_diabetes
-
-    found = load_diabetes(scaled=False)
-    return found.data, found.target
+    """Return (measurements [442, 10], how far the disease has gone [442])."""
+    return table_of("diabetes_data_raw.csv.gz"), table_of("diabetes_target.csv.gz")

@@ -144,7 +144,7 @@ def _throughput(found: Found) -> tuple[str, list[str], list[list[str]]]:
         ratios = sorted(one / two for one, two in zip(ours, theirs, strict=True))
         low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.25, 0.75))
         figures = [f"{statistics.median(side):,.0f}" for side in (ours, theirs)]
-        middle = f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})"
+        middle = f"{statistics.median(ratios):.2f} ({low:.2f}, {high:.2f})"
         rows.append([f"{name}, {policy}", str(world), *figures, middle])
     title = "Examples a second, medians of all windows; of the ratios with the quartiles"
     return title, ["model, policy", "workers", "elastic", "plain DDP", "ratio"], rows

@@ -63,7 +63,7 @@ def line(name: str, found: Sequence[tuple[str, float]]) -> str:
     for family, gain in found:
         families[family].append(gain)
     mean, low, high = Interval.of([statistics.fmean(gains) for gains in families.values()])
-    within = "" if low is None or high is None else f"({low:+.4f} to {high:+.4f})"
+    within = "" if low is None or high is None else f"({low:+.4f}, {high:+.4f})"
     worse, better = (sum(sign * gain > HARM for _, gain in found) / len(found) for sign in (-1, 1))
     return f"{name:<24} {mean:+.4f} {within:<22} {better:>6.0%} {worse:>6.0%}  {len(families)}, {len(found)}"
 

@@ -130,7 +130,7 @@ def episodes(count: int, size: int, *, markdown: bool) -> str:
                 name,
                 f"{statistics.fmean(single):,.0f}",
                 f"{statistics.fmean(joint):,.0f}",
-                f"{saved.mean:.1f} ({saved.low:.1f} to {saved.high:.1f})",
+                f"{saved.mean:.1f} ({saved.low:.1f}, {saved.high:.1f})",
                 f"{better} of {count}",
             )
         )

@@ -78,7 +78,7 @@ def table(found: Judged, nodes: int, *, markdown: bool) -> str:
         below = paired([float(100 * (1 - one / other)) for one, other in zip(ours, theirs, strict=True)])
         means = [float(each.mean()) for each in seeds]
         by_seed = f"{min(means):.2f} to {max(means):.2f}" if len(seeds) > 1 else ""
-        cell = "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f} to {below.high:.1f})"
+        cell = "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f}, {below.high:.1f})"
         middle = f"{statistics.fmean(means):.2f} ± {half_width([float(each) for each in theirs]):.2f}"
         rows.append((name, middle, by_seed, cell))
     head = ("allocated by", "slots", "by seed", "below, %")

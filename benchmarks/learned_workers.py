@@ -161,7 +161,7 @@ def table(found: Found, loads: Sequence[str], *, markdown: bool) -> str:
                 name,
                 f"{statistics.fmean(theirs.values()):,.0f}",
                 f"{min(by_seed):,.0f} to {max(by_seed):,.0f}" if len(seeds) > 1 else "",
-                "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f} to {below.high:.1f})",
+                "" if name == "learned" else f"{below.mean:.1f} ({below.low:.1f}, {below.high:.1f})",
                 "" if name == "learned" else f"{below.wins} of {below.count}",
             )
         )

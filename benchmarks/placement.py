@@ -246,7 +246,7 @@ def reinforced(
 def saving(ours: Floats, theirs: Floats) -> str:
     """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
     found = paired((100 * (1 - ours.mean(1) / theirs.mean(1))).tolist())
-    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return f"{found.mean:.1f} ({found.low:.1f}, {found.high:.1f})"
 
 
 def table(found: dict[str, Floats], title: str, *, markdown: bool) -> str:

@@ -114,7 +114,7 @@ def saving(ours: Sequence[Played], theirs: Sequence[Played]) -> str:
     """Return by how many percent `ours` are below `theirs`, in the mean over episodes, with the interval."""
     percents = [100 * (1 - one.seconds / other.seconds) for one, other in zip(ours, theirs, strict=True)]
     found = paired(percents)
-    return f"{found.mean:.1f} ({found.low:.1f} to {found.high:.1f})"
+    return f"{found.mean:.1f} ({found.low:.1f}, {found.high:.1f})"
 
 
 def table(found: dict[str, list[Played]], title: str, *, markdown: bool) -> str:

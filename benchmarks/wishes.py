@@ -85,7 +85,7 @@ def table(load: float, times: dict[str, list[float]], *, markdown: bool) -> str:
         saved = []
         for way in (WISHES, KEPT):
             gains = paired([100 * (1 - one / other) for one, other in zip(times[way], found, strict=True)])
-            saved.append("" if way == name else f"{gains.mean:.1f} ({gains.low:.1f} to {gains.high:.1f})")
+            saved.append("" if way == name else f"{gains.mean:.1f} ({gains.low:.1f}, {gains.high:.1f})")
         rows.append((name, f"{statistics.fmean(found):,.0f}", f"{statistics.median(found):,.0f}", *saved))
     head = ("placed by", "mean, s", "median, s", f"saved by {WISHES}, %", f"saved by {KEPT}, %")
     return rendered(f"Load {load:g}, {len(times[WISHES])} episodes", head, rows, markdown=markdown)

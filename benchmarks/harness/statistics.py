@@ -23,7 +23,7 @@ class Paired:
 
     def __str__(self) -> str:
         """Return the mean with its interval."""
-        return f"{self.mean:+.3f} ({self.low:+.3f} to {self.high:+.3f})"
+        return f"{self.mean:+.3f} ({self.low:+.3f}, {self.high:+.3f})"
 
     @property
     def cell(self) -> str:

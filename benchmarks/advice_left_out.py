@@ -20,7 +20,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action
-from espalier_core.types.growth_corpus import CaseRecord, GrowthCorpus, MomentRecord
+from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, MomentRecord
 from espalier_lab.growth.judge.verdict import Rule, decisions_of, judged
 
 CORPORA = ("free", "growth")

@@ -16,7 +16,7 @@ from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.tree_features import STATIC, Facts, static_features
 from espalier_core.types.advice import Action
-from espalier_core.types.growth_corpus import CaseRecord, MomentRecord
+from espalier_core.types.outcomes import CaseRecord, MomentRecord
 from espalier_lab.growth.corpus.families import Families
 from espalier_lab.growth.judge.case import Case, CaseFile
 from espalier_lab.growth.judge.deciding import Setting

@@ -32,7 +32,7 @@ from harness.runs import job_of, parser, run_all
 from harness.statistics import paired
 from paying.training import prepare_process
 
-from espalier_core.estimates.throughput import Throughput, fitted, step_times
+from espalier_core.estimates.goodput import Throughput, fitted, step_times
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.types.measurements import Measurements
 from espalier_core.validation.reading import with_spec

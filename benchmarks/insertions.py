@@ -16,8 +16,8 @@ import click
 from espalier_agent.data import carried_corpus
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
-from espalier_core.types.growth_corpus import ArmRecord, CaseRecord, read_corpus
 from espalier_core.types.job import Insertion
+from espalier_core.types.outcomes import ArmRecord, CaseRecord, read_corpus
 from espalier_lab.intervals import Interval
 
 CARRIED = ("inserted-free", "inserted-growth")

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from espalier_agent.data import carried_corpus, corpus_names
-from espalier_core.types.growth_corpus import MARKS, ArmRecord, MomentRecord
+from espalier_core.estimates.gains import RACING, SHARES, seen
 from espalier_core.types.job import Trials
-from espalier_core.types.trials import RACING, SHARES, seen
+from espalier_core.types.outcomes import MARKS, ArmRecord, MomentRecord
 
 MOST = 0.1
 Floats = npt.NDArray[np.float64]

@@ -15,7 +15,7 @@ from paying.extra import Extra
 from paying.training import PATIENCE_SECONDS, prepare_process
 
 from espalier_core.base import Record
-from espalier_core.estimates.throughput import Throughput
+from espalier_core.estimates.goodput import Throughput
 from espalier_core.types.events import BatchSizeChanged, EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.validation.reading import with_spec

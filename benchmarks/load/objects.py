@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from espalier_core.files.documents import dumps
+from espalier_core.types.job import REPORT_KEY
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Metric, Report, TrainerPhase
-from espalier_core.types.signal import REPORT_KEY
 
 Raw = dict[str, Any]
 

@@ -11,7 +11,7 @@ from apiserver import ApiServer
 from espalier_agent.service.middleware import ServiceError
 from espalier_agent.service.proof import Proofs
 from espalier_agent.service.reviews import reviewer
-from espalier_core.types.proof import JobIdentity
+from espalier_core.types.advice import JobIdentity
 
 _TOKEN = "authentication.k8s.io/v1"
 _RBAC = "rbac.authorization.k8s.io/v1"

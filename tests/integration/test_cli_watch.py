@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "cli"))
 
 from cluster_objects import Object, acted, adaptation, admitted, looked_at, report, worker
 
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import api_of_context
+from espalier_core.k8s.client import Client, api_of_context
 from espalier_core.k8s.errors import ExpiredError, Retries
 from espalier_core.k8s.reflector import Change, Changed, Deleted, Disconnected, Failed, Reconnected, Reflector, Rhythm
 from espalier_core.k8s.resources import JOBS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operators import World
 
-from espalier_core.types.signal import ALLOCATION_ANNOTATION
+from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Rules
 

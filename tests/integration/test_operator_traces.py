@@ -6,8 +6,8 @@ import json
 
 from operators import World
 
-from espalier_core.metrics.tracing import SignalTrace
-from espalier_core.types.signal import ALLOCATION_ANNOTATION
+from espalier_core.types.allocation import SignalTrace
+from espalier_core.types.job import ALLOCATION_ANNOTATION
 
 
 def test_the_allocation_names_its_trace_where_traces_are_exported(world: World) -> None:

@@ -23,10 +23,9 @@ from espalier_core.k8s.errors import ExpiredError
 from espalier_core.k8s.resources import JOBS as JOB_RESOURCE
 from espalier_core.types import environment
 from espalier_core.types.allocation import Allocation, AllocationDocument, Direction
-from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY, AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
-from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, REPORT_KEY
 from espalier_core.types.status import JobStatus
 from espalier_core.validation.reading import load_job
 from espalier_operator.kube.objects import manifests as objects

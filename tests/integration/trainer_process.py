@@ -10,7 +10,7 @@ from typing import Any, Self
 from apiserver import ApiServer
 
 from espalier_core.types import environment
-from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION
+from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION
 from espalier_operator.kube.objects import names, worker_pod
 from forked import Forked
 from ports import free_port

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from espalier_core.counts import number_of
+from espalier_core.base import number_of
 from espalier_core.types.events import (
     AdaptationFinished,
     AllocationAcknowledged,

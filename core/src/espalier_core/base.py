@@ -1,4 +1,4 @@
-"""The two kinds of model that the api is made of.
+"""The two kinds of model that documents are made of, and what names, docstrings and numbers in them share.
 
 A `Strict` model is what a person writes (the job file): an unknown field is a mistake and an error. A `Record`
 is what one part of Espalier writes for another (allocation, report, advice): an unknown field comes from a newer
@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -27,6 +29,7 @@ MAX_PATH: Final = 4096
 
 Unicode = Annotated[str, Field(min_length=0)]
 """Text that can be written as UTF-8. JSON can contain a lone surrogate; any bound on the length rejects it."""
+T = TypeVar("T", bound=Hashable)
 
 
 class Strict(BaseModel):
@@ -64,3 +67,13 @@ def field_docs(owner: type) -> dict[str, str]:
             ):
                 docs[name] = text
     return docs
+
+
+def number_of(number: int, noun: str) -> str:
+    """Return `0 GPUs`, `1 GPU`, `2 GPUs`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def repeated(items: Iterable[T]) -> dict[T, int]:
+    """Return how often each item occurs that does so more than once, in their order; in time linear in their number."""
+    return {item: number for item, number in Counter(items).items() if number > 1}

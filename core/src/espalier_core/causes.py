@@ -10,7 +10,7 @@ _BEGIN: Final = "Traceback (most recent call last):"
 _FRAME: Final = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?\s*\Z')
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?\Z")
 _LIBRARIES: Final = re.compile(
-    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|/espalier_(?:trainer|api|kube)/|\A<"
+    r"/site-packages/|/dist-packages/|/lib/python3[.\d]*/|/espalier_(?:core|operator|trainer|agent|cli|lab)/|\A<"
 )
 """Files that the author of a job has not written."""
 MAX_CAUSE: Final = 1000

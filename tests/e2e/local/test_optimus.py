@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from espalier_core.estimates.throughput import step_times
+from espalier_core.estimates.goodput import step_times
 from espalier_core.files.documents import read_document
 from espalier_core.types.measurements import Measurements
 from espalier_core.types.report import Report

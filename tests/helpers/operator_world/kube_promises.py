@@ -23,8 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_core.types.reasons import Reason
-from espalier_core.types.signal import ALLOCATION_ANNOTATION
 from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus
 from espalier_operator.job.state import Timing
 from espalier_operator.kube.objects.jobs import parse_status

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from espalier_core.estimates.throughput import StepTime
+from espalier_core.estimates.goodput import StepTime
 from espalier_operator.model import JobFacts, Node, Terms
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy

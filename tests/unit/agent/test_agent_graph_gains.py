@@ -15,7 +15,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.policies.policy import Policy
 from espalier_core.types.advice import Action, offered
-from espalier_core.types.growth_corpus import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
+from espalier_core.types.outcomes import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
 
 MODELS = [named_architecture(name) for name in ("cnn1", "cnn2")]
 EARLY, LATE = 0.2, 0.7

@@ -24,7 +24,7 @@ from espalier_agent.service.app import create_app
 from espalier_agent.service.middleware import ServiceError
 from espalier_agent.service.proof import KEPT, REVIEWS_AT_ONCE, Authentication, Proofs, Review, ReviewError, claimed_job
 from espalier_agent.service.serving import Settings
-from espalier_core.types.proof import JobIdentity
+from espalier_core.types.advice import JobIdentity
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
 

@@ -24,14 +24,7 @@ from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
 from espalier_core.types.advice import Action, AdviceRequest, offered
-from espalier_core.types.growth_corpus import (
-    ArmRecord,
-    CaseRecord,
-    GrowthCorpus,
-    MomentRecord,
-    read_corpus,
-    write_corpus,
-)
+from espalier_core.types.outcomes import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord, read_corpus, write_corpus
 
 MODELS = {name: named_architecture(name) for name in ("cnn1", "cnn2")}
 PLACES = {"block0.0": 900, "block1.0": 169}

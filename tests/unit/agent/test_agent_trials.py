@@ -33,10 +33,10 @@ from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
+from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, gains_seen
 from espalier_core.types.adaptation import Trials
 from espalier_core.types.advice import AdviceResponse, OutcomeReport, TrialOutcome
 from espalier_core.types.report import Arm, Slice
-from espalier_core.types.trials import EVIDENCE, RACING, SHARES, gains_seen
 from espalier_lab.intervals import Interval
 
 JOBS = 60

@@ -9,8 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from espalier_core.base import YEAR_SECONDS
-from espalier_core.estimates.goodput import BatchLimits, adascale_gain, best, candidates, choice, gain
-from espalier_core.estimates.throughput import StepTime, Throughput, fitted
+from espalier_core.estimates.goodput import (
+    BatchLimits,
+    StepTime,
+    Throughput,
+    adascale_gain,
+    best,
+    candidates,
+    choice,
+    fitted,
+    gain,
+)
 from espalier_core.types.measurements import GradientNoise
 
 SECONDS = st.floats(1e-6, 1e3)

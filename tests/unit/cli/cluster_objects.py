@@ -9,13 +9,11 @@ from itertools import count
 from typing import Any
 
 from espalier_core.files.documents import dumps
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
+from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, NODES, PODS, PRIORITY_CLASSES, Listing, Raw, Resource
 from espalier_core.types.allocation import Direction
-from espalier_core.types.job import API_VERSION, KIND
+from espalier_core.types.job import API_VERSION, KIND, REPORT_KEY
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource, Metric, Report, TrainerPhase
-from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.job.state import JobState
 from espalier_operator.job.status import state_of
 from espalier_operator.job.transitions import after

@@ -32,8 +32,7 @@ from espalier_cli.cluster.client import View
 from espalier_cli.cluster.explain_command import explanation
 from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Resource
+from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Listing, Resource
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import Role
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from espalier_cli.errors import InputError
-from espalier_core.types.growth_corpus import read_corpus
+from espalier_core.types.outcomes import read_corpus
 from espalier_lab.growth.collect.command import collect
 from espalier_lab.growth.collect.corpus import CorpusOptions, Way
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from espalier_cli.main import cli
-from espalier_core.estimates.throughput import StepTime
+from espalier_core.estimates.goodput import StepTime
 from espalier_core.types.reasons import Reason
 from espalier_lab.scheduling.learned.files import read_policy
 from espalier_operator.model import JobFacts, Node, Snapshot, Terms

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from espalier_agent.policies.files import open_policy
+from espalier_core.estimates.gains import SHARES
 from espalier_core.types.advice import Action, ExpectedGain
-from espalier_core.types.growth_corpus import MARKS, ArmRecord, MomentRecord
 from espalier_core.types.job import Trials
-from espalier_core.types.trials import SHARES
+from espalier_core.types.outcomes import MARKS, ArmRecord, MomentRecord
 from espalier_lab.growth.corpus.families import FREE
 from espalier_lab.growth.judge.case import CaseFile
 from espalier_lab.growth.judge.course import Course

@@ -14,8 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import api_of_context
+from espalier_core.k8s.client import Client, api_of_context
 from espalier_core.k8s.errors import Retries
 
 RETRIES = Retries(deadline=30.0, tries=3, first_wait=0.01)

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from espalier_core.k8s import connection
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import api_of_context, api_of_process
+from espalier_core.k8s.client import Client, api_of_context, api_of_process
 from espalier_core.k8s.errors import ExpiredError, RefusedError, Retries, UnreachableError
 from espalier_core.k8s.resources import JOBS, PODS
 
@@ -87,7 +85,7 @@ def test_the_file_of_a_token_is_read_again(
     monkeypatch.setenv("KUBECONFIG", str(path))
     server.answer = lambda query: (200, page())
     for seconds, expected in ((60.0, ["a", "a", "a", "a"]), (0.0, ["a", "b", "b", "c"])):
-        monkeypatch.setattr(connection, "_TOKEN_SECONDS", seconds)
+        monkeypatch.setattr("espalier_core.k8s.client._TOKEN_SECONDS", seconds)
         token.write_text("a\n")
         api = api_of_process("test") if in_a_process else api_of_context(path, None)[0]
         client = Client(api, Retries(tries=1))

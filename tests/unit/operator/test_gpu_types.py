@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeps
-from espalier_core.estimates.throughput import StepTime
+from espalier_core.estimates.goodput import StepTime
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Stop

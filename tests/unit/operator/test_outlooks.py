@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.base import YEAR_SECONDS
-from espalier_core.estimates.goodput import BatchLimits
-from espalier_core.estimates.throughput import StepTime, Throughput, fitted, solved
+from espalier_core.estimates.goodput import BatchLimits, StepTime, Throughput, fitted, solved
 from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
 from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.snapshot_view import decided

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from espalier_core.estimates.throughput import StepTime
+from espalier_core.estimates.goodput import StepTime
 from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.scheduling.product.history import HistoryWorkload, workload_of
 from espalier_lab.scheduling.purposes import Purpose

@@ -353,5 +353,8 @@ def test_a_cause_names_the_line_of_a_syntax_error_and_of_what_an_error_was_raise
         "  File \"/home/u/net.py\", line 4\n    def f(\n         ^\nSyntaxError: '(' was never closed\n"
     )
     assert cause_in(syntax) == "SyntaxError: '(' was never closed (/home/u/net.py:4)"
+    frames = "".join(f'  File "/src/{part}/espalier_{part}/a.py", line 1, in f\n' for part in ("core", "agent", "cli"))
+    ours = f'Traceback (most recent call last):\n  File "/home/u/mine.py", line 3, in load\n{frames}ValueError: x\n'
+    assert cause_in(ours) == "ValueError: x (/home/u/mine.py:3, in load)"
     assert cause_in("one\ntwo\n\n") == "two"
     assert cause_in("") == ""

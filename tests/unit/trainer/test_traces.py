@@ -9,8 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from espalier_core.files.documents import write_document
-from espalier_core.metrics.tracing import SignalTrace
-from espalier_core.types.allocation import Allocation, AllocationDocument, TimeBudget
+from espalier_core.types.allocation import Allocation, AllocationDocument, SignalTrace, TimeBudget
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import Fallback
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback

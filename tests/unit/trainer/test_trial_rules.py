@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from espalier_core.estimates.gains import EVIDENCE, SHARES, seen
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.allocation import Allocation
-from espalier_core.types.growth_corpus import MARKS
 from espalier_core.types.job import Insertion, Trials
+from espalier_core.types.outcomes import MARKS
 from espalier_core.types.report import AdaptationSource, Arm, Slice
-from espalier_core.types.trials import EVIDENCE, SHARES, seen
 from espalier_trainer.elastic.states import StateCopy, TrialRates
 from espalier_trainer.growth.advisor import Decision
 from espalier_trainer.growth.consultation import Asked

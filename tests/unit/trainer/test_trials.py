@@ -13,10 +13,10 @@ import pytest
 
 from agent_service import serving
 from espalier_agent.history import decisions
+from espalier_core.estimates.gains import gains_seen
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult
-from espalier_core.types.trials import gains_seen
 from espalier_trainer.checkpoints.document import CheckpointState
 from espalier_trainer.checkpoints.store import CheckpointStore, read_checkpoint
 from espalier_trainer.distillation.trial import ShrinkingState

@@ -25,8 +25,7 @@ from espalier_core.base import Record
 from espalier_core.console import SEEDS, CommandError, RealRange
 from espalier_core.files.documents import DocumentError
 from espalier_core.registry import RegistryError
-from espalier_core.types.growth_corpus import GrowthCorpus, read_corpus
-from espalier_core.types.outcomes import OutcomeTable, table_files
+from espalier_core.types.outcomes import GrowthCorpus, OutcomeTable, read_corpus, table_files
 
 USER_ERRORS = (DocumentError, PolicyError, TableError, LearningError, StoreError, RegistryError, OSError)
 

@@ -8,8 +8,7 @@ from importlib.resources import as_file, files
 from typing import Final
 
 from espalier_core.growth.architecture import Architecture
-from espalier_core.types.growth_corpus import SUFFIX, GrowthCorpus, read_corpus
-from espalier_core.types.outcomes import OutcomeTable, read_tables
+from espalier_core.types.outcomes import SUFFIX, GrowthCorpus, OutcomeTable, read_corpus, read_tables
 
 NAMED_MODELS: Final = ("cnn1", "cnn2")
 """Starting models of Lamelas, Figure 6: the published tables name them instead of describing them."""

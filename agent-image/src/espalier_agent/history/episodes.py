@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 from typing import Final, TypeVar
 
 from espalier_agent.history import HistoryDecision
-from espalier_core.types.trials import Seen, gains_seen
+from espalier_core.estimates.gains import Seen, gains_seen
 
 SHARES: Final = 4
 """Number of distinguished shares of the budget left at the first decision."""

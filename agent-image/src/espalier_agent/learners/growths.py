@@ -40,8 +40,7 @@ from espalier_core.growth import operation_names
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.advice import Action
-from espalier_core.types.growth_corpus import CaseRecord, GrowthCorpus
-from espalier_core.types.outcomes import OutcomeTable
+from espalier_core.types.outcomes import CaseRecord, GrowthCorpus, OutcomeTable
 
 Floats = npt.NDArray[np.float32]
 

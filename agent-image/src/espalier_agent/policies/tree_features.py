@@ -22,12 +22,13 @@ from espalier_core.growth import operation
 from espalier_core.growth.architecture import MOST, WEIGHT_OPERATORS, Architecture, GrowthPoint, Layer
 from espalier_core.growth.block import ADD_BLOCK
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.growth.mixing import ATTENTION, mixes
 from espalier_core.growth.step_cost import (
+    ATTENTION,
     OPERATION_SECONDS,
     RECURRENT,
     WEIGHTED_SECONDS,
     layer_seconds,
+    mixes,
     places_of_all,
     step_seconds,
 )

@@ -21,8 +21,8 @@ from enum import StrEnum
 from typing import Final
 
 from espalier_agent.service.middleware import ServiceError
+from espalier_core.types.advice import AUDIENCE, MAX_TOKEN, JobIdentity, namespace_of_account
 from espalier_core.types.environment import AGENT_TOKEN_FILE
-from espalier_core.types.proof import AUDIENCE, MAX_TOKEN, JobIdentity, namespace_of_account
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_agent.service.proof import Review, Reviewer, ReviewError
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import NoAccessError, api_of_process
+from espalier_core.k8s.client import Client, NoAccessError, api_of_process
 from espalier_core.k8s.errors import ApiError, Retries
 from espalier_core.k8s.resources import TOKEN_REVIEWS
 from espalier_core.k8s.scraping import scrapers_of, serve_metrics

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from espalier_cli.errors import InputError
 from espalier_core.k8s.errors import ApiError, Call, InsecureError, RefusedError, Retries
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, Raw, Resource
+from espalier_core.k8s.resources import CONFIG_MAPS, JOBS, LEASES, NODES, PODS, PRIORITY_CLASSES, Listing, Raw, Resource
 from espalier_operator.kube.inspection import KubeSettings, names, optional_kinds
 
 if TYPE_CHECKING:
@@ -138,8 +137,7 @@ def connect(kubeconfig: Path | None, context: str | None) -> Cluster:
 
     `InputError` where the kubeconfig (default: as kubectl finds it) is missing or cannot be used.
     """
-    from espalier_core.k8s.client import Client
-    from espalier_core.k8s.connection import NoAccessError, api_of_context
+    from espalier_core.k8s.client import Client, NoAccessError, api_of_context
 
     sys.setrecursionlimit(max(DEEPEST, sys.getrecursionlimit()))
     try:

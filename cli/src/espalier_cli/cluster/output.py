@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from espalier_cli.tables import console_of_stdout
-from espalier_core.counts import number_of
+from espalier_core.base import number_of
 
 _BYTES = ("memory", "ephemeral-storage")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))

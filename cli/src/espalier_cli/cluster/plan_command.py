@@ -16,8 +16,8 @@ from espalier_cli.cluster.options import EXIT_CODES, cluster_options, output_opt
 from espalier_cli.cluster.output import count, print_data, print_table
 from espalier_cli.errors import InputError
 from espalier_cli.options import policy_option
+from espalier_core.base import repeated
 from espalier_core.console import RealRange
-from espalier_core.counts import repeated
 from espalier_core.files.documents import write_text_atomically
 from espalier_operator.kube.inspection import KubeSettings, seen_by_operator
 from espalier_operator.model import Snapshot, SnapshotError

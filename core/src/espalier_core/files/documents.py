@@ -17,8 +17,11 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from espalier_core.counts import repeated
+from espalier_core.base import repeated
 
+JOB_FILE: Final = "job.yaml"
+CHECKPOINT_FOLDER: Final = "checkpoints"
+RESULT_FILE: Final = "result.json"
 VERSION: Final = 1
 """The version of all documents that this Espalier writes. Raise it if older readers would misread newer documents."""
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from espalier_core.growth.architecture import Architecture, Layer
 from espalier_core.growth.block import owner_of
-from espalier_core.growth.channel_insertion import inserted
+from espalier_core.growth.channel_groups import inserted
 from espalier_core.growth.operation import GrowthOperation, Target
 
 

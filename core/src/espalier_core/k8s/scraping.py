@@ -18,8 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
 
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import api_of_context, api_of_process
+from espalier_core.k8s.client import Client, api_of_context, api_of_process
 from espalier_core.k8s.errors import ApiError, Retries
 from espalier_core.k8s.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Resource
 

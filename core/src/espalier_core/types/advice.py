@@ -1,4 +1,9 @@
-"""Requests of a trainer to the agent, the agent's answers, and their outcomes."""
+"""Requests of a trainer to the agent, the agent's answers, their outcomes, and the proof of the job in such a request.
+
+The proof is a token that the operator mounts into the leader's pod. Kubernetes issues a token for an audience only to a
+ServiceAccount of a namespace. So whoever holds one for the audience of a job may run pods, or may create tokens, in the
+namespace of the account.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from espalier_core.base import YEAR_SECONDS, Record
 from espalier_core.growth import NOTHING, OPERATIONS, described, operation, operation_names
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import DEEPEN
-from espalier_core.growth.mixing import mixes
+from espalier_core.growth.step_cost import mixes
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.report import MAX_ARMS, Arm, Metric
@@ -25,6 +30,13 @@ DecisionId = Annotated[str, Field(max_length=200)]
 
 MAX_JOB: Final = 320
 """Maximum length of a job's name, in characters: `namespace/name` has at most 317."""
+AUDIENCE: Final = "espalier-agent"
+"""First part of the audience of a token; namespace, name and UID of the job follow, separated by `/`."""
+TOKEN_SECONDS: Final = 3600
+"""Lifetime of a token. The kubelet replaces it when four fifths are over."""
+MAX_TOKEN: Final = 8192
+"""Maximum length of a token, in characters; those of Kubernetes have about 1200."""
+_ACCOUNT: Final = "system:serviceaccount:"
 
 
 def _printable(text: str) -> str:
@@ -279,3 +291,34 @@ class OutcomeReceipt(Record):
 
     accepted: int = Field(ge=0)
     """Number of decision ids that were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """Which job an audience names."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """`namespace/name`, as in requests to the agent."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def audience(self) -> str:
+        """The audience of a token that proves this job."""
+        return f"{AUDIENCE}/{self.namespace}/{self.name}/{self.uid}"
+
+    @classmethod
+    def of_audience(cls, audience: str) -> Self | None:
+        """Return the job that `audience` names; None where it names none."""
+        first, *rest = audience.split("/")
+        return cls(*rest) if first == AUDIENCE and len(rest) == 3 and all(rest) else None
+
+
+def namespace_of_account(username: str) -> str | None:
+    """Return the namespace in `system:serviceaccount:NAMESPACE:NAME`; None for other users."""
+    namespace, _, name = username.removeprefix(_ACCOUNT).partition(":")
+    return namespace if username.startswith(_ACCOUNT) and namespace and name else None

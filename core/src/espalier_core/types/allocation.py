@@ -1,8 +1,10 @@
-"""What the scheduler grants a job at a moment, and the used part of its time budget."""
+"""What the scheduler grants a job at a moment, the used part of its time budget, and the trace of that signal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 
 from pydantic import AwareDatetime, Field
 
@@ -71,3 +73,24 @@ class AllocationDocument(Record):
     stop: Reason | None = None
     """Set if the job must end now, with the reason. `GPUBudgetExhausted` is a normal end: the trainer evaluates and
     completes. For any other reason (suspension), it saves a checkpoint to resume from."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalTrace:
+    """The trace of a job's allocation, and its first span."""
+
+    trace_id: int
+    """128 bits, not 0."""
+    span_id: int
+    """64 bits, not 0."""
+
+    @classmethod
+    def of(cls, uid: str, generation: int) -> SignalTrace:
+        """Return the trace of the `generation` of the allocation of the job with this UID."""
+        digest = sha256(f"{uid}/{generation}".encode()).digest()
+        return cls(int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1)
+
+    @property
+    def traceparent(self) -> str:
+        """The header `traceparent`, version 00, sampled."""
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-01"

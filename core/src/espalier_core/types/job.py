@@ -1,4 +1,8 @@
-"""The job: an `AdaptiveTrainingJob` as users write it."""
+"""The job: an `AdaptiveTrainingJob` as users write it, and the allocation document that follows from its status.
+
+On Kubernetes, the operator writes that document to the pods' annotation `espalier.dev/allocation` (seen through the
+downward API); a trainer that watches its own job makes the same document from what it sees.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from espalier_core.types.adaptation import (
     Optimise,
     Trials,
 )
+from espalier_core.types.allocation import AllocationDocument, TimeBudget
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_core.types.program import ProgramSpec
 from espalier_core.types.status import JobStatus
@@ -38,12 +43,15 @@ from espalier_core.types.training import (
 
 # Whoever reads a job finds all its models here.
 __all__ = [
+    "ALLOCATION_ANNOTATION",
     "API_VERSION",
     "DEFAULT_CONTROLLER",
     "GROUP",
+    "JOB_ANNOTATION",
     "KIND",
     "MAX_NAME_LENGTH",
     "PLURAL",
+    "REPORT_KEY",
     "VERSION",
     "AdaptationMode",
     "AdaptationSpec",
@@ -71,6 +79,7 @@ __all__ = [
     "Stragglers",
     "TrainingSpec",
     "Trials",
+    "allocation_document",
 ]
 
 GROUP = "espalier.dev"
@@ -86,6 +95,12 @@ MAX_NAME_LENGTH = 52
 _NAME: Final = re.compile(DNS_LABEL.replace("$", r"\Z"))
 _SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _DOMAIN_PREFIXED: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+ALLOCATION_ANNOTATION: Final = f"{GROUP}/allocation"
+"""The allocation document, in the pods of the job."""
+JOB_ANNOTATION: Final = f"{GROUP}/job"
+"""The job as JSON, without its status: the trainer's job file."""
+REPORT_KEY: Final = "report.json"
+"""The key of the report ConfigMap."""
 
 
 def _dns_label(value: str) -> str:
@@ -282,3 +297,21 @@ class AdaptiveTrainingJob(Strict):
     def key(self) -> str:
         """`namespace/name`."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+
+def allocation_document(job: AdaptiveTrainingJob, status: JobStatus | None = None) -> AllocationDocument:
+    """Return the document for `status` (default: the job's own)."""
+    known = status or job.status or JobStatus()
+    scheduling, stopping = known.scheduling, known.scheduling.stopping
+    return AllocationDocument(
+        job=job.key,
+        allocation=known.allocation,
+        time_budget=TimeBudget(
+            budget_seconds=job.spec.time_budget_seconds,
+            used_seconds=known.time_budget.used_seconds,
+            gpu_seconds_used=known.time_budget.gpu_seconds_used,
+        ),
+        base_replicas=job.spec.min_replicas,
+        waits_for_workers=scheduling.gated > 0 and not scheduling.trained,
+        stop=None if stopping is None else stopping.reason,
+    )

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
-from espalier_core.base import DNS_LABEL, Strict
-from espalier_core.counts import repeated
+from espalier_core.base import DNS_LABEL, Strict, repeated
 
 DEFAULT_GPU_RESOURCE: Final = "nvidia.com/gpu"
 QUANTITY_PATTERN: Final = r"[+-]?([0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?"

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Self
 import re2
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from espalier_core.base import Strict
-from espalier_core.counts import repeated
+from espalier_core.base import Strict, repeated
 from espalier_core.types.report import MAX_NAME
 
 KNOWN_VALUES: Final = ("step", "steps", "epoch", "epochs", "fraction", "percent")

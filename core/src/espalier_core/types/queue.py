@@ -7,8 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationInfo, field_validator
 
-from espalier_core.base import DNS_LABEL, Record, Strict
-from espalier_core.counts import repeated
+from espalier_core.base import DNS_LABEL, Record, Strict, repeated
 from espalier_core.types.job import Name
 from espalier_core.types.status import ConditionStatus
 

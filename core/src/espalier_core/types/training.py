@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from espalier_core.base import MAX_PATH, Strict
-from espalier_core.types.datasets import DatasetName
+from espalier_core.registry import Registry
 from espalier_core.types.task import Task
 
+_DATASETS: Final = {
+    "digits": "espalier_trainer.data.digits:load",
+    "cifar8": "espalier_trainer.data.torchvision_sets:cifar8",
+    "cifar10": "espalier_trainer.data.torchvision_sets:cifar10",
+    "mnist": "espalier_trainer.data.torchvision_sets:mnist",
+    "imagefolder": "espalier_trainer.data.imagefolder:load",
+    "text": "espalier_trainer.data.text:load",
+    "python-library": "espalier_trainer.data.text:python_library",
+    "diabetes": "espalier_trainer.data.diabetes:load",
+}
+DATASETS: Final[Registry[Callable[..., Any]]] = Registry("data set", "espalier.datasets", _DATASETS)
+"""Functions that take a `DatasetSpec` and return the trainer's `Data`."""
+
+DatasetName = Annotated[
+    str,
+    AfterValidator(DATASETS.check),
+    WithJsonSchema({"type": "string", "enum": list(_DATASETS)}),
+]
+"""The name of a data set. Schemas name the built-in ones: they cannot know what is installed."""
 _ENTRYPOINT: Final = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$"
 
 

@@ -12,13 +12,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from espalier_core.counts import repeated
+from espalier_core.base import repeated
 from espalier_core.files.documents import DocumentError, read_bounded
 from espalier_core.types.job import API_VERSION, GROUP, KIND, AdaptiveTrainingJob
 from espalier_core.types.pod_template import DEFAULT_GPU_RESOURCE, PodTemplate
 from espalier_core.types.queue import QUEUE_KIND, Queue
-from espalier_core.validation.problems import Problem, problem_at, problems_of
-from espalier_core.validation.wording import kind_of
+from espalier_core.validation.problems import Problem, kind_of, problem_at, problems_of
 
 MAX_BYTES: Final = 3 * 1024 * 1024
 """Of a job file: the most that an API server reads of a request. YAML of that size takes some ten seconds."""

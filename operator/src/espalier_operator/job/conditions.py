@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from espalier_core.base import MAX_NUMBER
-from espalier_core.counts import number_of
+from espalier_core.base import MAX_NUMBER, number_of
 from espalier_core.types.measurements import Measurements, differs
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import (

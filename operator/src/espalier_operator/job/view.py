@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from espalier_core.estimates.throughput import step_times
+from espalier_core.estimates.goodput import step_times
 from espalier_core.types.measurements import Measurements
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase

@@ -29,8 +29,7 @@ from kubernetes.aio.config.kube_config import refresh_token
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Retries, Status
-from espalier_core.k8s.lists import Listing, Pages
-from espalier_core.k8s.resources import Raw, Resource, controller_of, key_of, resource_of
+from espalier_core.k8s.resources import Listing, Pages, Raw, Resource, controller_of, key_of, resource_of
 from espalier_operator.kube.reading import IDENTITIES, IDENTITIES_PAGE, identities_of
 from espalier_operator.loop import BackendError
 

@@ -13,9 +13,9 @@ from typing import Final
 
 from espalier_core.files.documents import DocumentError, loads
 from espalier_core.k8s.resources import Raw
+from espalier_core.types.job import REPORT_KEY
 from espalier_core.types.measurements import Measurements, has_new_configuration
 from espalier_core.types.report import MAX_REPORT_BYTES, Report
-from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.names import JobRef, owner_of
 from espalier_operator.kube.reading import entries, mapping, time

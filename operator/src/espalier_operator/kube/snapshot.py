@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import JOBS, LEASES, PODS, Resource
+from espalier_core.k8s.resources import JOBS, LEASES, PODS, Listing, Resource
 from espalier_core.types.job import DEFAULT_CONTROLLER
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import ConditionStatus, ConditionType, JobStatus

@@ -17,10 +17,10 @@ from typing import Final, TypedDict
 
 from pydantic import ValidationError
 
+from espalier_core.files.documents import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
+from espalier_core.files.documents import JOB_FILE as JOB_FILE
+from espalier_core.files.documents import RESULT_FILE as RESULT_FILE
 from espalier_core.files.documents import DocumentError, append_line, read_document, write_document
-from espalier_core.files.layout import CHECKPOINT_FOLDER as CHECKPOINT_FOLDER
-from espalier_core.files.layout import JOB_FILE as JOB_FILE
-from espalier_core.files.layout import RESULT_FILE as RESULT_FILE
 from espalier_core.types import environment
 from espalier_core.types.allocation import Allocation, AllocationDocument
 from espalier_core.types.events import EVENT, AnyEvent, JobChanged, Warned

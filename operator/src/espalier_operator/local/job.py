@@ -11,10 +11,9 @@ from typing import Any
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.allocation import Allocation
 from espalier_core.types.events import AllocationAcknowledged, AllocationChanged, AnyEvent, ProgressRead
-from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.job import AdaptiveTrainingJob, allocation_document
 from espalier_core.types.measurements import has_new_configuration
 from espalier_core.types.reasons import SENTENCES, Reason
-from espalier_core.types.signal import allocation_document
 from espalier_core.types.status import JobPhase
 from espalier_operator.job import ends, progress, transitions
 from espalier_operator.job.conditions import phase_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from espalier_core.estimates.goodput import BatchLimits
-from espalier_core.estimates.throughput import StepTime
+from espalier_core.estimates.goodput import BatchLimits, StepTime
 from espalier_core.types.job import (
     AdaptationMode,
     AdaptiveTrainingJob,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from espalier_core.counts import number_of
+from espalier_core.base import number_of
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.model import REFUSALS, JobFacts, Promise, Rules, Stopping, Terms
 from espalier_operator.model.actions import Action, Fail, Finish, NoticeReclaim, Refusal, ReleaseExtra, Requeue, Stop

@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
-from espalier_core.estimates.goodput import best, gain
-from espalier_core.estimates.throughput import LEAST_SECONDS, StepTime, Throughput, fitted, on_type
+from espalier_core.estimates.goodput import LEAST_SECONDS, StepTime, Throughput, best, fitted, gain, on_type
 from espalier_core.types.measurements import GradientNoise
 from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.model.constraints import Constraints

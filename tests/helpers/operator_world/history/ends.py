@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Final
 
 from espalier_core.files.documents import loads
+from espalier_core.types.job import REPORT_KEY
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
-from espalier_core.types.signal import REPORT_KEY
 from espalier_operator.kube.objects import names
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Fail, Finish, Plan, Requeue

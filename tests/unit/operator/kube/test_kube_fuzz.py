@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_core.files.documents import dumps
 from espalier_core.k8s import resources
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import Resource, key_of
+from espalier_core.k8s.resources import Listing, Resource, key_of
 from espalier_core.types.report import Metric, TrainerPhase
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 import sweeps
 from espalier_core.k8s import resources
-from espalier_core.k8s.lists import Listing
-from espalier_core.k8s.resources import Resource
+from espalier_core.k8s.resources import Listing, Resource
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.types.status import ConditionType, JobPhase

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.k8s.errors import Status
-from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Listing
 from espalier_core.types.reasons import Reason
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.client import ApiRefusalError

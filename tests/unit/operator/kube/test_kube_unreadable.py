@@ -10,7 +10,7 @@ import pytest
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Status
-from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Listing
 from espalier_operator.kube.client import ApiRefusalError
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer

@@ -1,11 +1,11 @@
-"""Data sets: one module each, found by the name in the job (`espalier_core.types.datasets`)."""
+"""Data sets: one module each, found by the name in the job (`espalier_core.types.training`)."""
 
 from __future__ import annotations
 
 from espalier_core.registry import RegistryError
-from espalier_core.types.datasets import DATASETS
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
+from espalier_core.types.training import DATASETS
 from espalier_trainer.data import custom
 from espalier_trainer.data.source import Data, MapSource, Source, TensorSource
 from espalier_trainer.errors import DatasetError

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from espalier_core.base import Strict
 from espalier_core.types.job import DatasetSpec
 from espalier_core.types.task import Task
-from espalier_core.validation.wording import message_of
+from espalier_core.validation.problems import message_of
 from espalier_trainer.data.images import HELD_OUT_SEED
 from espalier_trainer.data.source import Data, TokenSource
 from espalier_trainer.errors import DatasetError

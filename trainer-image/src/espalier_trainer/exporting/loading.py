@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from espalier_core.base import Record
-from espalier_core.files.documents import DocumentError, loads
-from espalier_core.files.layout import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE
+from espalier_core.files.documents import CHECKPOINT_FOLDER, JOB_FILE, RESULT_FILE, DocumentError, loads
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.types.job import AdaptiveTrainingJob, ModelSpec
 from espalier_core.types.result import RunResult, read_result

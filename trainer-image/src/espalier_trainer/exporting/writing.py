@@ -10,8 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from espalier_core.files.documents import dumps, write_text_atomically
-from espalier_core.files.layout import JOB_FILE
+from espalier_core.files.documents import JOB_FILE, dumps, write_text_atomically
 from espalier_core.types.job import ModelSpec
 from espalier_core.types.result import dataset_of
 from espalier_trainer.checkpoints.store import write_tensors

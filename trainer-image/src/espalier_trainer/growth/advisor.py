@@ -21,9 +21,16 @@ import httpx
 from pydantic import ValidationError
 
 from espalier_core.files.documents import first_fault, read_bounded
-from espalier_core.types.advice import Action, AdviceRequest, AdviceResponse, ExpectedGain, OutcomeReport, heuristic
+from espalier_core.types.advice import (
+    MAX_TOKEN,
+    Action,
+    AdviceRequest,
+    AdviceResponse,
+    ExpectedGain,
+    OutcomeReport,
+    heuristic,
+)
 from espalier_core.types.job import Fallback
-from espalier_core.types.proof import MAX_TOKEN
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
 

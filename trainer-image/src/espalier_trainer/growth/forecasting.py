@@ -13,12 +13,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from espalier_core.estimates.gains import SHARES
 from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport, TrialOutcome
 from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
 from espalier_core.types.task import Score
-from espalier_core.types.trials import SHARES
 from espalier_trainer.growth.advisor import Advisor, AdvisorError, Decision
 from espalier_trainer.signals.scheduler import Scheduler
 from espalier_trainer.training.progress import Progress

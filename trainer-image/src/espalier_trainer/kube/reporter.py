@@ -19,9 +19,8 @@ from espalier_core.k8s.client import Client
 from espalier_core.k8s.errors import ApiError, RefusedError, Retries
 from espalier_core.k8s.resources import CONFIG_MAPS, Raw
 from espalier_core.types.events import AnyEvent
-from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_core.types.job import REPORT_KEY, AdaptiveTrainingJob
 from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_REPORT_BYTES, Report
-from espalier_core.types.signal import REPORT_KEY
 from espalier_trainer.kube.watch import uid_of
 from espalier_trainer.signals.report import INTERVAL_WALL_SECONDS, EventRecorder
 

@@ -7,14 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from espalier_core.k8s.client import Client
-from espalier_core.k8s.connection import api_of_process
+from espalier_core.k8s.client import Client, api_of_process
 from espalier_core.k8s.errors import Retries
 from espalier_core.k8s.reflector import Change, Changed, Disconnected, Reconnected, Reflector, Rhythm
 from espalier_core.k8s.resources import JOBS
 from espalier_core.types.allocation import Allocation, AllocationDocument
-from espalier_core.types.job import AdaptiveTrainingJob
-from espalier_core.types.signal import allocation_document
+from espalier_core.types.job import AdaptiveTrainingJob, allocation_document
 from espalier_core.types.status import JobStatus
 
 logger = logging.getLogger(__name__)

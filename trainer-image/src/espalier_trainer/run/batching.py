@@ -17,8 +17,7 @@ from typing import Final, Protocol
 
 import torch
 
-from espalier_core.estimates.goodput import BatchLimits, Choice, best, choice, gain
-from espalier_core.estimates.throughput import fitted, on_type, step_times
+from espalier_core.estimates.goodput import BatchLimits, Choice, best, choice, fitted, gain, on_type, step_times
 from espalier_core.types.job import BatchSizing, ElasticBatch, TrainingSpec
 from espalier_core.types.measurements import Measurements
 from espalier_trainer.checkpoints.document import BatchState

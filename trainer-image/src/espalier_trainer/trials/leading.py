@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from espalier_core.estimates.gains import SHARES
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm, Slice
-from espalier_core.types.trials import SHARES
 from espalier_trainer.elastic.states import TrialRates
 from espalier_trainer.growth.consultation import Asked
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment

@@ -15,10 +15,10 @@ from typing import Final
 from pydantic import Field, ValidationError
 
 from espalier_core.base import Record
+from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, Evidence, seen
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm
-from espalier_core.types.trials import EVIDENCE, RACING, SHARES, Evidence, seen
 from espalier_trainer.optimizers.schedules import Moment
 
 

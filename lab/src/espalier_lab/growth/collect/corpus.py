@@ -84,7 +84,7 @@ def collect_corpus(
     contents, as a changed file has other cases. The corpus is written after each seed, so that a part can be used
     already. Raises `InputError`.
     """
-    from espalier_core.types.growth_corpus import GrowthCorpus, write_corpus
+    from espalier_core.types.outcomes import GrowthCorpus, write_corpus
     from espalier_lab.growth.corpus.families import SETS
     from espalier_lab.growth.judge.case import CaseError, CaseFile, Cases
     from espalier_lab.growth.judge.judging import made

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from espalier_core.estimates.gains import SHARES
 from espalier_core.growth.architecture import Architecture, GrowthError
 from espalier_core.growth.block import ADD_BLOCK
 from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
-from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
 from espalier_core.types.job import Insertion, Trials
-from espalier_core.types.trials import SHARES
+from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
 from espalier_lab.growth.judge.case import Case
 from espalier_lab.growth.judge.course import Course, Slice
 from espalier_lab.growth.judge.records import rounded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
-from espalier_core.types.growth_corpus import CaseRecord
+from espalier_core.types.outcomes import CaseRecord
 from espalier_lab.growth.judge.case import Case, CaseError, Cases
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialsRecord

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
 from espalier_agent.policies.policy import Policy
-from espalier_core.types.growth_corpus import MARKS, CaseRecord
+from espalier_core.estimates.gains import EVIDENCE, SHARES
 from espalier_core.types.job import Trials as Manner
-from espalier_core.types.trials import EVIDENCE, SHARES
+from espalier_core.types.outcomes import MARKS, CaseRecord
 from espalier_lab.growth.judge.case import Case
 from espalier_lab.growth.judge.deciding import Setting, decided
 from espalier_lab.growth.judge.records import TrialsRecord, key_of

@@ -13,11 +13,11 @@ from typing import Final
 
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
+from espalier_core.estimates.gains import SHARES
 from espalier_core.types.advice import Action, ExpectedGain
-from espalier_core.types.growth_corpus import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_core.types.job import Trials
+from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_core.types.report import Arm, Slice
-from espalier_core.types.trials import SHARES
 from espalier_lab.growth.judge.case import Case
 from espalier_lab.growth.judge.course import Course
 from espalier_lab.growth.judge.deciding import Setting

@@ -18,7 +18,7 @@ from typing import Final
 
 from espalier_core.estimates.gains import HARM
 from espalier_core.types.advice import Action
-from espalier_core.types.growth_corpus import CaseRecord, MomentRecord
+from espalier_core.types.outcomes import CaseRecord, MomentRecord
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord
 from espalier_lab.intervals import Interval
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from espalier_core.files.documents import dumps
-from espalier_core.types.signal import ALLOCATION_ANNOTATION, allocation_document
+from espalier_core.types.job import ALLOCATION_ANNOTATION, allocation_document
 from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import JobState, Timing
 from espalier_operator.kube.objects import names

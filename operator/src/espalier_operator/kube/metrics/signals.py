@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from espalier_core.metrics.tracing import SignalTrace
+from espalier_core.types.allocation import SignalTrace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

@@ -9,7 +9,7 @@ from functools import lru_cache
 from sys import intern
 
 from espalier_core.k8s.resources import Raw
-from espalier_core.types.signal import ALLOCATION_ANNOTATION
+from espalier_core.types.job import ALLOCATION_ANNOTATION
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.devices import extended_for, generated_for, with_claimed
 from espalier_operator.kube.objects.names import JobRef, owner_of

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from espalier_core.validation.wording import kind_of
+from espalier_core.validation.problems import kind_of
 from espalier_operator.kube.reading import entries, mapping
 
 Manifest = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from espalier_core.files.documents import dumps
 from espalier_core.types import environment
+from espalier_core.types.advice import TOKEN_SECONDS, JobIdentity
+from espalier_core.types.job import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_core.types.pod_template import PodMetadata
-from espalier_core.types.proof import TOKEN_SECONDS, JobIdentity
-from espalier_core.types.signal import ALLOCATION_ANNOTATION, JOB_ANNOTATION, allocation_document
 from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import names, nodes
 from espalier_operator.kube.objects.jobs import KubeJob, trainer_document

@@ -19,7 +19,7 @@ from typing import Final
 
 from kubernetes.aio.client.api_client import ApiClient
 
-from espalier_core.k8s.connection import NoAccessError
+from espalier_core.k8s.client import NoAccessError
 from espalier_core.k8s.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
 from espalier_core.metrics.exporting import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from espalier_core.metrics.tracing import SignalTrace
+from espalier_core.types.allocation import SignalTrace
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.status import JobStatus
 from espalier_operator.job import progress

@@ -17,7 +17,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Status
-from espalier_core.k8s.lists import Listing
+from espalier_core.k8s.resources import Listing
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.client import ApiRefusalError, Client
 from espalier_operator.kube.objects import names

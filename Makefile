@@ -74,15 +74,15 @@ crd: .venv/.ready  ## generate the CRD from the models
 	.venv/bin/python hack/chart
 
 .PHONY: dashboards
-dashboards: .venv/.ready  ## generate the dashboards, the alert rules and docs/metrics.md
+dashboards: .venv/.ready  ## generate the dashboards, the alert rules and docs/reference/metrics.md
 	PYTHONPATH=monitoring .venv/bin/python -m espalier_monitoring write .
 
 .PHONY: docs
 docs: .venv/.ready  ## generate pages and build the documentation into site/; dead links are errors
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.job_reference docs/job.md
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.reasons_page docs/reasons.md
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.command_reference docs/cli.md
-	.venv/bin/mkdocs build --quiet --strict
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.job_reference docs/reference/job.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.reasons_page docs/reference/reasons.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.command_reference docs/reference/cli.md
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 
 .PHONY: lint sizes

@@ -1,1 +1,1 @@
-"""Pages and definitions that are generated from the code: CRDs, docs/job.md, docs/reasons.md, docs/cli.md."""
+"""Pages and definitions that are generated from the code: CRDs, job.md, reasons.md and cli.md in docs/reference."""

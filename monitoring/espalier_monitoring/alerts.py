@@ -1,6 +1,6 @@
 """The alerts: the condition of each, how long it must hold, and its texts; and the file that Prometheus reads.
 
-docs/alerts.md explains what to do about each alert, and why the numbers are what they are.
+docs/reference/alerts.md explains what to do about each alert, and why the numbers are what they are.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ ALERTS: Final = (
 )
 """All alerts."""
 
-RUNBOOKS: Final = "docs/alerts.md"
+RUNBOOKS: Final = "docs/reference/alerts.md"
 """Where it says what to do; a heading for each alert, under the alert's name."""
 
 _HEAD: Final = "# Written by `make dashboards` from monitoring/espalier_monitoring/alerts.py; change them there.\n"

@@ -17,7 +17,7 @@ from espalier_monitoring.boards import board_text
 
 DASHBOARDS: Final = "charts/espalier/dashboards"
 RULES: Final = "charts/espalier/rules/espalier.yaml"
-METRICS_PAGE: Final = "docs/metrics.md"
+METRICS_PAGE: Final = "docs/reference/metrics.md"
 
 
 BOARDS: Final = {"fleet": fleet.BOARD, "job": job.BOARD, "agent": agent.BOARD}

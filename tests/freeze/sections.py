@@ -184,9 +184,10 @@ def generated(at: Place) -> Items:
     folders = ("crds", "deploy", "charts/espalier/dashboards", "charts/espalier/rules", "charts/espalier/files")
     for path in sorted(path for folder in folders for path in (copy / folder).rglob("*") if path.is_file()):
         yield str(path.relative_to(copy)), path.read_text()
-    for name in ("charts/espalier/values.schema.json", "docs/metrics.md"):
+    for name in ("charts/espalier/values.schema.json", "docs/reference/metrics.md"):
         yield name, (copy / name).read_text()
-    for name in ("docs/job.md", "docs/reasons.md", "docs/cli.md", "charts/espalier/README.md"):
+    pages = [f"docs/reference/{name}.md" for name in ("job", "reasons", "cli")]
+    for name in (*pages, "charts/espalier/README.md"):
         text = (copy / name).read_text()
         yield name, "\n".join(re.findall(r"<!-- (?:BEGIN.*?|values) -->(.*?)<!-- (?:END|/values)", text, re.S)) or text
     yield "openapi of the agent", at.espalier("agent", "openapi")

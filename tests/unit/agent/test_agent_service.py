@@ -30,7 +30,7 @@ from espalier_core.types.advice import MAX_DECISION_IDS, AdviceRequest, AdviceRe
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
 Ask = Callable[..., httpx.Response]
 
-OPENAPI_FILE = Path(__file__).parents[3] / "docs" / "openapi" / "agent.json"
+OPENAPI_FILE = Path(__file__).parents[3] / "docs" / "reference" / "agent.json"
 OUTCOME = {"job": "digits", "decisionIds": ["a", "b"], "finalAccuracy": 0.9, "timeBudgetSeconds": 20}
 
 
@@ -465,5 +465,5 @@ def test_many_at_once_are_answered_as_one_by_one(call: Send, policy: Policy, tmp
 
 
 def test_the_openapi_file_is_that_of_the_service() -> None:
-    """After a deliberate change: `espalier agent openapi > docs/openapi/agent.json`."""
+    """After a deliberate change: `espalier agent openapi > docs/reference/agent.json`."""
     assert json.loads(OPENAPI_FILE.read_text()) == create_app().openapi()

@@ -187,9 +187,9 @@ def test_alerts_name_the_page_that_says_what_to_do_where_it_is(helm: Helm) -> No
 
     ours = pages()
     assert len(ours) > 5
-    assert all(page.startswith("docs/alerts.md#") for page in ours.values())
+    assert all(page.startswith("docs/reference/alerts.md#") for page in ours.values())
     for url in ("https://docs.example.com/espalier/alerts/", "http://10.0.0.1:8000/a%20b.html?x={{y}}&z='1'"):
-        assert pages(url=url) == {name: page.replace("docs/alerts.md", url) for name, page in ours.items()}
+        assert pages(url=url) == {name: page.replace("docs/reference/alerts.md", url) for name, page in ours.items()}
     assert pages("monitored")["EspalierTickOld"] == "https://docs.example.com/espalier/alerts/#espaliertickold"
 
 

@@ -30,6 +30,7 @@ from pages import commands
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
 LOADING = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 
 
@@ -79,11 +80,11 @@ def test_the_changes_are_those_of_the_project(site: Path) -> None:
 
 
 def test_the_job_page_is_what_the_models_say() -> None:
-    assert (DOCS / "job.md").read_text(encoding="utf-8") == job_reference.page(), "docs/job.md is stale: make docs"
+    assert (REFERENCE / "job.md").read_text(encoding="utf-8") == job_reference.page(), "it is stale: make docs"
 
 
 def test_every_field_of_a_job_is_on_its_page() -> None:
-    page = (DOCS / "job.md").read_text(encoding="utf-8")
+    page = (REFERENCE / "job.md").read_text(encoding="utf-8")
     paths = list(fields_of(JobSpec))
     assert len(paths) > 50
     for path in paths:
@@ -107,13 +108,15 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 
 def test_the_reasons_page_is_what_the_code_says() -> None:
-    page = (DOCS / "reasons.md").read_text(encoding="utf-8")
-    assert page == reasons_page.page(), "docs/reasons.md is stale: make docs"
+    page = (REFERENCE / "reasons.md").read_text(encoding="utf-8")
+    assert page == reasons_page.page(), "it is stale: make docs"
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_has_its_sentence_and_remedy(reason: Reason) -> None:
-    section = (DOCS / "reasons.md").read_text(encoding="utf-8").partition(f"\n## {reason}\n")[2].partition("\n## ")[0]
+    section = (
+        (REFERENCE / "reasons.md").read_text(encoding="utf-8").partition(f"\n## {reason}\n")[2].partition("\n## ")[0]
+    )
     assert SENTENCES[reason][1:] in section
     assert REMEDIES[reason].text.replace("{queue}", "QUEUE") in section
     assert len(commands(section)) == len(REMEDIES[reason].commands)

@@ -13,7 +13,7 @@ import pytest
 from espalier_cli.main import cli
 from espalier_generate.command_reference import BEGIN, END, renewed
 
-PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 RENEW = "make docs"
 GENERATORS = os.environ | {"PYTHONPATH": "hack"}
 
@@ -24,7 +24,7 @@ def test_the_reference_is_the_commands_own_help() -> None:
     done = subprocess.run(command, env=GENERATORS, capture_output=True, text=True, check=True, timeout=250)
     made = done.stdout.removesuffix("\n")
     page = PAGE.read_text(encoding="utf-8")
-    assert page == renewed(page, made), f"docs/cli.md is stale; renew it: {RENEW}"
+    assert page == renewed(page, made), f"docs/reference/cli.md is stale; renew it: {RENEW}"
 
 
 def test_every_command_is_in_it() -> None:

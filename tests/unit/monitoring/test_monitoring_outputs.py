@@ -161,7 +161,7 @@ def test_every_alert_has_a_severity_words_and_a_runbook() -> None:
 
 
 def test_the_runbook_tells_of_each_alert_what_it_means_and_what_to_do() -> None:
-    text = (ROOT / "docs/alerts.md").read_text()
+    text = (ROOT / "docs/reference/alerts.md").read_text()
     sections = dict(re.findall(r"^## (Espalier\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     assert list(sections) == [alert.name for alert in ALERTS], "one section each, in the order of the rules"
     for name, section in sections.items():
@@ -182,7 +182,7 @@ def test_trainers_are_scraped_as_their_dashboard_expects() -> None:
     monitor = (ROOT / "charts/espalier/templates/monitors.yaml").read_text()
     relabelled = re.findall(r'"sourceLabels" \(list "(\w+)"\) "targetLabel" "(\w+)"', monitor)
     assert relabelled == [(given["job_name"][0], "job_name")]
-    page = (ROOT / "docs/metrics.md").read_text()
+    page = (ROOT / "docs/reference/metrics.md").read_text()
     assert f"```yaml\n{scrape_config_text()}```" in page
     assert f"on port {METRICS_PORT}" in page
     assert any(rule.get("regex") == METRICS for rule in RELABELLING)

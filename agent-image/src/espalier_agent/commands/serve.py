@@ -152,5 +152,5 @@ def serve(
 
 @click.command()
 def openapi() -> None:
-    """Print the service's OpenAPI description; `docs/openapi/agent.json` is this output."""
+    """Print the service's OpenAPI description; `docs/reference/agent.json` is this output."""
     click.echo(json.dumps(create_app().openapi(), indent=1))

@@ -35,7 +35,7 @@ class Allocation(Record):
     """GPUs of all workers together."""
     direction: Direction = Direction.NONE
     reason: str = ""
-    """A reason of `docs/reasons.md`, or empty."""
+    """A reason of `docs/reference/reasons.md`, or empty."""
     deadline: AwareDatetime | None = None
     """Wall-clock time by which a `down` must be acknowledged."""
     traceparent: str | None = Field(default=None, max_length=55)

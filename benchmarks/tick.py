@@ -28,9 +28,9 @@ from load.case import Case, layout_of
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
-from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.backend import KubeBackend
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
@@ -128,8 +128,8 @@ class Cluster:
         self.store.replace(resources.NODES, [stored(objects.node(number)) for number in range(case.nodes)], 1)
         self.store.replace(resources.PODS, self.foreign.values(), 1)
         self.store.replace(resources.JOBS, self.api.jobs.values(), 1)
-        metrics = Metrics()
-        writer = Writer(self.api, self.store, settings, self.clock, metrics)  # type: ignore[arg-type]
+        metrics = OperatorMetrics()
+        writer = JobWriter(self.api, self.store, settings, self.clock, metrics)  # type: ignore[arg-type]
         use = RecentUse(rules.fair_share_half_life_seconds)
         self.backend = KubeBackend(self.store, writer, settings, self.clock, rules, metrics.signals, lambda: None, use)
 

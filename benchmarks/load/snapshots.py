@@ -12,8 +12,8 @@ from espalier_operator.cluster.topology import ZONE_LABEL
 from espalier_operator.kube.objects.jobs import InvalidJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.model.constraints import Constraints, Expression, Term, Toleration
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm, Toleration
 from load import objects
 from load.case import Case, layout_of
 
@@ -46,7 +46,7 @@ def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Sn
         runs = number < running
         base = share // 2 if runs else share
         key = f"ns/job-{number:05}"
-        terms = Terms(
+        terms = JobTerms(
             min_replicas=base,
             max_replicas=base + share,
             priority=number % priorities,
@@ -72,7 +72,7 @@ def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Sn
             )
         )
         if runs:
-            for role, count in ((Role.BASE, base), (Role.EXTRA, extra)):
+            for role, count in ((WorkerRole.BASE, base), (WorkerRole.EXTRA, extra)):
                 workers += [
                     Worker(
                         name=f"{key}-{role}-{index}",
@@ -86,7 +86,7 @@ def full_cluster(jobs: int, nodes: int, free_part: float, priorities: int) -> Sn
                     for index in range(min(count, len(slots[gpu_type])))
                 ]
     foreign = tuple(
-        Worker(name=f"foreign-{n}", job=None, role=Role.FOREIGN, node=None, gpus=4, state=WorkerState.PENDING)
+        Worker(name=f"foreign-{n}", job=None, role=WorkerRole.FOREIGN, node=None, gpus=4, state=WorkerState.PENDING)
         for n in range(jobs // 20)
     )
     return Snapshot(taken_at=100.0, nodes=machines, workers=(*workers, *foreign), jobs=tuple(facts))
@@ -132,7 +132,8 @@ TENANTS: Final[dict[str, Callable[[int], Constraints]]] = {
     "CPU requests": lambda n: Constraints(requests=(("cpu", 4_000 + n), ("memory", 16 * GIBIBYTE), ("pods", 1))),
     "tolerations": lambda n: Constraints(tolerations=(Toleration(f"team-{n}", "Exists"),), requests=(("pods", 1),)),
     "nodes ruled out": lambda n: Constraints(
-        affinity=(Term((Expression(HOSTNAME, "NotIn", (f"node-{n:05}",)),)),), requests=(("pods", 1),)
+        affinity=(NodeSelectorTerm((NodeSelectorRequirement(HOSTNAME, "NotIn", (f"node-{n:05}",)),)),),
+        requests=(("pods", 1),),
     ),
 }
 """By what they differ in: the constraints of each job."""
@@ -180,7 +181,7 @@ def shared_cluster(jobs: int, nodes: int, idle_pods: int, freed: int) -> Snapsho
                 Worker(
                     name=name,
                     job=objects.key(raw),
-                    role=Role.BASE,
+                    role=WorkerRole.BASE,
                     index=index,
                     node=node,
                     gpus=1,

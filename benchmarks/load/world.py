@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from espalier_operator.kube.objects.names import ROLE_LABEL
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from load.api import Api
 from load.objects import JOBS_API, gpus_of, key
 
@@ -116,7 +116,7 @@ class World:
         node = pod["spec"].get("nodeName")
         runs = phase == "Running"
         self.pods[key(pod)] = Seen(job, gpus_of(pod), node, runs, pod if job else None)
-        if job is not None and pod["metadata"]["labels"].get(ROLE_LABEL) == Role.EXTRA:
+        if job is not None and pod["metadata"]["labels"].get(ROLE_LABEL) == WorkerRole.EXTRA:
             stages = self.stages.setdefault(key(pod), Stages(job, at))
             stages.bound = stages.bound or (at if node else 0.0)
             stages.runs = stages.runs or (at if runs else 0.0)

@@ -16,7 +16,7 @@ from connections import connections_closed
 from fake_kubelet import PATIENCE, FakeKubelet
 from trainers import Trainers
 
-from espalier_operator.kube.client import Answer, Client, api_access
+from espalier_operator.kube.client import KubeClient, KubeResponse, api_access
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.model import Snapshot
@@ -34,7 +34,7 @@ def make_extra_class(server: ApiServer) -> None:
         server.request("POST", path, {"metadata": {"name": EXTRA_CLASS}, "value": 0, "preemptionPolicy": "Never"})
 
 
-class CountingClient(Client):
+class CountingClient(KubeClient):
     """Counts calls that change something, and may stop the operator at one of them.
 
     `stop_at`: the number of the call (from 1) after which nothing more reaches the API server. `answered`: whether the
@@ -49,7 +49,7 @@ class CountingClient(Client):
         self.on_stop: Callable[[], None] = lambda: None
         self._dead = False
 
-    async def _send(self, method: str, path: str, *given: Any) -> Answer:
+    async def _send(self, method: str, path: str, *given: Any) -> KubeResponse:
         if self._dead:
             await asyncio.Event().wait()
         if method == "GET":

@@ -17,7 +17,7 @@ from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import GPU, raw_job, template
 
 STATUS = JobStatus(allocation=Allocation(generation=3, replicas=2, gpus=2))
@@ -122,7 +122,11 @@ def pods_of(job: KubeJob) -> list[dict[str, Any]]:
     """Pods of both roles, on any type of node, on one and on those without."""
     return [
         worker_pod(job, STATUS, role, index, attempt, READY, gpu_type)
-        for role, index, attempt in ((Role.BASE, 0, 0), (Role.BASE, 9999, 7), (Role.EXTRA, 9999, 10**6))
+        for role, index, attempt in (
+            (WorkerRole.BASE, 0, 0),
+            (WorkerRole.BASE, 9999, 7),
+            (WorkerRole.EXTRA, 9999, 10**6),
+        )
         for gpu_type in (None, "", "NVIDIA-A100-SXM4-80GB")
     ]
 
@@ -198,5 +202,5 @@ def test_a_null_of_the_template_leaves_the_choice_to_the_platform(
     cluster.kubectl(*options, "--filename=-", stdin=json.dumps(raw))
     job = parse_job(cluster.request("GET", f"{JOBS}/namespaces/{namespace}/adaptivetrainingjobs/one"), READY)
     assert isinstance(job, KubeJob), job
-    security = worker_pod(job, STATUS, Role.BASE, 0, 0, READY)["spec"]["securityContext"]
+    security = worker_pod(job, STATUS, WorkerRole.BASE, 0, 0, READY)["spec"]["securityContext"]
     assert security == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

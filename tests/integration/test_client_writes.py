@@ -15,7 +15,7 @@ from mutations import MINIMAL
 from espalier_core.k8s import resources
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, StandingReclaim, TimeBudgetStatus
-from espalier_operator.kube.client import Client, api_access
+from espalier_operator.kube.client import KubeClient, api_access
 
 POD = {
     "apiVersion": "v1",
@@ -25,12 +25,12 @@ POD = {
 }
 
 
-def asked(server: ApiServer, ask: Callable[[Client], Awaitable[Any]]) -> Any:
+def asked(server: ApiServer, ask: Callable[[KubeClient], Awaitable[Any]]) -> Any:
     """Return what the operator's client gets."""
 
     async def main() -> Any:
         async with api_access(server.kubeconfig) as api:
-            got = await ask(Client(api))
+            got = await ask(KubeClient(api))
         await connections_closed()
         return got
 

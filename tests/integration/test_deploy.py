@@ -15,7 +15,7 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import kube_job
 
 PROJECT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def test_a_pod_that_is_not_restricted_is_refused(installed: ApiServer) -> None:
 
 def test_the_operator_may_make_all_of_a_jobs_objects(operator: httpx.Client) -> None:
     job = kube_job()
-    worker = worker_pod(job, JobStatus(), Role.EXTRA, 0, 1, KubeSettings())
+    worker = worker_pod(job, JobStatus(), WorkerRole.EXTRA, 0, 1, KubeSettings())
     for manifest in (*objects.owned_objects(job), worker):
         path = resources.resource_of(manifest).path(manifest["metadata"]["namespace"])
         answer = operator.post(path, json=manifest)

@@ -13,7 +13,7 @@ from connections import connections_closed
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.clock import WallClock
-from espalier_operator.kube.client import Client, api_access
+from espalier_operator.kube.client import KubeClient, api_access
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import informer
@@ -25,7 +25,7 @@ NODES = "/api/v1/nodes"
 WORKER = {names.MANAGED_BY_LABEL: names.MANAGER, names.ROLE_LABEL: "base"}
 
 
-class Lists(Client):
+class Lists(KubeClient):
     """Counts objects that come whole, by kind."""
 
     def __init__(self, api: Any) -> None:

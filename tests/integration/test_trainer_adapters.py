@@ -32,7 +32,7 @@ from espalier_operator.kube.objects import manifests as objects
 from espalier_operator.kube.objects import worker_pod
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from espalier_trainer import kube
 from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.signals.report import EventLog
@@ -529,7 +529,7 @@ def lead(tmp_path: Path) -> Iterator[Callable[..., Leader]]:
         here: Place, kubeconfig: Path | None = None, attempt: int = 0, folder: str = "", **settings: Any
     ) -> Leader:
         status = JobStatus.model_validate(here._status)
-        pod = worker_pod.worker_pod(here.job, status, Role.BASE, 0, attempt, replace(KubeSettings(), **settings))
+        pod = worker_pod.worker_pod(here.job, status, WorkerRole.BASE, 0, attempt, replace(KubeSettings(), **settings))
         given = {entry["name"]: entry.get("value", "uid") for entry in pod["spec"]["containers"][0]["env"]}
         files = {worker_pod.JOB_FILE: JOB_ANNOTATION, worker_pod.ALLOCATION_FILE: ALLOCATION_ANNOTATION}
         for path, annotation in files.items():

@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Take notice of a plan whose actions were all tried: for conditions, metrics and displays."""
 
 
-class Observer(Protocol):
+class LoopObserver(Protocol):
     """Receives the durations of ticks, for metrics."""
 
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
@@ -66,7 +66,7 @@ class Observer(Protocol):
         """Record a failure that is retried: `observe` or `apply`."""
 
 
-class Loop:
+class SchedulerLoop:
     """Runs one backend under one policy."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Loop:
         debounce_seconds: float = DEBOUNCE_SECONDS,
         resync_seconds: float = RESYNC_SECONDS,
         wall: Callable[[], float] | None = None,
-        observer: Observer | None = None,
+        observer: LoopObserver | None = None,
         memory: PolicyMemory | None = None,
         glance: Callable[[], float] = lambda: 0.0,
         follow_up_seconds: float = 0.0,

@@ -57,19 +57,19 @@ def number_of(value: Any) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProgramReading:
     """The newest value of each name."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     planned_steps: int | None = None
     """The steps in all by the job's specification, for a program that does not say it."""
 
-    def then(self, newer: Mapping[str, float], steps: int | None = None) -> Reading:
+    def then(self, newer: Mapping[str, float], steps: int | None = None) -> ProgramReading:
         """Return the reading after `newer` values; `steps` are those in all, if the program does not say it."""
         merged = {**self.values, **newer}
         if merged == self.values and steps == self.planned_steps:
             return self
-        return Reading(dict(list(merged.items())[:MAX_VALUES]), steps)
+        return ProgramReading(dict(list(merged.items())[:MAX_VALUES]), steps)
 
     @property
     def step(self) -> int:
@@ -106,7 +106,7 @@ class Reading:
         return int(max(0.0, min(self.values.get(name, 0.0), float(MAX_NUMBER))))
 
 
-NOTHING: Final = Reading()
+NOTHING: Final = ProgramReading()
 
 
 def _clamped(share: float) -> float:

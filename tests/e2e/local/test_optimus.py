@@ -12,8 +12,8 @@ from espalier_core.estimates.goodput import step_times
 from espalier_core.files.documents import read_document
 from espalier_core.types.measurements import Measurements
 from espalier_core.types.report import Report
-from espalier_operator.model import JobFacts, Terms
-from espalier_operator.policies.speed_models import MeasuredOutlook
+from espalier_operator.model import JobFacts, JobTerms
+from espalier_operator.policies.speed_models import MeasuredSpeedModel
 
 JOB = """\
 apiVersion: espalier.dev/v1alpha1
@@ -51,8 +51,8 @@ def test_a_job_under_optimus_measures_what_the_policy_needs(
     assert lent[:2] == [1, 2]
     found = measured()
     assert found is not None
-    terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=300, trains_together=True)
+    terms = JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=300, trains_together=True)
     facts = JobFacts(key="default/job", terms=terms, submitted_at=0.0, speeds=step_times(found))
-    outlook = MeasuredOutlook(job=facts, gpus_per_node=2)
+    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=2)
     for speed in found.speeds:
         assert outlook.step_seconds(speed.workers) == pytest.approx(speed.step_seconds)

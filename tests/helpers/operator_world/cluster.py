@@ -13,17 +13,17 @@ from espalier_operator.model import (
     NOWHERE,
     Ended,
     JobFacts,
+    JobTerms,
     NamespaceLimit,
     Node,
     Placement,
     Promise,
     Reclaim,
-    Role,
     Rules,
     Snapshot,
     Stopping,
-    Terms,
     Worker,
+    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import (
@@ -40,7 +40,7 @@ from espalier_operator.model.actions import (
     Stop,
 )
 from espalier_operator.model.constraints import ANYWHERE, Constraints
-from espalier_operator.model.queues import Queue
+from espalier_operator.model.queues import QueueLimits
 
 PROMISE_SECONDS = 20.0
 HOLD_SECONDS = 20.0
@@ -59,7 +59,7 @@ class Cluster:
         self.promises: dict[str, Promise] = {}
         self.placements: Mapping[str, Placement] = {}
         self.policy_memory: Mapping[str, Any] = {}
-        self.queues: tuple[Queue, ...] = ()
+        self.queues: tuple[QueueLimits, ...] = ()
         self.gpu_limit: int | None = None
         """What a ResourceQuota of the namespace `ns` allows of GPUs; None: there is none."""
         self.rules = Rules()
@@ -89,7 +89,7 @@ class Cluster:
 
     # ---- the world moves
 
-    def submit(self, key: str, terms: Terms) -> None:
+    def submit(self, key: str, terms: JobTerms) -> None:
         """Add a waiting job."""
         self.jobs[key] = JobFacts(key=key, terms=terms, submitted_at=self.now)
 
@@ -99,7 +99,7 @@ class Cluster:
         self.workers[name] = Worker(
             name=name,
             job=None,
-            role=Role.FOREIGN,
+            role=WorkerRole.FOREIGN,
             node=None,
             gpus=gpus,
             state=WorkerState.PENDING,
@@ -131,7 +131,7 @@ class Cluster:
         self.workers |= self.unseen
         self.unseen.clear()
         for promise in list(self.promises.values()):
-            bound = [worker for worker in self._of(promise.job, Role.EXTRA) if worker.node is not None]
+            bound = [worker for worker in self._of(promise.job, WorkerRole.EXTRA) if worker.node is not None]
             if len(bound) >= promise.extra:
                 del self.promises[promise.job]
 
@@ -140,7 +140,7 @@ class Cluster:
         for worker in list(self.workers.values()):
             if worker.node is None and worker.state is WorkerState.PENDING:
                 job = self.jobs.get(worker.job or "")
-                if job is not None and job.refused_since is not None and worker.role is Role.BASE:
+                if job is not None and job.refused_since is not None and worker.role is WorkerRole.BASE:
                     continue
                 gpu_type = job.gpu_type if job is not None else worker.gpu_type
                 constraints = job.terms.constraints if job is not None else worker.constraints
@@ -155,7 +155,7 @@ class Cluster:
     def start_leaders(self) -> None:
         """Let each job whose base workers are all bound train and report."""
         for job in list(self.jobs.values()):
-            bound = [worker for worker in self._of(job.key, Role.BASE) if worker.node is not None]
+            bound = [worker for worker in self._of(job.key, WorkerRole.BASE) if worker.node is not None]
             up = job.admitted_at is not None and not job.finished and len(bound) >= job.terms.min_replicas
             self.change(
                 job.key,
@@ -179,7 +179,7 @@ class Cluster:
         """Let a worker vanish; a Job controller would make a base worker again."""
         worker = self.workers.pop(name)
         job = self.jobs.get(worker.job or "")
-        if worker.role is Role.BASE and job is not None and job.admitted_at is not None and not job.finished:
+        if worker.role is WorkerRole.BASE and job is not None and job.admitted_at is not None and not job.finished:
             self.unseen[name] = replace(worker, node=None, state=WorkerState.PENDING)
 
     def lose_node(self, name: str) -> None:
@@ -227,7 +227,7 @@ class Cluster:
                 if promise is not None and self.now < promise.expires_at:
                     self.unseen[name] = replace(moved, pinned_to=nodes.pop() if nodes else None)
             for worker in list(self.unseen.values()):
-                if worker.job == key and worker.role is Role.BASE and worker.pinned_to is None:
+                if worker.job == key and worker.role is WorkerRole.BASE and worker.pinned_to is None:
                     self.unseen[worker.name] = replace(worker, pinned_to=placement.base.get(worker.index))
 
     def apply(self, action: Action) -> None:
@@ -239,7 +239,7 @@ class Cluster:
                 self.change(
                     job.key, admitted_at=self.now, gpu_type=action.gpu_type, generation=generation, trained=False
                 )
-                self._make(job, Role.BASE, range(job.terms.min_replicas))
+                self._make(job, WorkerRole.BASE, range(job.terms.min_replicas))
             case GrantExtra():
                 self.change(
                     job.key,
@@ -248,7 +248,7 @@ class Cluster:
                     changed_at=self.now,
                     generation=generation,
                 )
-                self._make(job, Role.EXTRA, range(job.extra, action.extra))
+                self._make(job, WorkerRole.EXTRA, range(job.extra, action.extra))
                 self.promises[job.key] = Promise(job=job.key, extra=action.extra, expires_at=self.now + PROMISE_SECONDS)
                 self.raised_at.setdefault(job.key, []).append(self.now)
             case NoticeReclaim():
@@ -258,12 +258,12 @@ class Cluster:
                 if job.reclaim is None:
                     self.change(job.key, generation=generation)
                 self.change(job.key, extra=action.extra, reclaim=None, changed_at=self.now)
-                self._end(job.key, Role.EXTRA, action.extra)
+                self._end(job.key, WorkerRole.EXTRA, action.extra)
             case Stop():
                 self.change(job.key, stopping=Stopping(reason=action.reason, deadline=action.deadline))
             case Replace():
                 self.change(job.key, pinned=job.pinned and action.pinned)
-                for worker in self._of(job.key, Role.BASE):
+                for worker in self._of(job.key, WorkerRole.BASE):
                     if worker.index in action.workers and worker.node is None:
                         del self.workers[worker.name]
                         self.unseen[worker.name] = replace(worker, pinned_to=None)
@@ -286,14 +286,14 @@ class Cluster:
 
     def _retire(self, key: str) -> None:
         self.change(key, leader_running=False, training=False, has_reported=False)
-        self._end(key, Role.BASE, 0)
-        self._end(key, Role.EXTRA, 0)
+        self._end(key, WorkerRole.BASE, 0)
+        self._end(key, WorkerRole.EXTRA, 0)
 
-    def _make(self, job: JobFacts, role: Role, indices: range) -> None:
+    def _make(self, job: JobFacts, role: WorkerRole, indices: range) -> None:
         placement = self.placements.get(job.key, NOWHERE)
         extra = [*placement.extra]
         for index in indices:
-            node = placement.base.get(index) if role is Role.BASE else extra.pop() if extra else None
+            node = placement.base.get(index) if role is WorkerRole.BASE else extra.pop() if extra else None
             name = self._name(f"{job.key}-{role}-{index}")
             self.unseen[name] = Worker(
                 name=name,
@@ -306,8 +306,8 @@ class Cluster:
                 state=WorkerState.PENDING,
             )
 
-    def _end(self, key: str, role: Role, keep: int) -> None:
-        self.promises.pop(key, None) if role is Role.EXTRA else None
+    def _end(self, key: str, role: WorkerRole, keep: int) -> None:
+        self.promises.pop(key, None) if role is WorkerRole.EXTRA else None
         self.unseen = {n: w for n, w in self.unseen.items() if (w.job, w.role) != (key, role) or w.index < keep}
         for worker in self._of(key, role)[keep:]:
             if worker.node is None:
@@ -317,7 +317,7 @@ class Cluster:
         for index, worker in enumerate(self._of(key, role)):
             self.workers[worker.name] = replace(worker, index=index)
 
-    def _of(self, key: str, role: Role) -> list[Worker]:
+    def _of(self, key: str, role: WorkerRole) -> list[Worker]:
         live = [
             w
             for w in self.workers.values()

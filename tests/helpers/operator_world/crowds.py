@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 from espalier_operator.cluster.topology import ZONE_LABEL
-from espalier_operator.model import JobFacts, Node, Reclaim, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Reclaim, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint, Toleration
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 
 NOW = 1000.0
 RACK_LABEL = "example.com/rack"
@@ -29,7 +29,7 @@ def crowd(seed: int, *, nodes: int = 30, jobs: int = 40) -> Snapshot:
     for node in machines:
         if free[node.name] and chance.random() < 0.2:
             workers.append(_stranger(f"others/on-{node.name}", node.name, chance.randint(1, free[node.name]), chance))
-    queues = (Queue(name="default", quotas=(Quota(nominal=nodes),)),) if chance.random() < 0.2 else ()
+    queues = (QueueLimits(name="default", quotas=(Quota(nominal=nodes),)),) if chance.random() < 0.2 else ()
     rules = Rules(rack_label=RACK_LABEL if chance.random() < 0.5 else None, reservations=chance.choice((0, 2, 8)))
     return Snapshot(
         taken_at=NOW, nodes=tuple(machines), workers=tuple(workers), jobs=tuple(facts), queues=queues, rules=rules
@@ -69,7 +69,7 @@ def _job(
     key, gpus = f"ns-{number % 3}/job-{number:03}", chance.choice((1, 1, 1, 2))
     constraints, base = _constraints(chance), chance.choice((1, 2, 4, 8))
     gpu_type = chance.choice((None, *_GPU_TYPES))
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=base,
         max_replicas=base + chance.choice((0, 2, 8)),
         gpus_per_worker=gpus,
@@ -97,7 +97,7 @@ def _job(
     if chance.random() < 0.3:
         extra //= 2
     for place, node in enumerate(slots[: base + extra]):
-        role, index = (Role.BASE, place) if place < base else (Role.EXTRA, place - base)
+        role, index = (WorkerRole.BASE, place) if place < base else (WorkerRole.EXTRA, place - base)
         state, pinned = WorkerState.RUNNING, None
         if chance.random() < 0.03:
             state = WorkerState.TERMINATING
@@ -141,7 +141,7 @@ def _stranger(name: str, node: str | None, gpus: int, chance: Random) -> Worker:
     return Worker(
         name=name,
         job=None,
-        role=Role.FOREIGN,
+        role=WorkerRole.FOREIGN,
         node=node,
         gpus=gpus,
         state=WorkerState.PENDING if node is None else WorkerState.RUNNING,

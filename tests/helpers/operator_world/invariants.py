@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import REFUSALS, JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model import REFUSALS, JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import (
     Admit,
     Fail,
@@ -75,7 +75,7 @@ def check(
                 done = job.acknowledged_generation >= job.generation
                 _demand(done or now >= job.reclaim.deadline, 5, f"{job.key} had time left")
             case ReleaseExtra():
-                seen = sum(worker.role is Role.EXTRA for worker in live)
+                seen = sum(worker.role is WorkerRole.EXTRA for worker in live)
                 _demand(action.extra >= min(seen, job.extra), 5, f"{job.key} loses workers without notice")
                 promised = any(p.job == job.key and now < p.expires_at for p in snapshot.promises)
                 _demand(not promised, 3, f"a promise to {job.key} is broken")
@@ -95,7 +95,7 @@ def check(
             case Stop() if action.reason is Reason.NODE_DEPARTING:
                 _demand(job.terms.base_preemptible and job.stopping is None, 4, f"{job.key} keeps its base GPUs")
                 going = {node.name for node in snapshot.nodes if node.departing}
-                there = any(worker.role is Role.BASE and worker.node in going for worker in live)
+                there = any(worker.role is WorkerRole.BASE and worker.node in going for worker in live)
                 _demand(there, 4, f"no node of {job.key} is about to go")
             case Requeue() if action.reason in (
                 Reason.QUOTA_RECLAIMED,
@@ -104,7 +104,7 @@ def check(
             ):
                 _demand(job.stopping is not None, 10, f"{job.key} is not stopped with notice")
             case Requeue() if action.reason is not Reason.SUSPENDED:
-                bound = sum(worker.role is Role.BASE and worker.node is not None for worker in live)
+                bound = sum(worker.role is WorkerRole.BASE and worker.node is not None for worker in live)
                 since = job.down_since if job.trained else job.admitted_at
                 down = now - (now if since is None else since)
                 overdue = down >= (job.terms.pre_running_deadline_seconds or math.inf) and not job.leader_running
@@ -140,7 +140,7 @@ def _has_room(snapshot: Snapshot, plan: Plan, job: JobFacts, types: Mapping[str,
     stays = [each for each in snapshot.workers if each.node in names and each.job not in stopped]
     held = Counter[str | None]()
     for each in stays:
-        if each.role is not Role.EXTRA and each.state is not WorkerState.TERMINATING:
+        if each.role is not WorkerRole.EXTRA and each.state is not WorkerState.TERMINATING:
             held[each.node] += each.gpus
     # Those on a node that is about to go take nothing of what the others offer.
     free = sum(max(0, node.offered - held[node.name]) for node in nodes if node.name in names)
@@ -179,9 +179,9 @@ def _namespaces_hold(snapshot: Snapshot, plan: Plan, jobs: Mapping[str, JobFacts
             if any(action.job == key and isinstance(action, Requeue | Finish | Fail | Stop) for action in plan.actions):
                 continue
             live = [w for w in snapshot.workers if w.job == key and w.state is not WorkerState.TERMINATING]
-            missing = max(0, job.terms.min_replicas - sum(worker.role is Role.BASE for worker in live))
+            missing = max(0, job.terms.min_replicas - sum(worker.role is WorkerRole.BASE for worker in live))
             if key in promised and job.reclaim is None:
-                missing += max(0, job.extra - sum(worker.role is Role.EXTRA for worker in live))
+                missing += max(0, job.extra - sum(worker.role is WorkerRole.EXTRA for worker in live))
             held += missing * each[key]
         _demand(new == 0 or held + new <= limit.hard, 11, f"{limit.namespace} is granted more than its ResourceQuota")
 
@@ -355,16 +355,16 @@ def _due(snapshot: Snapshot, now: float) -> list[tuple[JobFacts, str]]:
         if job.admitted_at is None or job.finished or job.stopping is not None or job.ended is not None:
             continue
         promised = max((p.extra for p in snapshot.promises if p.job == job.key and now < p.expires_at), default=0)
-        missing = _missing(snapshot, job, Role.EXTRA, min(promised, job.extra))
+        missing = _missing(snapshot, job, WorkerRole.EXTRA, min(promised, job.extra))
         due += [(job, job.gpu_type or "")] * missing
     return due
 
 
-def _missing(snapshot: Snapshot, job: JobFacts, role: Role, wanted: int) -> int:
+def _missing(snapshot: Snapshot, job: JobFacts, role: WorkerRole, wanted: int) -> int:
     return max(0, wanted - sum(_is_bound(worker, job.key, role) for worker in snapshot.workers))
 
 
-def _is_bound(worker: Worker, key: str, role: Role) -> bool:
+def _is_bound(worker: Worker, key: str, role: WorkerRole) -> bool:
     mine = worker.job == key and worker.role is role and worker.node is not None
     return mine and worker.state is not WorkerState.TERMINATING
 
@@ -372,10 +372,12 @@ def _is_bound(worker: Worker, key: str, role: Role) -> bool:
 def _base_or_foreign_waits(snapshot: Snapshot, plan: Plan) -> bool:
     """Return whether base workers or others wait for GPUs, or will: those of a job that moves."""
     moves = any(isinstance(action, Stop) and action.reason is Reason.PREEMPTED_BY_POLICY for action in plan.actions)
-    foreign = any(w.role is Role.FOREIGN and w.node is None for w in snapshot.workers)
+    foreign = any(w.role is WorkerRole.FOREIGN and w.node is None for w in snapshot.workers)
     waiting = any(job.admitted_at is None and not job.finished and not job.terms.suspend for job in snapshot.jobs)
     missing = any(
-        job.admitted_at is not None and not job.finished and _missing(snapshot, job, Role.BASE, job.terms.min_replicas)
+        job.admitted_at is not None
+        and not job.finished
+        and _missing(snapshot, job, WorkerRole.BASE, job.terms.min_replicas)
         for job in snapshot.jobs
     )
     return foreign or waiting or missing or moves

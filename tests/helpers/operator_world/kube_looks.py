@@ -18,7 +18,7 @@ from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of
-from espalier_operator.kube.watch.nodes import Reach
+from espalier_operator.kube.watch.nodes import UnreachablePods
 from espalier_operator.model import JobFacts
 
 ONE_NODE = ("node",)
@@ -36,10 +36,10 @@ def observed(
     return observation_of(sort_pods(job, state, pods, lost_but_on(ready, pods)), report, _reported_at(report))
 
 
-def lost_but_on(ready: Container[str], pods: Iterable[Pod]) -> Reach:
+def lost_but_on(ready: Container[str], pods: Iterable[Pod]) -> UnreachablePods:
     """Return that the pods on other nodes than the `ready` ones are given up."""
     lost = (pod.uid for pod in pods if pod.node is not None and pod.node not in ready and not pod.ended)
-    return Reach(lost=frozenset(lost))
+    return UnreachablePods(lost=frozenset(lost))
 
 
 def _reported_at(report: Report | None) -> float:

@@ -12,7 +12,7 @@ from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationS
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_devices import RESOURCE
 
 Raw = dict[str, Any]
@@ -82,7 +82,7 @@ def raw_worker(
     index: int = 0,
     attempt: int = 0,
     *,
-    role: Role = Role.BASE,
+    role: WorkerRole = WorkerRole.BASE,
     uid: str | None = None,
     node: str | None = "node",
     phase: str = "Running",

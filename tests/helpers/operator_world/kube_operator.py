@@ -13,14 +13,14 @@ from typing import Any, Final
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Resource, key_of
-from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.backend import KubeBackend
 from espalier_operator.kube.client import NotOwnedError
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import NEVER
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.loop import BackendError, Loop
+from espalier_operator.loop import BackendError, SchedulerLoop
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.model.actions import Plan
 from espalier_operator.policies import Policy
@@ -174,13 +174,15 @@ class LiveOperator:
         `asking`: how the policy is asked, where that is not by itself.
         """
         self._world, self._runner, self._kinds = world, runner, kinds
-        clock, metrics = WorldClock(world), Metrics()
+        clock, metrics = WorldClock(world), OperatorMetrics()
         self.client = Client(world)
         self.store = Store(settings, clock.now)
-        writer = Writer(self.client, self.store, settings, clock, metrics)
+        writer = JobWriter(self.client, self.store, settings, clock, metrics)
         recent_use = RecentUse(rules.fair_share_half_life_seconds)
         self.backend = KubeBackend(self.store, writer, settings, clock, rules, metrics.signals, self._wake, recent_use)
-        self._loop = Loop(self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self, asking=asking)
+        self._loop = SchedulerLoop(
+            self.backend, policy, clock, resync_seconds=1e9, wall=clock.now, observer=self, asking=asking
+        )
         self._told = len(world.removed)
         """How many of the pods that are gone it has been told of."""
         self.view: dict[str, dict[str, Raw]] = {}
@@ -293,7 +295,7 @@ class LiveOperator:
     def ticked(self, plan: Plan, thought: float, took: float) -> None:
         """Hand on what was planned, before anything is written. A glance that asked for no plan was right."""
         # Waiting, and what was held lately, change the order by themselves, and the job that is first is to begin later
-        # and later while one whose budget stands still holds GPUs: `Loop` plans now and then because of that.
+        # and later while one whose budget stands still holds GPUs: `SchedulerLoop` plans now and then because of that.
         order, self._order = self._order, tuple(share.job for share in plan.shares)
         begins, self._begins = self._begins, self._begins_of(plan)
         later = any(begins[job] != self._begins[job] for job in begins.keys() & self._begins.keys())

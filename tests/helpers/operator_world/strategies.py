@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from espalier_operator.cluster.topology import ZONE_LABEL
-from espalier_operator.model import Terms
-from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.model import JobTerms
+from espalier_operator.model.constraints import (
+    ANYWHERE,
+    Constraints,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
 
 GPU_TYPES = ("", "h100")
 """Nodes that name no type have the type ''."""
@@ -26,10 +33,13 @@ VISION = (Toleration("team", "Equal", "vision"),)
 CONSTRAINTS = (
     ANYWHERE,
     Constraints(node_selector=(("zone", "a"),)),
-    Constraints(affinity=(Term((Expression("zone", "NotIn", ("a",)),)),)),
+    Constraints(affinity=(NodeSelectorTerm((NodeSelectorRequirement("zone", "NotIn", ("a",)),)),)),
     Constraints(tolerations=VISION),
     Constraints(node_selector=(("zone", "a"),), tolerations=VISION),
-    Constraints(affinity=(Term(fields=(Expression("metadata.name", "In", ("node1",)),)),), tolerations=VISION),
+    Constraints(
+        affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "In", ("node1",)),)),),
+        tolerations=VISION,
+    ),
     Constraints(node_selector=(("zone", "nowhere"),)),
     Constraints(requests=(("cpu", 1000),)),
     Constraints(requests=(("cpu", 2500), ("pods", 1))),
@@ -43,10 +53,10 @@ SECONDS = st.sampled_from((1.0, 5.0, 10.0, 40.0))
 @st.composite
 def terms(
     draw: st.DrawFn, sizes: tuple[int, ...] = (1, 2, 4), constraints: Sequence[Constraints] = (ANYWHERE,)
-) -> Terms:
+) -> JobTerms:
     """Draw what a job asks for; workers have one of `sizes` GPUs. Most ask for what lets others interfere."""
     smallest = draw(st.sampled_from((1, 1, 1, 2, 3)))
-    return Terms(
+    return JobTerms(
         min_replicas=smallest,
         max_replicas=smallest + draw(st.sampled_from((3, 4, 2, 1, 0))),
         gpus_per_worker=draw(st.sampled_from(sizes)),

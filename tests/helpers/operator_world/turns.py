@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier_core.estimates.goodput import StepTime
-from espalier_operator.model import JobFacts, Node, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.settings import configured
@@ -24,7 +24,7 @@ def job(key: str, seconds: Mapping[str, float] | None = None, *, yields: bool = 
     """Return a waiting job of one worker, with the seconds of its step by type of GPU."""
     asked: dict[str, Any] = {"min_replicas": 1, "max_replicas": 1, "time_budget_seconds": 1e5, **terms}
     points = tuple(measured(gpu_type, each) for gpu_type, each in (seconds or {}).items())
-    return JobFacts(key=key, terms=Terms(base_preemptible=yields, **asked), submitted_at=0.0, speeds=points)
+    return JobFacts(key=key, terms=JobTerms(base_preemptible=yields, **asked), submitted_at=0.0, speeds=points)
 
 
 def step(cluster: Cluster, policy: str | Policy) -> list[Any]:

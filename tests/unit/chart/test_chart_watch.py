@@ -17,7 +17,7 @@ from espalier_core.metrics.catalogue import JOB
 from espalier_core.types.status import JobStatus
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import kube_job
 
 RULES = sorted(path.stem for path in (CHART / "rules").glob("*.yaml"))
@@ -139,7 +139,7 @@ def test_monitors_find_services_and_ports(helm: Helm) -> None:
 
 def test_workers_are_found_by_who_scrapes_them_and_let_in_by_the_agent(helm: Helm) -> None:
     """A leader as the operator makes it: its labels and its port."""
-    leader = worker_pod(kube_job(), JobStatus(), Role.BASE, 0, 0, KubeSettings())
+    leader = worker_pod(kube_job(), JobStatus(), WorkerRole.BASE, 0, 0, KubeSettings())
     rendered = helm.render("full")
     monitor = one(rendered, "PodMonitor")["spec"]
     assert monitor["selector"]["matchLabels"].items() <= leader["metadata"]["labels"].items()

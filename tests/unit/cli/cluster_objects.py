@@ -22,7 +22,7 @@ from espalier_operator.kube.objects.jobs import KubeJob, parse_job, parse_status
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Action, Admit, GrantExtra
 from operator_world.kube_looks import look, observed, status_at
 
@@ -117,7 +117,7 @@ def worker(
     raw: Object,
     node: str | None,
     *,
-    role: Role = Role.BASE,
+    role: WorkerRole = WorkerRole.BASE,
     index: int = 0,
     attempt: int = 0,
     number: int = 1,

@@ -34,7 +34,7 @@ from espalier_cli.cluster.remedies import REMEDIES, remedy_for
 from espalier_cli.main import cli
 from espalier_core.k8s.resources import LEASES, QUEUES, RESOURCE_QUOTAS, Listing, Resource
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue, Stop
 from espalier_operator.policies.memory import PolicyMemory
 from espalier_operator.policies.tiresias import LasPolicy
@@ -121,7 +121,7 @@ def test_a_job_that_kube_scheduler_could_not_place_is_shown_when_it_is_tried_aga
 def test_a_waiting_job_is_shown_who_holds_what_and_until_when() -> None:
     holder = admitted(job("b", maxReplicas=4, preemption={"noticeSeconds": 7}), gpu_type="x", extra=3, at=NOW - 100)
     leader = worker(holder, "n", age=90)
-    extras = [worker(holder, "n", role=Role.EXTRA, index=index, attempt=2) for index in range(3)]
+    extras = [worker(holder, "n", role=WorkerRole.EXTRA, index=index, attempt=2) for index in range(3)]
     waiting = acted(job("a", minReplicas=2, template=gpus(2, "x"), age=60), refusal=Reason.NO_FREE_GPU, at=NOW - 30)
     told = stands(
         case(

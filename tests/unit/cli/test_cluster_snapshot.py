@@ -30,7 +30,7 @@ from espalier_cli.options import policy_option
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.settings import AS_RECORDED, KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.model import DEFAULT_POLICY, Role, Snapshot, WorkerState
+from espalier_operator.model import DEFAULT_POLICY, Snapshot, WorkerRole, WorkerState
 from espalier_operator.model.actions import Finish, NoticeReclaim
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -51,7 +51,7 @@ def test_a_job_nobody_has_looked_at_waits() -> None:
 def test_what_the_status_keeps_and_the_pods_and_the_report_say_come_together() -> None:
     raw = admitted(job("a", maxReplicas=3), gpu_type="x", extra=2, at=NOW - 100)
     leader = worker(raw, "n")
-    extra = worker(raw, "n", role=Role.EXTRA, attempt=2)
+    extra = worker(raw, "n", role=WorkerRole.EXTRA, attempt=2)
     snapshot = seen(
         jobs=[raw], pods=[leader, extra], nodes=[node("n", 4, "x")], reports=[report(raw, leader, acknowledged=2)]
     )
@@ -62,8 +62,8 @@ def test_what_the_status_keeps_and_the_pods_and_the_report_say_come_together() -
     assert facts.training
     assert facts.used_seconds == 60.0  # since its leader started: the operator was away, the leader was not
     assert {(entry.name, entry.role, entry.node, entry.gpus) for entry in snapshot.workers} == {
-        ("default/a-base-0-0", Role.BASE, "n", 1),
-        ("default/a-extra-0-2", Role.EXTRA, "n", 1),
+        ("default/a-base-0-0", WorkerRole.BASE, "n", 1),
+        ("default/a-extra-0-2", WorkerRole.EXTRA, "n", 1),
     }
     (promise,) = snapshot.promises
     assert (promise.job, promise.extra, promise.expires_at) == ("default/a", 2, NOW - 100 + SETTINGS.promise_seconds)
@@ -87,9 +87,9 @@ def test_pods_of_others_hold_and_want_gpus() -> None:
 def test_workers_of_a_job_that_is_gone_hold_their_gpus_and_want_none() -> None:
     gone = job("gone")
     snapshot = seen(
-        pods=[worker(gone, "n"), worker(gone, None, role=Role.EXTRA, phase="Pending")], nodes=[node("n", 4)]
+        pods=[worker(gone, "n"), worker(gone, None, role=WorkerRole.EXTRA, phase="Pending")], nodes=[node("n", 4)]
     )
-    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(Role.FOREIGN, "n")]
+    assert [(entry.role, entry.node) for entry in snapshot.workers] == [(WorkerRole.FOREIGN, "n")]
 
 
 def test_workers_on_a_node_that_is_not_heard_of_are_on_their_way_out() -> None:
@@ -144,7 +144,7 @@ def test_a_snapshot_survives_the_file_and_is_planned_the_same() -> None:
     first = admitted(job("a", maxReplicas=4), gpu_type="x", extra=2, at=NOW - 300)
     first = acted(first, NoticeReclaim(job="default/a", extra=0, deadline=NOW + 5, reason=Reason.NEEDED_BY_OTHER_JOB))
     leader = worker(first, "n")
-    extras = [worker(first, "n", role=Role.EXTRA, index=index, attempt=2) for index in range(2)]
+    extras = [worker(first, "n", role=WorkerRole.EXTRA, index=index, attempt=2) for index in range(2)]
     said = report(first, leader, acknowledged=3, adaptations=(adaptation(),))
     second = job("b", minReplicas=2, priority=3, template=gpus(2))
     third = job("c", suspend=True)

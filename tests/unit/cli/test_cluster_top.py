@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from espalier_cli.cluster.top_command import overview
 from espalier_cli.cluster.usage import use_by_job, use_by_type, why_not
 from espalier_operator.kube.snapshot import seen_by_operator
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 
 
 def taint(key: str) -> Object:
@@ -34,7 +34,7 @@ OVERVIEW = lists(
     pods=[
         *(worker(A, "n", index=index) for index in range(2)),
         worker(B, "n"),
-        worker(B, "m", role=Role.EXTRA, attempt=2),
+        worker(B, "m", role=WorkerRole.EXTRA, attempt=2),
         pod("other", 1, "m", namespace="kube-system"),
         pod("waits", 2, None, namespace="ci", phase="Pending"),
         {**worker(job("gone"), "m"), "metadata": worker(job("gone"), "m")["metadata"] | {"deletionTimestamp": time()}},
@@ -127,16 +127,16 @@ def test_whoever_holds_gpus_they_add_up(data: st.DataObject) -> None:
     workers = tuple(
         Worker(
             name=f"w{index}",
-            job="default/a" if role is not Role.FOREIGN else None,
+            job="default/a" if role is not WorkerRole.FOREIGN else None,
             role=role,
             index=index,
             node=data.draw(st.sampled_from(places)),
             gpus=data.draw(st.integers(0, 3)),
             state=data.draw(st.sampled_from(WorkerState)),
         )
-        for index, role in enumerate(data.draw(st.lists(st.sampled_from(Role), max_size=8)))
+        for index, role in enumerate(data.draw(st.lists(st.sampled_from(WorkerRole), max_size=8)))
     )
-    terms = Terms(min_replicas=1, max_replicas=4, time_budget_seconds=10.0)
+    terms = JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=10.0)
     facts = JobFacts(key="default/a", terms=terms, submitted_at=0.0, admitted_at=0.0, gpu_type="x", extra=2)
     snapshot = Snapshot(taken_at=1.0, nodes=nodes, workers=workers, jobs=(facts,))
     for use in use_by_type(snapshot):

@@ -12,7 +12,7 @@ from espalier_cli.main import cli
 from espalier_core.estimates.goodput import StepTime
 from espalier_core.types.reasons import Reason
 from espalier_lab.scheduling.learned.files import read_policy
-from espalier_operator.model import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot
 from espalier_operator.model.actions import DECISIONS, Admit, Finish
 
 SPEEDS = tuple(
@@ -26,7 +26,7 @@ def audit_log(folder: Path, count: int, *, elastic: bool = True) -> Path:
     folder.mkdir()
     lines = []
     for index in range(count):
-        terms = Terms(min_replicas=1, max_replicas=4, time_budget_seconds=300.0, trains_together=elastic)
+        terms = JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=300.0, trains_together=elastic)
         begin = 100.0 * index
         facts = JobFacts(key=f"ns/j{index}", terms=terms, submitted_at=begin, speeds=SPEEDS)
         ended = JobFacts(

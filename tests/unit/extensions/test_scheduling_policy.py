@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from espalier_cli.cluster.plan_command import plan as plan_command
 from espalier_operator.kube.settings import settings_of, settings_options
-from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
 from espalier_operator.policies import POLICIES
 from espalier_operator.policies.settings import configured
 
@@ -24,7 +24,7 @@ KNOWN = ", ".join(dict.fromkeys((*POLICIES.names(), OWN)))
 
 def job(name: str, submitted_at: float) -> JobFacts:
     return JobFacts(
-        key=name, terms=Terms(min_replicas=1, max_replicas=1, time_budget_seconds=60.0), submitted_at=submitted_at
+        key=name, terms=JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=60.0), submitted_at=submitted_at
     )
 
 

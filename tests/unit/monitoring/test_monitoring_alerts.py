@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_core.types.status import JobStatus
 from espalier_monitoring.alerts import ALERTS, rules_text, says
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.measurements import Measurement, Owner
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.model import Snapshot
@@ -446,7 +446,7 @@ def test_one_forced_reclaim_fires_however_long_the_operator_saw_no_job(
 ) -> None:
     """It forgets what it counted in a namespace without jobs; the next event is a rise, or the first again."""
     now = 0.0
-    metrics = Metrics(lambda: now)
+    metrics = OperatorMetrics(lambda: now)
     owner = Owner(namespace="team", queue="default", base_gpus=1, gpus_per_worker=1, created_at=0.0)
     job = LiveJob(owner=owner, name="one", status=JobStatus(), facts=None)
     values, again = [], 5 + pause
@@ -467,7 +467,7 @@ def test_one_forced_reclaim_fires_however_long_the_operator_saw_no_job(
     check(promtool, rules, tmp_path, series, {"promql_expr_test": tests})
 
 
-def reclaims(metrics: Metrics) -> float | None:
+def reclaims(metrics: OperatorMetrics) -> float | None:
     """Return how many forced ones are counted in a scrape; None without such a series."""
     for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
         for sample in family.samples:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import Avoided, Blame, JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import Avoided, Blame, JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Replace, Requeue
 from espalier_operator.model.blames import avoided_by_all, blaming, trained_on
 from espalier_operator.planner import plan
@@ -26,7 +26,7 @@ def refusal(node: str = "broken", ago: float = 1.0, **change: Any) -> Blame:
 
 
 def job(key: str = "ns/a", *, workers: int = 1, extra: int = 0, **change: Any) -> JobFacts:
-    terms = Terms(min_replicas=workers, max_replicas=workers + extra, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=workers, max_replicas=workers + extra, time_budget_seconds=500.0)
     return JobFacts(key=key, terms=terms, submitted_at=0.0, **change)
 
 
@@ -36,7 +36,9 @@ def running(**change: Any) -> JobFacts:
 
 def base_of(key: str, node: str, index: int = 0, gpus: int = 1) -> Worker:
     name = f"{key}-{index}"
-    return Worker(name=name, job=key, role=Role.BASE, index=index, node=node, gpus=gpus, state=WorkerState.RUNNING)
+    return Worker(
+        name=name, job=key, role=WorkerRole.BASE, index=index, node=node, gpus=gpus, state=WorkerState.RUNNING
+    )
 
 
 def planned(*jobs: JobFacts, nodes: tuple[Node, ...] = (BROKEN, GOOD), now: float = NOW, **seen: Any) -> Plan:
@@ -87,7 +89,7 @@ def test_a_running_job_waits_with_its_gpus_for_a_short_time_and_gives_them_back_
 
 def test_a_worker_whose_node_others_have_filled_does_not_wait_there_until_another_is_tried_again() -> None:
     waits = replace(base_of("ns/a", "good"), node=None, pinned_to="good", state=WorkerState.PENDING)
-    filled = replace(base_of("other", "good", gpus=4), job=None, role=Role.FOREIGN)
+    filled = replace(base_of("other", "good", gpus=4), job=None, role=WorkerRole.FOREIGN)
     found = planned(running(blames=(refusal(ago=0.0),)), workers=(waits, filled))
     assert found.actions == (Replace(job="ns/a", workers=(0,), pinned=True, reason=Reason.GPU_LOST),)
     assert not found.placements

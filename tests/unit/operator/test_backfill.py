@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.planner.lifecycle import ends_by
 from espalier_operator.policies.fair import FairPolicy
@@ -27,7 +27,7 @@ OVERHEAD = 20.0
 
 def waits(key: str, workers: int = 1, budget: float = 100.0, *, at: float = 0.0, **terms: object) -> JobFacts:
     asked = {"min_replicas": workers, "max_replicas": workers, "grace_seconds": 5.0, **terms}
-    return JobFacts(key=key, terms=Terms(time_budget_seconds=budget, **asked), submitted_at=at)
+    return JobFacts(key=key, terms=JobTerms(time_budget_seconds=budget, **asked), submitted_at=at)
 
 
 def runs(facts: JobFacts, used: float = 0.0, gpu_type: str = "a") -> JobFacts:
@@ -41,7 +41,7 @@ def on(job: JobFacts, *nodes: str) -> tuple[Worker, ...]:
         Worker(
             name=f"{job.key}-{index}",
             job=job.key,
-            role=Role.BASE,
+            role=WorkerRole.BASE,
             index=index,
             node=node,
             gpus=gpus,
@@ -110,7 +110,7 @@ def test_the_second_that_waits_is_not_delayed_either() -> None:
 
 def test_a_job_keeps_its_quota_while_it_waits_for_gpus() -> None:
     nodes, workers = ALMOST_FULL
-    queues = (Queue(name="q", quotas=(Quota(nominal=4),)), Queue(name="default"))
+    queues = (QueueLimits(name="q", quotas=(Quota(nominal=4),)), QueueLimits(name="default"))
     head, other = waits("head", 4, at=1, queue="q"), waits("short", budget=10.0, at=2, queue="q")
     planned = decide(nodes, (HOLDER, head, other), workers, queues=queues)
     assert not admitted(planned)
@@ -120,7 +120,7 @@ def test_a_job_keeps_its_quota_while_it_waits_for_gpus() -> None:
 
 def test_who_would_never_fit_keeps_nothing() -> None:
     _, workers = ALMOST_FULL
-    stranger = Worker(name="x", job=None, role=Role.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
+    stranger = Worker(name="x", job=None, role=WorkerRole.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
     planned = decide(
         (node("n", 5),), (HOLDER, waits("head", 5, at=1), waits("long", budget=1e6, at=2)), (*workers, stranger)
     )

@@ -9,26 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.job.progress import Leader, Meter, look
+from espalier_operator.job.progress import BudgetMeter, Leader, look
 from espalier_operator.job.state import JobState, Observation, Timing
 from espalier_operator.job.view import facts_of
 from espalier_operator.local.settings import resumed
-from espalier_operator.model import Ended, Rules, Terms
+from espalier_operator.model import Ended, JobTerms, Rules
 from espalier_operator.planner.lifecycle import ending
 
 ABSENT, STARTING, TRAINING = Leader.ABSENT, Leader.STARTING, Leader.TRAINING
 
 
-def run(*steps: tuple[float, Leader, int], allowance: float = 10.0) -> Meter:
+def run(*steps: tuple[float, Leader, int], allowance: float = 10.0) -> BudgetMeter:
     """Return the account after steps of (seconds, leader, GPUs)."""
-    meter, now = Meter().advance(0.0, ABSENT, 0, allowance), 0.0
+    meter, now = BudgetMeter().advance(0.0, ABSENT, 0, allowance), 0.0
     for seconds, leader, gpus in steps:
         now += seconds
         meter = meter.advance(now, leader, gpus, allowance)
     return meter
 
 
-def restored(meter: Meter) -> Meter:
+def restored(meter: BudgetMeter) -> BudgetMeter:
     """Return the account as a new incarnation of the scheduler takes it up."""
     return replace(meter, read_at=None, starting_since=None)
 
@@ -68,7 +68,7 @@ def test_the_leader_s_own_count_fills_what_a_killed_scheduler_lost():
     )
 )
 def test_figures_never_fall(steps):
-    meter, now = Meter(), 0.0
+    meter, now = BudgetMeter(), 0.0
     for seconds, leader, gpus, reported, restart in steps:
         now += seconds  # clocks of restarted schedulers may even go back
         before = restored(meter) if restart else meter
@@ -88,7 +88,9 @@ def test_how_often_it_is_read_does_not_matter(parts):
 
 def looked(state: JobState, budget: float) -> JobState:
     """Return the state after a look at a job without workers."""
-    return look(state, Observation(), Terms(min_replicas=1, max_replicas=1, time_budget_seconds=budget), 1e6, Timing())
+    return look(
+        state, Observation(), JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=budget), 1e6, Timing()
+    )
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(1, 100)), min_size=1))
@@ -111,6 +113,6 @@ def test_a_failed_job_that_is_taken_up_with_less_than_it_has_used_still_evaluate
     """By the command of one machine, which accepts another budget then: its leader starts, and ends in order."""
     failed = Ended(reason=Reason.TRAINER_FAILED, failed=True)
     state = replace(looked(JobState(used_seconds=50.0), 100), attempts=(1,), incarnations=("",), outcome=failed)
-    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=20.0)
+    terms = JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=20.0)
     state = look(resumed(state, terms), Observation(), terms, 1e6, Timing())
     assert ending(facts_of("one", state, Observation(), terms, 1e6, Timing()), 1e6, Rules()) is None

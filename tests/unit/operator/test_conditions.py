@@ -10,10 +10,12 @@ from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationS
 from espalier_core.types.status import ConditionType, JobPhase
 from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
-from espalier_operator.model import Ended, JobFacts, Reclaim, Terms
+from espalier_operator.model import Ended, JobFacts, JobTerms, Reclaim
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-WAITING = JobFacts(key="ns/one", terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100), submitted_at=0)
+WAITING = JobFacts(
+    key="ns/one", terms=JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=100), submitted_at=0
+)
 ADMITTED = replace(WAITING, admitted_at=1.0, gpu_type="a")
 TRAINING = replace(ADMITTED, leader_running=True, has_reported=True, training=True, trained=True, used_seconds=30)
 

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.cluster.node_pools import Grouping, Mentioned
+from espalier_operator.cluster.node_pools import NodeClasses, ReferencedLabels
 from espalier_operator.model import Node
-from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.model.constraints import (
+    ANYWHERE,
+    Constraints,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
 
 LABELS = {"zone": "a", "cores": "8", "size": "large"}
 
@@ -16,29 +23,29 @@ LABELS = {"zone": "a", "cores": "8", "size": "large"}
 @pytest.mark.parametrize(
     ("expression", "matches"),
     [
-        (Expression("zone", "In", ("a", "b")), True),
-        (Expression("zone", "In", ("b",)), False),
-        (Expression("rack", "In", ("",)), False),
-        (Expression("zone", "NotIn", ("b",)), True),
-        (Expression("zone", "NotIn", ("a",)), False),
-        (Expression("rack", "NotIn", ("a",)), True),  # a node without the label is not in
-        (Expression("zone", "Exists"), True),
-        (Expression("rack", "Exists"), False),
-        (Expression("zone", "DoesNotExist"), False),
-        (Expression("rack", "DoesNotExist"), True),
-        (Expression("cores", "Gt", ("7",)), True),
-        (Expression("cores", "Gt", ("8",)), False),
-        (Expression("cores", "Lt", ("9",)), True),
-        (Expression("size", "Gt", ("1",)), False),
-        (Expression("cores", "Gt", ("many",)), False),
-        (Expression("cores", "Lt", ("1_0",)), False),  # a number to Python, none to kube-scheduler
-        (Expression("cores", "Lt", (str(2**63),)), False),
-        (Expression("cores", "Gt", ("1", "2")), False),
-        (Expression("rack", "Lt", ("1",)), False),
-        (Expression("zone", "Near", ("a",)), False),
+        (NodeSelectorRequirement("zone", "In", ("a", "b")), True),
+        (NodeSelectorRequirement("zone", "In", ("b",)), False),
+        (NodeSelectorRequirement("rack", "In", ("",)), False),
+        (NodeSelectorRequirement("zone", "NotIn", ("b",)), True),
+        (NodeSelectorRequirement("zone", "NotIn", ("a",)), False),
+        (NodeSelectorRequirement("rack", "NotIn", ("a",)), True),  # a node without the label is not in
+        (NodeSelectorRequirement("zone", "Exists"), True),
+        (NodeSelectorRequirement("rack", "Exists"), False),
+        (NodeSelectorRequirement("zone", "DoesNotExist"), False),
+        (NodeSelectorRequirement("rack", "DoesNotExist"), True),
+        (NodeSelectorRequirement("cores", "Gt", ("7",)), True),
+        (NodeSelectorRequirement("cores", "Gt", ("8",)), False),
+        (NodeSelectorRequirement("cores", "Lt", ("9",)), True),
+        (NodeSelectorRequirement("size", "Gt", ("1",)), False),
+        (NodeSelectorRequirement("cores", "Gt", ("many",)), False),
+        (NodeSelectorRequirement("cores", "Lt", ("1_0",)), False),  # a number to Python, none to kube-scheduler
+        (NodeSelectorRequirement("cores", "Lt", (str(2**63),)), False),
+        (NodeSelectorRequirement("cores", "Gt", ("1", "2")), False),
+        (NodeSelectorRequirement("rack", "Lt", ("1",)), False),
+        (NodeSelectorRequirement("zone", "Near", ("a",)), False),
     ],
 )
-def test_expressions(expression: Expression, matches: bool) -> None:
+def test_expressions(expression: NodeSelectorRequirement, matches: bool) -> None:
     assert expression.takes(LABELS.get(expression.key)) is matches
 
 
@@ -68,16 +75,44 @@ def test_tolerations(toleration: Toleration, tolerates: bool) -> None:
         (Constraints(node_selector=(("zone", "a"), ("size", "large"))), True),
         (Constraints(node_selector=(("zone", "a"), ("size", "small"))), False),
         (Constraints(affinity=()), False),
-        (Constraints(affinity=(Term(),)), False),  # an empty term matches no node
-        (Constraints(affinity=(Term(), Term((Expression("zone", "Exists"),)))), True),  # one of the terms
+        (Constraints(affinity=(NodeSelectorTerm(),)), False),  # an empty term matches no node
         (
-            Constraints(affinity=(Term((Expression("zone", "Exists"), Expression("rack", "Exists"))),)),
+            Constraints(affinity=(NodeSelectorTerm(), NodeSelectorTerm((NodeSelectorRequirement("zone", "Exists"),)))),
+            True,
+        ),  # one of the terms
+        (
+            Constraints(
+                affinity=(
+                    NodeSelectorTerm(
+                        (NodeSelectorRequirement("zone", "Exists"), NodeSelectorRequirement("rack", "Exists"))
+                    ),
+                )
+            ),
             False,
         ),  # all of it
-        (Constraints(affinity=(Term(fields=(Expression("metadata.name", "In", ("n1",)),)),)), True),
-        (Constraints(affinity=(Term(fields=(Expression("metadata.name", "NotIn", ("n1",)),)),)), False),
-        (Constraints(affinity=(Term(fields=(Expression("spec.x", "NotIn", ("n1",)),)),)), False),
-        (Constraints(node_selector=(("zone", "b"),), affinity=(Term((Expression("zone", "Exists"),)),)), False),
+        (
+            Constraints(
+                affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "In", ("n1",)),)),)
+            ),
+            True,
+        ),
+        (
+            Constraints(
+                affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "NotIn", ("n1",)),)),)
+            ),
+            False,
+        ),
+        (
+            Constraints(affinity=(NodeSelectorTerm(fields=(NodeSelectorRequirement("spec.x", "NotIn", ("n1",)),)),)),
+            False,
+        ),
+        (
+            Constraints(
+                node_selector=(("zone", "b"),),
+                affinity=(NodeSelectorTerm((NodeSelectorRequirement("zone", "Exists"),)),),
+            ),
+            False,
+        ),
     ],
 )
 def test_selectors_and_affinity(constraints: Constraints, admits: bool) -> None:
@@ -94,12 +129,14 @@ def test_each_repelling_taint_must_be_tolerated() -> None:
 
 VALUES = st.sampled_from(("a", "b", "7"))
 EXPRESSIONS = st.builds(
-    Expression,
+    NodeSelectorRequirement,
     st.sampled_from(("zone", "rack", "metadata.name")),
     st.sampled_from(("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")),
     st.lists(VALUES, max_size=2).map(tuple),
 )
-TERMS = st.builds(Term, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(EXPRESSIONS, max_size=1).map(tuple))
+TERMS = st.builds(
+    NodeSelectorTerm, st.lists(EXPRESSIONS, max_size=2).map(tuple), st.lists(EXPRESSIONS, max_size=1).map(tuple)
+)
 
 
 @given(
@@ -116,7 +153,7 @@ def test_only_the_named_labels_and_nodes_decide(
     constraints: Constraints, labels: dict[str, str], more: dict[str, str], name: str
 ) -> None:
     """The planner groups nodes by the labels and names that constraints mention: what else differs must not matter."""
-    named = Mentioned.by([constraints])
+    named = ReferencedLabels.by([constraints])
     mentioned = named.values
     other = {**{key: value for key, value in labels.items() if key in mentioned}, **more}
     for key in other:
@@ -150,7 +187,7 @@ CONSTRAINTS = st.builds(
 @given(st.lists(NODES, max_size=6), st.lists(CONSTRAINTS, min_size=1, max_size=4))
 def test_groups_of_nodes_are_admitted_as_each_of_their_nodes(nodes: list[Node], asked: list[Constraints]) -> None:
     """Sets of groups by value and a look at each node give the same sites."""
-    grouping = Grouping(Mentioned.by(asked))
+    grouping = NodeClasses(ReferencedLabels.by(asked))
     groups = [grouping.group_of(node) for node in nodes]
     for constraints in asked:
         for gpu_type in ("x", "y"):
@@ -166,7 +203,13 @@ def test_a_thousand_constraints_make_few_groups() -> None:
         Node(name=f"n{number}", gpu_type="x", allocatable=1, labels={"host": f"n{number}", "zone": "a"})
         for number in range(100)
     ]
-    apart = Constraints(affinity=(Term((Expression("host", "NotIn", ("n7",)), Expression("zone", "Exists"))),))
+    apart = Constraints(
+        affinity=(
+            NodeSelectorTerm(
+                (NodeSelectorRequirement("host", "NotIn", ("n7",)), NodeSelectorRequirement("zone", "Exists"))
+            ),
+        )
+    )
     asked = [apart, *(Constraints(node_selector=((f"key-{n}", "v"),)) for n in range(1000))]
-    grouping = Grouping(Mentioned.by(asked))
+    grouping = NodeClasses(ReferencedLabels.by(asked))
     assert len({grouping.group_of(node) for node in nodes}) == 2

@@ -18,7 +18,17 @@ from espalier_operator.kube.settings import DEPARTING, KubeSettings
 from espalier_operator.kube.state.workers import sort_pods
 from espalier_operator.kube.state.workers import workers_of as workers_of_pods
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import JobFacts, Node, Reclaim, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model import (
+    JobFacts,
+    JobTerms,
+    Node,
+    Reclaim,
+    Snapshot,
+    Stopping,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
 from espalier_operator.model.actions import Admit, NoticeReclaim, Replace, Requeue, Stop
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -28,13 +38,13 @@ NOW = 1000.0
 
 
 def trains(key: str, extra: int = 0, **terms: Any) -> JobFacts:
-    asked = Terms(min_replicas=1, max_replicas=1 + extra, time_budget_seconds=500.0, **terms)
+    asked = JobTerms(min_replicas=1, max_replicas=1 + extra, time_budget_seconds=500.0, **terms)
     running = {"leader_running": True, "has_reported": True, "training": True, "trained": True, "gpu_type": "a"}
     return JobFacts(key=key, terms=asked, submitted_at=0.0, admitted_at=0.0, generation=1, extra=extra, **running)
 
 
 def workers_of(job: JobFacts, node: str) -> list[Worker]:
-    roles = [(Role.BASE, 0), *((Role.EXTRA, index) for index in range(job.extra))]
+    roles = [(WorkerRole.BASE, 0), *((WorkerRole.EXTRA, index) for index in range(job.extra))]
     return [
         Worker(
             name=f"{job.key}-{role}-{index}",
@@ -81,7 +91,9 @@ def test_one_that_has_notice_already_moves_too() -> None:
 
 
 def test_nothing_new_is_placed_there() -> None:
-    job = JobFacts(key="ns/a", terms=Terms(min_replicas=1, max_replicas=4, time_budget_seconds=9.0), submitted_at=0.0)
+    job = JobFacts(
+        key="ns/a", terms=JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=9.0), submitted_at=0.0
+    )
     tolerated = replace(GOING, schedulable=True)
     found = plan(Snapshot(taken_at=NOW, nodes=(tolerated, NEW), jobs=(job,)), FairPolicy(), NOW)
     assert [action for action in found.actions if isinstance(action, Admit)]
@@ -196,7 +208,7 @@ def test_a_worker_whose_node_others_have_filled_does_not_wait_there_for_gpus_tha
     """It is not made again before they do; if others hold them, there are none to wait for."""
     job = replace(trains("ns/a"), leader_running=False, training=False)
     waits = replace(workers_of(job, "full")[0], node=None, pinned_to="full", state=WorkerState.PENDING)
-    taken, held = (replace(waits, name=name, job=None, role=Role.FOREIGN, pinned_to=None) for name in ("x", "y"))
+    taken, held = (replace(waits, name=name, job=None, role=WorkerRole.FOREIGN, pinned_to=None) for name in ("x", "y"))
     nodes = restarting(), Node(name="full", gpu_type="a", allocatable=1)
     seen = Snapshot(taken_at=NOW, nodes=nodes, workers=(waits, replace(taken, node="full")), jobs=(job,))
     found = plan(seen, FairPolicy(), NOW)
@@ -253,7 +265,7 @@ def test_the_worker_whose_gpu_has_failed_goes_first() -> None:
     jobs = [trains("ns/a", extra=1), trains("ns/b", extra=1)]
     for broken in jobs:
         workers = [
-            replace(worker, broken=worker.job == broken.key and worker.role is Role.EXTRA)
+            replace(worker, broken=worker.job == broken.key and worker.role is WorkerRole.EXTRA)
             for job in jobs
             for worker in workers_of(job, "n")
         ]
@@ -266,7 +278,7 @@ def test_the_kubelet_tells_which_pod_has_a_gpu_that_has_failed() -> None:
     job = kube_job("one", {"maxReplicas": 3})
 
     def pod(index: int, health: str) -> Pod:
-        raw = raw_worker(job, index, 1, role=Role.EXTRA)
+        raw = raw_worker(job, index, 1, role=WorkerRole.EXTRA)
         resources = [{"resourceID": f"gpu-{index}", "health": health}]
         raw["status"]["containerStatuses"][0]["allocatedResourcesStatus"] = [
             {"name": "nvidia.com/gpu", "resources": resources}

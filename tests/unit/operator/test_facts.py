@@ -10,14 +10,14 @@ import sweeps
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_operator.model import (
     JobFacts,
+    JobTerms,
     Node,
     Promise,
-    Role,
     Rules,
     Snapshot,
     SnapshotError,
-    Terms,
     Worker,
+    WorkerRole,
 )
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -41,7 +41,7 @@ def test_json_loses_nothing(snapshot):
 
 def test_a_replayed_snapshot_gives_the_same_plan(job_of):
     jobs = tuple(
-        JobFacts(key=f"ns/{n}", terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=9), submitted_at=n)
+        JobFacts(key=f"ns/{n}", terms=JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=9), submitted_at=n)
         for n in range(3)
     )
     snapshot = Snapshot(taken_at=5.0, nodes=(Node(name="n", gpu_type="a", allocatable=2),), jobs=jobs)
@@ -69,14 +69,14 @@ def test_the_words_of_an_earlier_snapshot_are_read():
         "workers": [
         {"name": "w", "job": null, "role": "alien", "node": "n", "gpus": 1, "state": "running"}]}"""
     snapshot = Snapshot.from_json(text)
-    assert (snapshot.rules, snapshot.workers[0].role) == (Rules(), Role.FOREIGN)
+    assert (snapshot.rules, snapshot.workers[0].role) == (Rules(), WorkerRole.FOREIGN)
 
 
 def test_terms_are_the_part_of_the_spec_that_is_scheduled_by(job_of):
     job: AdaptiveTrainingJob = job_of("one", gpus_per_worker=2, minReplicas=2, maxReplicas=3, priority=4)
-    terms = Terms.of(job, grace_seconds=7)
+    terms = JobTerms.of(job, grace_seconds=7)
     assert (terms.min_replicas, terms.max_replicas, terms.gpus_per_worker, terms.priority) == (2, 3, 2, 4)
     assert (terms.notice_seconds, terms.cooldown_seconds, terms.min_runtime_seconds) == (1, 0.2, 0.2)
     assert (terms.adapts, terms.grace_seconds, terms.time_budget_seconds) == (True, 7, 2)
     off = job_of("off", adaptation={"mode": "Off"})
-    assert not Terms.of(off).adapts
+    assert not JobTerms.of(off).adapts

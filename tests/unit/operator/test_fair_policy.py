@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, WorkerRole, WorkerState
 from espalier_operator.model.actions import GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy, weight_of
@@ -29,9 +29,9 @@ A_ROUND = COOLDOWN + MIN_RUNTIME + NOTICE
 """A change of a holder, what it is spared for, its notice, and the cooldown of who waits: after it all can change."""
 
 
-def asking(priority: int = 0, most: int = 8, gpus: int = 1, base: int = 1) -> Terms:
+def asking(priority: int = 0, most: int = 8, gpus: int = 1, base: int = 1) -> JobTerms:
     """Return the terms of a job that would take `most` extra workers."""
-    return Terms(
+    return JobTerms(
         min_replicas=base,
         max_replicas=base + most,
         gpus_per_worker=gpus,
@@ -111,7 +111,7 @@ class Hours:
             job.terms.min_replicas * job.terms.gpus_per_worker for job in self.running if job.admitted_at is not None
         )
         waiting = sum(job.terms.min_replicas * job.terms.gpus_per_worker for job in self.running) - base
-        foreign = sum(worker.gpus for worker in self.cluster.workers.values() if worker.role is Role.FOREIGN)
+        foreign = sum(worker.gpus for worker in self.cluster.workers.values() if worker.role is WorkerRole.FOREIGN)
         return self.cluster.nodes["node"].allocatable - base - waiting - foreign
 
     @property
@@ -123,7 +123,7 @@ def others_need(snapshot: Snapshot) -> bool:
     """Return whether a job waits for base GPUs, or a pod of others for any."""
     waiting = any(job.admitted_at is None and not job.finished for job in snapshot.jobs)
     unbound = (w for w in snapshot.workers if w.node is None and w.state is WorkerState.PENDING)
-    return waiting or any(worker.role is not Role.EXTRA for worker in unbound)
+    return waiting or any(worker.role is not WorkerRole.EXTRA for worker in unbound)
 
 
 def share(job: JobFacts, extra: int) -> float:
@@ -238,7 +238,7 @@ def test_changes_an_hour_are_bounded_and_nobody_starves(
     forced = 0
     for number, (seconds, event, which, priority, stubborn) in enumerate(history):
         others = [job for job in hours.running if job.key != "ns/there"]
-        foreign = [name for name, worker in cluster.workers.items() if worker.role is Role.FOREIGN]
+        foreign = [name for name, worker in cluster.workers.items() if worker.role is WorkerRole.FOREIGN]
         node = cluster.nodes["node"]
         forced += event in ("comes", "foreign comes", "GPU goes")
         if event == "comes" and len(others) < 3:

@@ -18,7 +18,7 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import JobFacts, Node, Snapshot
 from espalier_operator.model.actions import Admit, GrantExtra, Stop
 from espalier_operator.model.constraints import Constraints
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
@@ -77,7 +77,7 @@ def test_what_was_measured_holds_and_the_rest_is_as_for_others() -> None:
 
 
 def test_a_job_is_not_fast_where_it_may_not_run() -> None:
-    queue = Queue(name="poor", quotas=(Quota(gpu_type="slow", nominal=1),))
+    queue = QueueLimits(name="poor", quotas=(Quota(gpu_type="slow", nominal=1),))
     jobs = {
         "typed": job("typed", gpu_type="slow"),
         "picky": job("picky", constraints=Constraints(node_selector=(("kind", "slow"),))),

@@ -17,7 +17,7 @@ from espalier_lab.simulator.rounds import Node, Rounds
 from espalier_lab.simulator.spares import fill
 from espalier_operator.policies.growth import AGAIN_SECONDS, GrowthPolicy
 from espalier_operator.policies.settings import configured
-from espalier_operator.policies.view import Candidate, Decision, Prospect, Share, View
+from espalier_operator.policies.view import Candidate, Decision, ExpectedGrowth, Share, View
 
 CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
 
@@ -26,12 +26,12 @@ def running(key: str, most: int = 2, priority: int = 0, submitted_at: float = 0.
     return Candidate(key=key, submitted_at=submitted_at, min_workers=1, max_workers=most, workers=1, priority=priority)
 
 
-def prospect(gain: float, seconds: float = 100.0) -> Prospect:
-    return Prospect(gains=(gain,), seconds=(seconds,))
+def prospect(gain: float, seconds: float = 100.0) -> ExpectedGrowth:
+    return ExpectedGrowth(gains=(gain,), seconds=(seconds,))
 
 
 def decided(
-    jobs: list[Candidate], prospects: Mapping[str, Prospect], gpus: int, policy: GrowthPolicy | None = None
+    jobs: list[Candidate], prospects: Mapping[str, ExpectedGrowth], gpus: int, policy: GrowthPolicy | None = None
 ) -> Decision:
     return (policy or GrowthPolicy()).decide(View(now=50.0, gpus=gpus, jobs=tuple(jobs), prospects=prospects))
 
@@ -63,13 +63,13 @@ def test_a_loan_is_not_broken_off_for_little() -> None:
 
 
 def test_two_decisions_count_where_they_gain_more_by_the_second_than_the_first_alone() -> None:
-    late = Prospect(gains=(0.0, 0.4), seconds=(100.0, 200.0))
+    late = ExpectedGrowth(gains=(0.0, 0.4), seconds=(100.0, 200.0))
     assert late.rate == pytest.approx(0.002)
     assert lent(decided([running("a"), running("b")], {"a": prospect(0.1), "b": late}, gpus=3)) == ["b"]
 
 
 def test_who_gains_nothing_hands_its_gpu_back_though_nobody_needs_it() -> None:
-    for nothing in (Prospect(gains=(), seconds=()), prospect(0.0), prospect(-0.02)):
+    for nothing in (ExpectedGrowth(gains=(), seconds=()), prospect(0.0), prospect(-0.02)):
         grown = share_of(decided([running("a")], {"a": nothing}, gpus=9), "a")
         assert (grown.workers, grown.spare) == (1, 0)
 

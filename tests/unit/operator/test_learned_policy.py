@@ -12,22 +12,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_operator.clock import ScaledClock
-from espalier_operator.loop import Loop
-from espalier_operator.model import Node, Snapshot, Terms
+from espalier_operator.loop import SchedulerLoop
+from espalier_operator.model import JobTerms, Node, Snapshot
 from espalier_operator.model.actions import Admit
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.learned import (
     AGAIN_SECONDS,
     Allotment,
-    Answer,
     LearnedPolicy,
+    PolicyAnswer,
     PolicyFileError,
     answered,
     unanswered,
 )
 from espalier_operator.policies.memory import PolicyMemory
-from espalier_operator.policies.remote import Asking, AwayError, Outcome, QuestionError, asked, asked_here, question_of
+from espalier_operator.policies.remote import (
+    Asking,
+    AwayError,
+    QuestionError,
+    QuestionOutcome,
+    asked,
+    asked_here,
+    question_of,
+)
 from espalier_operator.policies.settings import configured, configured_here
 from espalier_operator.policies.view import Candidate, View
 from operator_world.cluster import Cluster
@@ -49,7 +57,9 @@ def view(*keys: str, **facts: Any) -> View:
 def told(seen: View, *workers: int, **answer: Any) -> View:
     """Return the view with the memory of an answer: those workers for its jobs."""
     allotments = [Allotment(job=each.key, workers=count) for each, count in zip(seen.jobs, workers, strict=True)]
-    return replace(seen, memory=answered(seen, Answer(policy="tiny@1", allotments=tuple(allotments), **answer), 60))
+    return replace(
+        seen, memory=answered(seen, PolicyAnswer(policy="tiny@1", allotments=tuple(allotments), **answer), 60)
+    )
 
 
 def shares(policy: LearnedPolicy, seen: View) -> list[tuple[str, int]]:
@@ -125,7 +135,7 @@ def test_whatever_an_answer_says_the_planner_takes_what_can_be() -> None:
         Allotment(job="ns/gone", workers=1),
     )
     seen = View(now=0.0, gpus=2, jobs=tuple(job(key) for key in ("ns/a", "ns/b")), continuous=True)
-    memory = answered(seen, Answer(policy="tiny@1", allotments=odd), 60)
+    memory = answered(seen, PolicyAnswer(policy="tiny@1", allotments=odd), 60)
     found = plan(replace(snapshot, policy_memory=memory), LearnedPolicy(), 0.0)
     assert {type(action) for action in found.actions} == {Admit}
     assert found.ignored == (
@@ -177,7 +187,7 @@ def two_jobs() -> Cluster:
     cluster = Cluster()
     cluster.nodes["n"] = Node(name="n", gpu_type="a", allocatable=2)
     for key in ("ns/a", "ns/b"):
-        cluster.submit(key, Terms(min_replicas=1, max_replicas=2, time_budget_seconds=900))
+        cluster.submit(key, JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=900))
     return cluster
 
 
@@ -197,45 +207,45 @@ class Backend:
 
 class Seen:
     def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[QuestionOutcome] = []
 
-    def asked(self, outcome: Outcome, seconds: float) -> None:
+    def asked(self, outcome: QuestionOutcome, seconds: float) -> None:
         self.outcomes.append(outcome)
 
 
-async def _late(view: View) -> Answer:
+async def _late(view: View) -> PolicyAnswer:
     await asyncio.Event().wait()
     raise AssertionError("it waited for ever")
 
 
-async def _away(view: View) -> Answer:
+async def _away(view: View) -> PolicyAnswer:
     raise AwayError("http://here: refused")
 
 
-async def _refuses(view: View) -> Answer:
+async def _refuses(view: View) -> PolicyAnswer:
     raise PolicyFileError("tiny@1: the cluster has 2 GPUs")
 
 
-async def _fails(view: View) -> Answer:
+async def _fails(view: View) -> PolicyAnswer:
     raise ZeroDivisionError("by 0")
 
 
 @pytest.mark.parametrize(
     ("ask", "outcome", "why"),
     [
-        (_late, Outcome.LATE, "its policy file did not answer within 0.05 s"),
-        (_away, Outcome.AWAY, "its policy server is away: http://here: refused"),
-        (_refuses, Outcome.REFUSED, "its policy file cannot decide: tiny@1: the cluster has 2 GPUs"),
-        (_fails, Outcome.FAILED, "its policy file failed: ZeroDivisionError: by 0"),
+        (_late, QuestionOutcome.LATE, "its policy file did not answer within 0.05 s"),
+        (_away, QuestionOutcome.AWAY, "its policy server is away: http://here: refused"),
+        (_refuses, QuestionOutcome.REFUSED, "its policy file cannot decide: tiny@1: the cluster has 2 GPUs"),
+        (_fails, QuestionOutcome.FAILED, "its policy file failed: ZeroDivisionError: by 0"),
     ],
 )
 def test_without_an_answer_jobs_start_as_under_fair(
-    ask: Any, outcome: Outcome, why: str, caplog: pytest.LogCaptureFixture
+    ask: Any, outcome: QuestionOutcome, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend, policy, seen = Backend(two_jobs()), LearnedPolicy(wait=0.05), Seen()
 
     async def story() -> None:
-        loop = Loop(backend, policy, ScaledClock(), asking=Asking(policy, ask, seen))
+        loop = SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask, seen))
         await loop.tick()
         await loop.tick()
 
@@ -249,13 +259,13 @@ def test_without_an_answer_jobs_start_as_under_fair(
 def test_it_decides_again_once_the_file_answers(caplog: pytest.LogCaptureFixture) -> None:
     backend, policy, away = Backend(two_jobs()), LearnedPolicy(), [True]
 
-    async def ask(view: View) -> Answer:
+    async def ask(view: View) -> PolicyAnswer:
         if away[0]:
             raise AwayError("not yet")
-        return Answer(policy="tiny@1", allotments=(Allotment(job="ns/b", workers=2),))
+        return PolicyAnswer(policy="tiny@1", allotments=(Allotment(job="ns/b", workers=2),))
 
     async def story() -> None:
-        loop = Loop(backend, policy, ScaledClock(), asking=Asking(policy, ask))
+        loop = SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask))
         await loop.tick()
         away[0] = False
         await loop.tick()
@@ -272,11 +282,11 @@ def test_it_decides_again_once_the_file_answers(caplog: pytest.LogCaptureFixture
 def test_a_plan_is_made_from_what_is_there_after_the_answer() -> None:
     backend, policy = Backend(two_jobs()), LearnedPolicy()
 
-    async def ask(view: View) -> Answer:
+    async def ask(view: View) -> PolicyAnswer:
         del backend.cluster.jobs["ns/b"]  # deleted while the file is asked
-        return Answer(policy="tiny@1", allotments=tuple(Allotment(job=each.key, workers=1) for each in view.jobs))
+        return PolicyAnswer(policy="tiny@1", allotments=tuple(Allotment(job=each.key, workers=1) for each in view.jobs))
 
-    asyncio.run(Loop(backend, policy, ScaledClock(), asking=Asking(policy, ask)).tick())
+    asyncio.run(SchedulerLoop(backend, policy, ScaledClock(), asking=Asking(policy, ask)).tick())
     assert [action.job for action in backend.plans[0].actions] == ["ns/a"]
 
 
@@ -284,7 +294,7 @@ def test_on_one_machine_a_file_is_evaluated_beside_the_loop(tmp_path: Path) -> N
     policy, asking = asked_here(configured(f"learned:file={write_giving(tmp_path / 'tiny.safetensors')}"))
     assert asking is not None
     backend = Backend(two_jobs())
-    asyncio.run(Loop(backend, policy, ScaledClock(), asking=asking).tick())
+    asyncio.run(SchedulerLoop(backend, policy, ScaledClock(), asking=asking).tick())
     assert [(share.job, share.workers) for share in backend.plans[0].shares] == [("ns/a", 1), ("ns/b", 1)]
     assert not backend.plans[0].fallback
     assert asked_here(FairPolicy()) == (FairPolicy(), None)

@@ -22,12 +22,12 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.result import read_history
 from espalier_operator.clock import ScaledClock
-from espalier_operator.job.ends import Failure, Preemption, judge_exit
+from espalier_operator.job.ends import Failure, LeaderPreemption, judge_exit
 from espalier_operator.local import GpuChange, LocalRunError, LocalSettings
-from espalier_operator.local.files import EventTail, History, program_variables
+from espalier_operator.local.files import EventTail, HistoryFile, program_variables
 from espalier_operator.local.gpus import Gpus, Holder, Timeline, cuda_devices
 from espalier_operator.local.process import Process
-from espalier_operator.model import Ended, Role
+from espalier_operator.model import Ended, WorkerRole
 from waiting import until
 
 
@@ -63,9 +63,9 @@ def test_a_command_of_a_template_gets_its_variables_and_finds_this_python(progra
             Ended(reason=Reason.BUDGET_EXHAUSTED, failed=False),
         ),
         (0, None, Ended(reason=Reason.COMPLETED, failed=False)),
-        (0, report(TrainerPhase.STOPPED), Preemption("exit code 0")),
-        (143, report(TrainerPhase.STOPPED), Preemption("exit code 143")),
-        (-15, report(TrainerPhase.TRAINING), Preemption("ended by SIGTERM")),
+        (0, report(TrainerPhase.STOPPED), LeaderPreemption("exit code 0")),
+        (143, report(TrainerPhase.STOPPED), LeaderPreemption("exit code 143")),
+        (-15, report(TrainerPhase.TRAINING), LeaderPreemption("ended by SIGTERM")),
         (-15, None, Failure("ended by SIGTERM; see its log")),
         (-9, report(TrainerPhase.TRAINING), Failure("ended by SIGKILL; see its log")),
         (1, report(TrainerPhase.FAILED, Reason.TRAINER_FAILED, "no data"), Failure("exit code 1: no data")),
@@ -88,7 +88,7 @@ def test_a_command_of_a_template_gets_its_variables_and_finds_this_python(progra
             Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early"),
         ),
         (0, report(TrainerPhase.EVALUATING, Reason.COMPLETED), Ended(reason=Reason.COMPLETED, failed=False)),
-        (143, report(TrainerPhase.EVALUATING, Reason.BUDGET_EXHAUSTED), Preemption("exit code 143")),
+        (143, report(TrainerPhase.EVALUATING, Reason.BUDGET_EXHAUSTED), LeaderPreemption("exit code 143")),
     ],
 )
 def test_exit_codes(code, said, verdict):
@@ -121,15 +121,15 @@ def test_a_scaled_clock_goes_on_where_it_stood():
 
 def test_gpus_go_free_ones_first_then_lent_then_base_of_the_least():
     gpus = Gpus(5)
-    a, b = Holder("a", Role.BASE, 0), Holder("b", Role.BASE, 0)
-    lent = [Holder("a", Role.EXTRA, 0), Holder("a", Role.EXTRA, 1)]
+    a, b = Holder("a", WorkerRole.BASE, 0), Holder("b", WorkerRole.BASE, 0)
+    lent = [Holder("a", WorkerRole.EXTRA, 0), Holder("a", WorkerRole.EXTRA, 1)]
     for holder in (a, b, *lent):
         assert gpus.hold(holder, 1)
         assert gpus.hold(holder, 1), "holding twice is holding once"
     assert len(gpus.free) == 1
     assert gpus.change(-2, ["a", "b"]) == [lent[1]]
     assert gpus.change(-2, ["a", "b"]) == [lent[0], b]
-    assert gpus.of("a", Role.BASE) == {0: ("0",)}
+    assert gpus.of("a", WorkerRole.BASE) == {0: ("0",)}
     assert (gpus.total, gpus.free) == (1, [])
     assert not gpus.hold(b, 1)
     assert gpus.change(1) == []
@@ -140,7 +140,7 @@ def test_gpus_go_free_ones_first_then_lent_then_base_of_the_least():
 def test_no_gpu_has_two_holders(steps):
     gpus = Gpus(4)
     for what, count, who in steps:
-        holder = Holder(f"job{who % 3}", Role.EXTRA if who % 2 else Role.BASE, who)
+        holder = Holder(f"job{who % 3}", WorkerRole.EXTRA if who % 2 else WorkerRole.BASE, who)
         if what == "h":
             gpus.hold(holder, abs(count))
         elif what == "r":
@@ -148,7 +148,11 @@ def test_no_gpu_has_two_holders(steps):
         else:
             gpus.change(count)
         held = [
-            d for job in ("job0", "job1", "job2") for role in Role for ds in gpus.of(job, role).values() for d in ds
+            d
+            for job in ("job0", "job1", "job2")
+            for role in WorkerRole
+            for ds in gpus.of(job, role).values()
+            for d in ds
         ]
         assert len(held) == len(set(held))
         assert len(held) + len(gpus.free) == gpus.total
@@ -259,7 +263,7 @@ def test_half_a_line_of_events_waits_for_the_rest(tmp_path):
 def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
     leader = tmp_path / "events.jsonl"
     told = []
-    history = History(tmp_path, told.append)
+    history = HistoryFile(tmp_path, told.append)
     leader.write_text(warned("one").model_dump_json(by_alias=True) + "\n")
     history.follow()
     history.add(warned("ours"))
@@ -267,7 +271,7 @@ def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
         file.write(warned("two").model_dump_json(by_alias=True) + "\n")
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"cut off')
-    again = History(tmp_path, told.append)
+    again = HistoryFile(tmp_path, told.append)
     again.follow()
     assert [event.message for event in told] == ["one", "ours", "two"]
     assert [event.message for event in read_history(tmp_path / "history.jsonl")] == ["one", "ours", "two"]
@@ -275,7 +279,7 @@ def test_a_history_is_continued_without_telling_anything_twice(tmp_path: Path):
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
 def test_a_message_with_a_separator_of_lines_is_one_line_of_the_history(tmp_path, separator):
-    history = History(tmp_path, lambda event: None)
+    history = HistoryFile(tmp_path, lambda event: None)
     history.add(warned(f"one{separator}half"))
     history.add(warned("two"))
     read = read_history(tmp_path / "history.jsonl")
@@ -284,7 +288,7 @@ def test_a_message_with_a_separator_of_lines_is_one_line_of_the_history(tmp_path
 
 def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog):
     told = []
-    history = History(tmp_path, told.append)
+    history = HistoryFile(tmp_path, told.append)
     (tmp_path / "history.jsonl").mkdir()
     history.add(warned("one"))
     history.add(warned("two"))
@@ -294,7 +298,7 @@ def test_a_history_that_cannot_be_written_is_warned_about_once(tmp_path, caplog)
 
 def test_what_did_not_fit_on_the_disk_leaves_no_half_line(tmp_path):
     """A limit on the size of files cuts a write short as a full disk does."""
-    history = History(tmp_path, lambda event: None)
+    history = HistoryFile(tmp_path, lambda event: None)
     history.add(warned("one"))
     path = tmp_path / "history.jsonl"
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

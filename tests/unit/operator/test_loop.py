@@ -10,8 +10,8 @@ import pytest
 
 import virtual_time
 from espalier_operator.clock import ScaledClock
-from espalier_operator.loop import BackendError, Loop
-from espalier_operator.model import Node, Terms
+from espalier_operator.loop import BackendError, SchedulerLoop
+from espalier_operator.model import JobTerms, Node
 from espalier_operator.model.actions import Admit
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.memory import PolicyMemory
@@ -62,12 +62,12 @@ class LoopClock:
 def backend():
     backend = MemoryBackend()
     backend.cluster.nodes["n"] = Node(name="n", gpu_type="a", allocatable=1)
-    backend.cluster.submit("ns/one", Terms(min_replicas=1, max_replicas=1, time_budget_seconds=9))
+    backend.cluster.submit("ns/one", JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=9))
     return backend
 
 
 def loop_over(backend, **settings):
-    return Loop(backend, FairPolicy(), ScaledClock(), debounce_seconds=0.01, **settings)
+    return SchedulerLoop(backend, FairPolicy(), ScaledClock(), debounce_seconds=0.01, **settings)
 
 
 def test_a_tick_applies_the_plan_and_the_next_finds_nothing(backend):
@@ -128,7 +128,7 @@ def test_a_policy_that_raises_is_replaced_until_it_decides_again(backend, caplog
     memory.keep({"kept": 1})
 
     async def story():
-        loop = Loop(backend, policy, ScaledClock(), debounce_seconds=0.01, memory=memory)
+        loop = SchedulerLoop(backend, policy, ScaledClock(), debounce_seconds=0.01, memory=memory)
         await loop.tick()
         await loop.tick()
         assert memory.memory == {"kept": 1}
@@ -196,7 +196,7 @@ def test_news_is_planned_with_as_soon_as_the_backend_says(backend, within, ticks
 def test_time_alone_wakes_the_loop(backend):
     """A resync, and before it the time that the plan named (here a job's pre-running deadline)."""
     backend.cluster.jobs.clear()
-    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=9, pre_running_deadline_seconds=15)
+    terms = JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=9, pre_running_deadline_seconds=15)
     backend.cluster.submit("ns/one", terms)
 
     async def story():
@@ -206,7 +206,7 @@ def test_time_alone_wakes_the_loop(backend):
                 return await super().observe()
 
         ticking = Ticking(cluster=backend.cluster)
-        loop = Loop(ticking, FairPolicy(), LoopClock(), debounce_seconds=0.01)
+        loop = SchedulerLoop(ticking, FairPolicy(), LoopClock(), debounce_seconds=0.01)
         task = asyncio.create_task(loop.run())
         await asyncio.sleep(20)
         task.cancel()

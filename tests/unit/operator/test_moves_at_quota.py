@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_operator.model import Node
 from espalier_operator.model.actions import Stop
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from operator_world.cluster import Cluster
 from operator_world.invariants import check
@@ -48,7 +48,7 @@ def full(cluster: Cluster, queues: Mapping[str, str], *, by_type: bool, cohort: 
         held[queues[key], each.gpu_type if by_type else None] += each.claim.gpus
     names = sorted(set(queues.values()))
     cluster.queues = tuple(
-        Queue(
+        QueueLimits(
             name=name,
             cohort=cohort,
             quotas=tuple(

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     JobFacts,
+    JobTerms,
     NamespaceLimit,
     Node,
     Promise,
     Reclaim,
-    Role,
     Rules,
     Snapshot,
-    Terms,
     Worker,
+    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Requeue, Stop
-from espalier_operator.model.constraints import Constraints, Expression
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
@@ -37,7 +37,7 @@ def job(
 ) -> JobFacts:
     """A waiting job; one that trains with `extra` extra workers, where that is given."""
     requests = (*((("cpu", cpu),) if cpu else ()), ("pods", 1))
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=low, max_replicas=high, time_budget_seconds=500.0, constraints=Constraints(requests=requests)
     )
     facts = JobFacts(key=key, terms=terms, submitted_at=0.0)
@@ -58,7 +58,7 @@ def workers_of(facts: JobFacts) -> list[Worker]:
             gpus=1,
             state=WorkerState.RUNNING,
         )
-        for role, number in ((Role.BASE, facts.terms.min_replicas), (Role.EXTRA, facts.extra))
+        for role, number in ((WorkerRole.BASE, facts.terms.min_replicas), (WorkerRole.EXTRA, facts.extra))
         for index in range(number)
     ]
 
@@ -193,16 +193,23 @@ def test_only_as_many_gangs_give_way_as_make_room_for_the_others() -> None:
 @pytest.mark.parametrize(
     ("scopes", "starts", "lends"),
     [
-        ((Expression("NotTerminating", "Exists"),), False, False),
-        ((Expression("Terminating", "Exists"),), True, True),
-        ((Expression("PriorityClass", "In", ("high",)),), False, True),
-        ((Expression("PriorityClass", "NotIn", ("high",)),), True, False),
-        ((Expression("PriorityClass", "DoesNotExist"),), True, True),
-        ((Expression("NotTerminating", "Exists"), Expression("PriorityClass", "In", ("other",))), True, True),
+        ((NodeSelectorRequirement("NotTerminating", "Exists"),), False, False),
+        ((NodeSelectorRequirement("Terminating", "Exists"),), True, True),
+        ((NodeSelectorRequirement("PriorityClass", "In", ("high",)),), False, True),
+        ((NodeSelectorRequirement("PriorityClass", "NotIn", ("high",)),), True, False),
+        ((NodeSelectorRequirement("PriorityClass", "DoesNotExist"),), True, True),
+        (
+            (
+                NodeSelectorRequirement("NotTerminating", "Exists"),
+                NodeSelectorRequirement("PriorityClass", "In", ("other",)),
+            ),
+            True,
+            True,
+        ),
     ],
 )
 def test_a_quota_with_scopes_holds_for_the_workers_in_all_of_them(
-    scopes: tuple[Expression, ...], starts: bool, lends: bool
+    scopes: tuple[NodeSelectorRequirement, ...], starts: bool, lends: bool
 ) -> None:
     """Extra workers have a PriorityClass of their own."""
 
@@ -316,8 +323,8 @@ def test_a_job_that_starts_on_borrowed_gpus_goes_before_those_that_wait_for_the_
         jobs=(runs, first, second),
         namespace_limits=(limit("pods", 2, used=1),),
         queues=(
-            Queue(name="default", cohort="all", quotas=quotas),
-            Queue(name="night", cohort="all", quotas=(Quota(gpu_type="b", nominal=4),)),
+            QueueLimits(name="default", cohort="all", quotas=quotas),
+            QueueLimits(name="night", cohort="all", quotas=(Quota(gpu_type="b", nominal=4),)),
         ),
     )
     assert plan(snapshot, FairPolicy(), NOW).actions == (Admit(job="team/x", gpu_type="b"),)
@@ -335,13 +342,13 @@ def test_borrowed_quota_is_reclaimed_only_for_a_job_that_its_namespace_lets_star
     lender = job("team/l", low=1, high=3, extra=extra)
     lender = replace(lender, terms=replace(lender.terms, queue="free"))
     jobs = (holder, job("team/w", low=2, high=2), *((lender,) if extra else ()))
-    queues = tuple(Queue(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night"))
+    queues = tuple(QueueLimits(name=name, cohort="all", quotas=(Quota(nominal=2),)) for name in ("default", "night"))
     snapshot = Snapshot(
         taken_at=NOW,
         nodes=(Node(name="n", gpu_type="a", allocatable=16),),
         workers=tuple(worker for each in jobs if each.admitted_at is not None for worker in workers_of(each)),
         jobs=jobs,
-        queues=(*queues, Queue(name="free")),
+        queues=(*queues, QueueLimits(name="free")),
         namespace_limits=(limit(GPU, 3, used=used),),
     )
     found = plan(snapshot, FairPolicy(), NOW)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from espalier_operator.cluster import node_pools as sites
-from espalier_operator.cluster.node_index import Fleet, fleet_of
+from espalier_operator.cluster.node_index import NodeIndex, fleet_of
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint
 from espalier_operator.planner import plan
@@ -20,12 +20,12 @@ IN_ZONE = Constraints(node_selector=(("zone", "1"),))
 
 
 @pytest.fixture
-def fleet() -> Fleet:
+def fleet() -> NodeIndex:
     return fleet_of((NODE, OTHER), (ANYWHERE, IN_ZONE), "rack")
 
 
 @pytest.mark.parametrize("same", [{}, {"used": {}}, {"resources": {}}, {"silent_since": 1.0}, {"departs_at": 1.0}])
-def test_what_pods_use_makes_no_other_fleet(fleet: Fleet, same: dict[str, object]) -> None:
+def test_what_pods_use_makes_no_other_fleet(fleet: NodeIndex, same: dict[str, object]) -> None:
     nodes = (NODE, replace(OTHER, **same))  # type: ignore[arg-type]
     assert fleet_of(nodes, (IN_ZONE, replace(IN_ZONE, requests=(("cpu", 1),))), "rack") is fleet
 
@@ -43,12 +43,12 @@ def test_what_pods_use_makes_no_other_fleet(fleet: Fleet, same: dict[str, object
         {"departing": 1},
     ],
 )
-def test_other_nodes_make_another_fleet(fleet: Fleet, other: dict[str, object]) -> None:
+def test_other_nodes_make_another_fleet(fleet: NodeIndex, other: dict[str, object]) -> None:
     nodes = (NODE, replace(OTHER, **other))  # type: ignore[arg-type]
     assert fleet_of(nodes, (ANYWHERE, IN_ZONE), "rack") is not fleet
 
 
-def test_what_is_asked_makes_another_fleet(fleet: Fleet) -> None:
+def test_what_is_asked_makes_another_fleet(fleet: NodeIndex) -> None:
     nodes = NODE, OTHER
     for asked in ((ANYWHERE,), (IN_ZONE, Constraints(node_selector=(("zone", "2"),)))):
         assert fleet_of(nodes, asked, "rack") is not fleet

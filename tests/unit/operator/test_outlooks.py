@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.estimates.goodput import BatchLimits, StepTime, Throughput, fitted, solved
-from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
 from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.snapshot_view import decided
-from espalier_operator.policies.speed_models import MeasuredOutlook, outlooks_of
+from espalier_operator.policies.speed_models import MeasuredSpeedModel, outlooks_of
 
 TRUE = Throughput(
     alpha_compute=0.05,
@@ -93,7 +93,7 @@ def test_whatever_a_tenant_reports_the_prediction_is_a_positive_number(
     points: list[StepTime], workers: int, per_node: int
 ) -> None:
     facts = job("a", *points)
-    outlook = MeasuredOutlook(job=facts, gpus_per_node=per_node)
+    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=per_node)
     assert 0 < outlook.step_seconds(workers) < math.inf
     assert 0 <= outlook.remaining_steps < math.inf
 
@@ -115,14 +115,14 @@ def test_equations_are_solved() -> None:
 
 def job(name: str, *points: StepTime, **terms: object) -> JobFacts:
     asked = {"min_replicas": 1, "max_replicas": 8, "time_budget_seconds": 1000, "trains_together": True} | terms
-    return JobFacts(key=f"ns/{name}", terms=Terms(**asked), submitted_at=0.0, used_seconds=400, speeds=points)  # type: ignore[arg-type]
+    return JobFacts(key=f"ns/{name}", terms=JobTerms(**asked), submitted_at=0.0, used_seconds=400, speeds=points)  # type: ignore[arg-type]
 
 
 def test_what_was_never_measured_scales_perfectly() -> None:
-    outlook = MeasuredOutlook(job=job("a"), gpus_per_node=8)
+    outlook = MeasuredSpeedModel(job=job("a"), gpus_per_node=8)
     assert outlook.step_seconds(1) / outlook.step_seconds(4) == 4
     assert outlook.remaining_steps * outlook.step_seconds(1) == pytest.approx(600)
-    alone = MeasuredOutlook(job=job("a", measured(TRUE, 1, 1, 128)), gpus_per_node=8)
+    alone = MeasuredSpeedModel(job=job("a", measured(TRUE, 1, 1, 128)), gpus_per_node=8)
     assert alone.step_seconds(1) == pytest.approx(TRUE.step_seconds(1, 1, 128), rel=0.01)
     # The half of a step that does not depend on the batch is not shared.
     assert alone.step_seconds(8) == pytest.approx(alone.step_seconds(1) * (1 + 1 / 8) / 2, rel=0.01)
@@ -131,7 +131,7 @@ def test_what_was_never_measured_scales_perfectly() -> None:
 
 def test_workers_that_do_not_fit_on_a_node_exchange_between_nodes() -> None:
     points = tuple(measured(TRUE, *place) for place in PLACES)
-    outlook = MeasuredOutlook(job=job("a", *points), gpus_per_node=4)
+    outlook = MeasuredSpeedModel(job=job("a", *points), gpus_per_node=4)
     assert outlook.step_seconds(4) == pytest.approx(TRUE.step_seconds(1, 4, 12 * 12 / 4), rel=0.05)
     assert outlook.step_seconds(8) == pytest.approx(TRUE.step_seconds(2, 8, 12 * 12 / 8), rel=0.05)
 
@@ -140,7 +140,7 @@ def test_what_was_measured_holds_where_the_model_cannot_follow() -> None:
     """Workers that share cores: with half of the batch each computes for twice as long."""
     alone = StepTime(nodes=1, workers=1, batch_size=64, step_seconds=0.002, sync_seconds=0.0)
     two = StepTime(nodes=1, workers=2, batch_size=32, step_seconds=0.008, sync_seconds=0.004)
-    outlook = MeasuredOutlook(job=job("a", alone, two), gpus_per_node=8)
+    outlook = MeasuredSpeedModel(job=job("a", alone, two), gpus_per_node=8)
     assert outlook.step_seconds(1) == pytest.approx(0.002)
     assert outlook.step_seconds(2) == pytest.approx(0.008)
     assert outlook.step_seconds(3) > outlook.step_seconds(1)
@@ -148,7 +148,7 @@ def test_what_was_measured_holds_where_the_model_cannot_follow() -> None:
 
 def test_a_step_of_more_examples_counts_as_more_steps() -> None:
     points = (measured(TRUE, 1, 1, 64), measured(TRUE, 1, 2, 64))
-    outlook = MeasuredOutlook(job=job("a", *points, scales_batch=True), gpus_per_node=8)
+    outlook = MeasuredSpeedModel(job=job("a", *points, scales_batch=True), gpus_per_node=8)
     assert outlook.step_seconds(2) == pytest.approx(TRUE.step_seconds(1, 2, 64) / 2, rel=0.05)
 
 
@@ -160,10 +160,10 @@ def test_where_the_trainer_chooses_the_batch_size_workers_are_worth_more() -> No
     points = tuple(measured(TRUE, *place) for place in PLACES)
     facts = replace(job("a", *points), noise_scale=4096.0)
     chooses = replace(facts, terms=replace(facts.terms, batch_limits=LIMITS))
-    fixed, goodput = (MeasuredOutlook(job=each, gpus_per_node=8) for each in (facts, chooses))
+    fixed, goodput = (MeasuredSpeedModel(job=each, gpus_per_node=8) for each in (facts, chooses))
     assert goodput.goodput(1, 8) / goodput.goodput(1, 1) > 2 * fixed.goodput(1, 8) / fixed.goodput(1, 1)
     assert goodput.remaining_steps * goodput.step_seconds(1) == pytest.approx(600)
-    unknown = MeasuredOutlook(job=replace(chooses, noise_scale=None), gpus_per_node=8)
+    unknown = MeasuredSpeedModel(job=replace(chooses, noise_scale=None), gpus_per_node=8)
     assert unknown.goodput(1, 8) == fixed.goodput(1, 8)
 
 
@@ -172,7 +172,7 @@ def test_whatever_noise_a_tenant_reports_the_prediction_is_a_positive_number(
     points: list[StepTime], workers: int, noise: float
 ) -> None:
     facts = replace(job("a", *points, batch_limits=LIMITS), noise_scale=noise)
-    outlook = MeasuredOutlook(job=facts, gpus_per_node=8)
+    outlook = MeasuredSpeedModel(job=facts, gpus_per_node=8)
     assert 0 < outlook.step_seconds(workers) < math.inf
     assert 0 < outlook.goodput(1, workers) < math.inf
 

@@ -10,14 +10,14 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     REFUSALS,
     JobFacts,
+    JobTerms,
     Node,
     Placement,
     Promise,
     Reclaim,
-    Role,
     Snapshot,
-    Terms,
     Worker,
+    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan, Replace, Requeue
@@ -30,7 +30,7 @@ TRAINS = {"admitted_at": 0.0, "gpu_type": "a", "leader_running": True, "has_repo
 
 
 def job(key: str, *, low: int = 1, high: int | None = None, **facts: object) -> JobFacts:
-    terms = Terms(min_replicas=low, max_replicas=high or low, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=low, max_replicas=high or low, time_budget_seconds=500.0)
     return JobFacts(**{"key": key, "terms": terms, "submitted_at": 0.0, **facts})  # type: ignore[arg-type]
 
 
@@ -38,7 +38,7 @@ def worker(
     key: str,
     index: int = 0,
     *,
-    role: Role = Role.BASE,
+    role: WorkerRole = WorkerRole.BASE,
     node: str | None = None,
     pin: str | None = None,
     state: WorkerState | None = None,
@@ -106,10 +106,10 @@ def test_a_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
 
 def test_a_worker_whose_node_is_still_the_right_one_is_left_there() -> None:
     """There are none elsewhere, and those lent there come back in two parts, of which one is on its way."""
-    large = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
+    large = JobTerms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
     waits = replace(job("a", admitted_at=NOW, gpu_type="a"), terms=large), replace(worker("a", pin="m"), gpus=2)
     back = Reclaim(extra=1, deadline=NOW + 9, reason=Reason.NEEDED_BY_OTHER_JOB)
-    holds = [worker("b", node="n"), *(worker("b", index, role=Role.EXTRA, node="m") for index in range(2))]
+    holds = [worker("b", node="n"), *(worker("b", index, role=WorkerRole.EXTRA, node="m") for index in range(2))]
     facts = *waits, job("b", high=3, extra=2, generation=3, reclaim=back, **TRAINS), *holds
     planned = decide({"n": 1, "m": 2}, *facts)
     assert planned.actions == ()
@@ -117,7 +117,7 @@ def test_a_worker_whose_node_is_still_the_right_one_is_left_there() -> None:
 
 
 def test_an_extra_worker_whose_node_has_no_room_is_made_again_elsewhere() -> None:
-    lent = worker("a", role=Role.EXTRA, pin="gone")
+    lent = worker("a", role=WorkerRole.EXTRA, pin="gone")
     promise = Promise(job="a", extra=1, expires_at=NOW + 9)
     planned = decide({"n": 1, "m": 1}, job("a", high=2, extra=1, **TRAINS), worker("a", node="n"), lent, promise)
     assert planned.actions == ()
@@ -128,7 +128,7 @@ def test_an_extra_worker_that_moves_is_not_given_up() -> None:
     """It is promised until it is bound: it was seen, and will be seen again elsewhere."""
     cluster = Cluster()
     cluster.nodes = {name: Node(name=name, gpu_type="a", allocatable=1) for name in "nm"}
-    cluster.submit("a", Terms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0))
+    cluster.submit("a", JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0))
 
     def tick() -> Plan:
         planned = plan(cluster.snapshot(), FairPolicy(), cluster.now)
@@ -143,7 +143,7 @@ def test_an_extra_worker_that_moves_is_not_given_up() -> None:
     cluster.start_leaders()
     assert tick().actions == (GrantExtra(job="a", extra=1),)
     cluster.reveal()
-    (lent,) = (each for each in cluster.workers.values() if each.role is Role.EXTRA)
+    (lent,) = (each for each in cluster.workers.values() if each.role is WorkerRole.EXTRA)
     cluster.lose_node(lent.pinned_to or "")
     cluster.nodes["o"] = Node(name="o", gpu_type="a", allocatable=1)
     assert tick().placements["a"] == Placement(extra=("o",), moved=frozenset({lent.name}))
@@ -211,7 +211,7 @@ def test_a_worker_with_scheduling_gates_holds_no_gpus() -> None:
 
 
 def test_a_job_without_gpus_runs_anywhere() -> None:
-    terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=1, max_replicas=1, gpus_per_worker=0, time_budget_seconds=500.0)
     planned = decide({}, JobFacts(key="a", terms=terms, submitted_at=0.0))
     assert planned.placements == {"a": Placement(base={0: None})}
 
@@ -219,6 +219,6 @@ def test_a_job_without_gpus_runs_anywhere() -> None:
 def test_a_worker_whose_place_its_job_is_lent_is_made_again_once_that_is_given_back() -> None:
     """Each plan made it again for the same node, and never asked for what is lent."""
     facts = job("a", high=2, extra=1, **TRAINS)
-    planned = decide({"n": 1}, facts, worker("a", pin="n"), worker("a", role=Role.EXTRA, node="n"))
+    planned = decide({"n": 1}, facts, worker("a", pin="n"), worker("a", role=WorkerRole.EXTRA, node="n"))
     (notice,) = planned.actions
     assert (type(notice), notice.job) == (NoticeReclaim, "a")

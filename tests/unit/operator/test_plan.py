@@ -11,14 +11,14 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Ended,
     JobFacts,
+    JobTerms,
     Node,
     Promise,
     Reclaim,
-    Role,
     Snapshot,
     Stopping,
-    Terms,
     Worker,
+    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue, Stop
@@ -29,14 +29,14 @@ from espalier_operator.policies.fair import FairPolicy
 NOW = 1000.0
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
 
-TERMS = Terms.__dataclass_fields__.keys() - {"gpu_type"}
+TERMS = JobTerms.__dataclass_fields__.keys() - {"gpu_type"}
 
 
 def job(key: str, *, low: int = 1, high: int = 4, priority: int = 0, **changes: object) -> JobFacts:
-    """A waiting job; fields of `Terms` and of `JobFacts` alike, `only_on` is `Terms.gpu_type`."""
+    """A waiting job; fields of `JobTerms` and of `JobFacts` alike, `only_on` is `JobTerms.gpu_type`."""
     own = {name: changes.pop(name) for name in list(changes) if name in TERMS}
     own["gpu_type"] = changes.pop("only_on", None)
-    terms = Terms(min_replicas=low, max_replicas=high, priority=priority, **({"time_budget_seconds": 500.0} | own))
+    terms = JobTerms(min_replicas=low, max_replicas=high, priority=priority, **({"time_budget_seconds": 500.0} | own))
     return replace(JobFacts(key=key, terms=terms, submitted_at=0.0), **changes)
 
 
@@ -62,7 +62,7 @@ def node(name: str, gpus: int, gpu_type: str = "a", **changes: object) -> Node:
 
 
 def workers_of(facts: JobFacts, on: str, state: WorkerState = RUNNING) -> list[Worker]:
-    counts = ((Role.BASE, facts.terms.min_replicas), (Role.EXTRA, facts.extra))
+    counts = ((WorkerRole.BASE, facts.terms.min_replicas), (WorkerRole.EXTRA, facts.extra))
     return [
         Worker(
             name=f"{facts.key}-{role}-{index}",
@@ -80,7 +80,7 @@ def workers_of(facts: JobFacts, on: str, state: WorkerState = RUNNING) -> list[W
 
 def foreign(gpus: int, on: str | None = None) -> Worker:
     state = PENDING if on is None else RUNNING
-    return Worker(name=f"foreign-{gpus}", job=None, role=Role.FOREIGN, node=on, gpus=gpus, state=state)
+    return Worker(name=f"foreign-{gpus}", job=None, role=WorkerRole.FOREIGN, node=on, gpus=gpus, state=state)
 
 
 def decide(nodes, jobs, workers=(), promises=(), now=NOW):
@@ -577,7 +577,9 @@ def test_a_pod_whose_grace_period_is_a_year_or_long_over_is_not_waited_for(leave
 @pytest.mark.parametrize(("leaves_in", "waits"), [(30, True), (-59, True), (-61, False)])
 def test_a_worker_of_a_job_that_has_stopped_and_hangs_is_not_waited_for(leaves_in, waits):
     holder, stopped = trains("holder", extra=1, high=2), replace(job("stopped"), finished=True)
-    hanging = replace(foreign(1, "n"), job="stopped", role=Role.BASE, state=TERMINATING, leaves_at=NOW + leaves_in)
+    hanging = replace(
+        foreign(1, "n"), job="stopped", role=WorkerRole.BASE, state=TERMINATING, leaves_at=NOW + leaves_in
+    )
     planned = decide([node("n", 3)], [holder, stopped, job("next")], [*workers_of(holder, "n"), hanging])
     asked = NoticeReclaim(job="holder", extra=0, deadline=NOW + 30, reason=Reason.NEEDED_BY_OTHER_JOB)
     assert planned.actions == (() if waits else (asked,))

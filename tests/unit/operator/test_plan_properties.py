@@ -16,15 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import sweeps
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import Ended, Node, Role, Rules, Snapshot
+from espalier_operator.model import Ended, Node, Rules, Snapshot, WorkerRole
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.model.constraints import ANYWHERE, Constraints, Taint
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.order import Order
+from espalier_operator.policies.order import LendingOrder
 from espalier_operator.policies.snapshot_view import decided
 from espalier_operator.policies.tiresias import LasPolicy
 from operator_world.cluster import Cluster
@@ -33,13 +33,13 @@ from operator_world.strategies import CONSTRAINTS, GPU_TYPES, RACK_LABEL, RESOUR
 from operator_world.whims import WhimsicalPolicy
 
 QUEUES = (
-    Queue(
+    QueueLimits(
         name="a",
         cohort="all",
         quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=2, borrowing_limit=1), Quota(nominal=1)),
     ),
-    Queue(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=1),)),
-    Queue(name="c", quotas=(Quota(nominal=2),)),
+    QueueLimits(name="b", cohort="all", max_priority=1, quotas=(Quota(gpu_type=GPU_TYPES[0], nominal=1),)),
+    QueueLimits(name="c", quotas=(Quota(nominal=2),)),
 )
 GRANTS = (Admit, GrantExtra, NoticeReclaim)
 POLICIES: tuple[Policy, ...] = (
@@ -77,7 +77,7 @@ class PlannerMachine(RuleBasedStateMachine):
         self,
         sizes: tuple[int, ...],
         constraints: tuple[Constraints, ...],
-        queues: tuple[Queue, ...],
+        queues: tuple[QueueLimits, ...],
         gpu_limit: int | None,
         policy: Policy,
         nodes: list[int],
@@ -274,7 +274,7 @@ class PlannerMachine(RuleBasedStateMachine):
         ]
         waiting = [job for job in waiting if job.hold_until is None or job.hold_until <= self.cluster.now]
         unfinished = [job for job in snapshot.jobs if not job.finished]
-        order = Order(decided(self.policy, snapshot, unfinished, self.cluster.now), unfinished)
+        order = LendingOrder(decided(self.policy, snapshot, unfinished, self.cluster.now), unfinished)
         for job in order.sorted(waiting)[:1]:
             if job.terms.constraints.requests or order.waits(job):
                 continue  # GPUs are not all that it lacks
@@ -290,11 +290,11 @@ class PlannerMachine(RuleBasedStateMachine):
             if n.gpu_type == gpu_type and n.ready and n.schedulable and n.admits(constraints)
         }
         base = {
-            name: sum(w.gpus for w in snapshot.workers if w.node == name and w.role is not Role.EXTRA)
+            name: sum(w.gpus for w in snapshot.workers if w.node == name and w.role is not WorkerRole.EXTRA)
             for name in usable
         }
         total = sum(max(0, node.allocatable - node.departing - base[name]) for name, node in usable.items())
-        waiting = [w for w in snapshot.workers if w.role is Role.FOREIGN and w.node is None]
+        waiting = [w for w in snapshot.workers if w.role is WorkerRole.FOREIGN and w.node is None]
         foreign = sum(w.gpus for w in waiting if any(node.admits(w.constraints) for node in usable.values()))
         return total - foreign
 

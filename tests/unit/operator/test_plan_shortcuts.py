@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from espalier_operator.cluster import free_gpus as buckets
 from espalier_operator.cluster import stock, topology
 from espalier_operator.cluster.capacity import Capacity
-from espalier_operator.cluster.free_gpus import Room, Shelves, choose
-from espalier_operator.cluster.headroom import Goods
-from espalier_operator.cluster.node_index import Fleet
-from espalier_operator.cluster.node_pools import Mentioned, Site
+from espalier_operator.cluster.free_gpus import FreeGpuIndex, Room, choose
+from espalier_operator.cluster.headroom import ResourceVector
+from espalier_operator.cluster.node_index import NodeIndex
+from espalier_operator.cluster.node_pools import NodePool, ReferencedLabels
 from espalier_operator.model import Node
 from espalier_operator.model.constraints import Amounts, Constraints
 from espalier_operator.planner import plan
-from espalier_operator.planner.starting import Vain
+from espalier_operator.planner.starting import FailedPlacements
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
 from espalier_operator.policies.gandiva import GandivaPolicy
-from espalier_operator.policies.order import Order, Rank
+from espalier_operator.policies.order import LendingOrder, Rank
 from espalier_operator.policies.tiresias import LasPolicy
-from espalier_operator.reclaim.extra_workers import Line, Loan, Loans
+from espalier_operator.reclaim.extra_workers import ExtraWorker, ExtraWorkers, ReclaimOrder
 from espalier_operator.reclaim.queue import ReclaimQueue
 from operator_world.crowds import NOW, crowd
 
@@ -36,31 +36,31 @@ POLICIES: tuple[Policy, ...] = (FairPolicy(), LasPolicy(thresholds=(20.0, 100.0)
 
 def plain(patch: pytest.MonkeyPatch) -> None:
     """Take the planner's shortcuts away."""
-    room_of, by_node = topology.Split._room_of, Loans.by_node
+    room_of, by_node = topology.RackSplit._room_of, ExtraWorkers.by_node
 
     def counted_again(self: Any, rack: topology.Rack) -> Any:
         self._racks.rooms.clear()
         return room_of(self, rack)
 
-    def summed_again(self: Any, keeps: Any) -> Mapping[str, Goods]:
+    def summed_again(self: Any, keeps: Any) -> Mapping[str, ResourceVector]:
         self._lent, self._counted = {}, {}
         return by_node(self, keeps)
 
-    def by_rank(self: Any, order: Order) -> dict[str, Line]:
-        ranked: dict[str, list[tuple[Rank, Loan]]] = {}
+    def by_rank(self: Any, order: LendingOrder) -> dict[str, ReclaimOrder]:
+        ranked: dict[str, list[tuple[Rank, ExtraWorker]]] = {}
         for job in self._holders.values():
             loans = [(order.lending_rank(job, loan.worker.index), loan) for loan in self.of(job.key)]
             ranked.setdefault(job.gpu_type or "", []).extend(loans)
         for pairs in ranked.values():
             pairs.sort(key=itemgetter(0), reverse=True)
-        return {name: Line(partial(list, [loan for _, loan in pairs])) for name, pairs in ranked.items()}
+        return {name: ReclaimOrder(partial(list, [loan for _, loan in pairs])) for name, pairs in ranked.items()}
 
     def each_group(
-        self: Shelves, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1
+        self: FreeGpuIndex, site: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
     ) -> tuple[str, int] | None:
         return choose(self.on(site), gpus, requests, room, workers)
 
-    def each_rack(self: topology.Racks, site: Site, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+    def each_rack(self: topology.Racks, site: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
         near = {self._rack[node] for node in nodes if node in self._rack}
         zones = {zone for zone, _ in near}
         others = (rack for rack in self.free(site) if rack[0] in zones and rack not in near)
@@ -70,19 +70,19 @@ def plain(patch: pytest.MonkeyPatch) -> None:
                 return found[0]
         return None
 
-    def made_again(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> Fleet:
-        return Fleet(nodes, Mentioned.by(constraints), rack_label)
+    def made_again(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
+        return NodeIndex(nodes, ReferencedLabels.by(constraints), rack_label)
 
     patch.setattr(stock, "fleet_of", made_again)
-    patch.setattr(Vain, "is_hopeless", lambda *_: False)
+    patch.setattr(FailedPlacements, "is_hopeless", lambda *_: False)
     patch.setattr(Capacity, "swapping", lambda *_: lambda *_: None)
     patch.setattr(buckets, "_STALE", 10**6)
-    patch.setattr(Shelves, "choose", each_group)
+    patch.setattr(FreeGpuIndex, "choose", each_group)
     patch.setattr(topology, "_MOST_VIEWS", 0)
-    patch.setattr(topology.Split, "_room_of", counted_again)
+    patch.setattr(topology.RackSplit, "_room_of", counted_again)
     patch.setattr(topology.Racks, "nearest", each_rack)
-    patch.setattr(Loans, "by_node", summed_again)
-    patch.setattr(Loans, "lines", by_rank)
+    patch.setattr(ExtraWorkers, "by_node", summed_again)
+    patch.setattr(ExtraWorkers, "lines", by_rank)
 
 
 @given(seed=st.integers(0, 10**6), policy=st.sampled_from(POLICIES))
@@ -115,10 +115,10 @@ def test_the_shortcuts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     counting(ReclaimQueue, "_swap")
     counting(ReclaimQueue, "_swap_one")
-    counting(topology.Split, "_room_of")
+    counting(topology.RackSplit, "_room_of")
     counting(topology.Racks, "nearest")
-    counting(Loans, "by_node")
-    counting(Vain, "is_hopeless")
+    counting(ExtraWorkers, "by_node")
+    counting(FailedPlacements, "is_hopeless")
     for seed in range(20):
         plan(crowd(seed), FairPolicy(), NOW)
     assert min(taken.values()) > 5, taken

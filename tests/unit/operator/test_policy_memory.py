@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_operator.clock import ScaledClock
-from espalier_operator.loop import Loop
-from espalier_operator.model import Node, Terms
+from espalier_operator.loop import SchedulerLoop
+from espalier_operator.model import JobTerms, Node
 from espalier_operator.policies.memory import MOST_CHARACTERS, PolicyMemory
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
@@ -115,9 +115,9 @@ def test_memory_that_a_policy_cannot_use_is_forgotten(caplog: pytest.LogCaptureF
     text = base64.b64encode(zlib.compress(json.dumps({"policy": "las", "memory": {"queues": 7}}).encode())).decode()
     memory, cluster = PolicyMemory("las", text), Cluster()
     cluster.nodes["n"] = Node(name="n", gpu_type="a", allocatable=1)
-    cluster.submit("ns/one", Terms(min_replicas=1, max_replicas=1, time_budget_seconds=9))
+    cluster.submit("ns/one", JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=9))
     backend = _Backend(cluster)
-    asyncio.run(Loop(backend, configured("las"), ScaledClock(), memory=memory).tick())
+    asyncio.run(SchedulerLoop(backend, configured("las"), ScaledClock(), memory=memory).tick())
     assert cluster.jobs["ns/one"].admitted_at is not None
     assert "starts with an empty memory: it cannot use what it remembered" in caplog.text
     assert memory.memory["queues"][0] == ["ns/one"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, Plan, Requeue, Stop
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.tiresias import LasPolicy
 from espalier_operator.policies.view import Decision, Share, View
@@ -31,7 +31,7 @@ class InOrder:
 
 
 def job(name: str, workers: int = 1, *, at: float = 0.0, yields: bool = True, queue: str = "default") -> JobFacts:
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=workers,
         max_replicas=workers,
         queue=queue,
@@ -47,7 +47,7 @@ def runs(facts: JobFacts, *nodes: str, since: float = 0.0, service: float = 0.0)
         Worker(
             name=f"{facts.key}-{index}",
             job=facts.key,
-            role=Role.BASE,
+            role=WorkerRole.BASE,
             index=index,
             node=node,
             gpus=1,
@@ -136,11 +136,11 @@ def test_gpus_on_which_a_reservation_counts_are_not_yielded_to_a_later_job() -> 
 
 
 def test_a_job_of_the_same_queue_yields_its_quota() -> None:
-    queue = Queue(name="q", quotas=(Quota(nominal=2),))
+    queue = QueueLimits(name="q", quotas=(Quota(nominal=2),))
     running = [runs(job("a", queue="q"), "n"), runs(job("b", queue="q"), "n"), runs(job("other"), "n")]
     seen = replace(
         snapshot(running, job("new", queue="q"), job("newer", queue="q", at=1.0), n=8),
-        queues=(queue, Queue(name="default")),
+        queues=(queue, QueueLimits(name="default")),
     )
     planned = decide(seen, "new", "a", "b", "other", "newer")
     assert stops(planned) == ["b"]

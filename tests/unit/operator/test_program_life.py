@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.job.progress import look
-from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
+from espalier_operator.job.state import End, JobState, Observation, Timing, WorkerStart
 from espalier_operator.job.transitions import after
 from espalier_operator.job.view import facts_of
-from espalier_operator.model import JobFacts, Rules, Terms
+from espalier_operator.model import JobFacts, JobTerms, Rules
 from espalier_operator.model.actions import Action, Admit, Fail, Finish, Requeue, Stop
 from espalier_operator.planner.lifecycle import ending
 
-TERMS = Terms(
+TERMS = JobTerms(
     min_replicas=1,
     max_replicas=1,
     time_budget_seconds=100,
@@ -37,13 +37,13 @@ class Life:
         self.state = after(
             JobState(submitted_at=0.0), Admit(job="n/a", gpu_type="a", reason=Reason.GPUS_GRANTED), TERMS, 0.0, TIMING
         )
-        self.leader: Incarnation | None = None
+        self.leader: WorkerStart | None = None
         self.seen = Observation()
         self.actions: list[Action] = []
 
     def start(self, *, ready: bool = True) -> None:
         name = f"pod-{self.state.attempts[0]}-{self.now}"
-        self.leader = Incarnation(id=name, running=True, started_at=self.now, ready=ready)
+        self.leader = WorkerStart(id=name, running=True, started_at=self.now, ready=ready)
 
     def exit(self, code: int, *, external: bool = False) -> None:
         assert self.leader is not None

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from espalier_core.types.program import MAX_VALUES, LogProgress, MetricsProgress
 from espalier_core.types.report import MAX_NAME, Metric
-from espalier_operator.programs import MAX_LINE_BYTES, NOTHING, LineReader, Reading, lines_of, number_of, values_of_page
+from espalier_operator.programs import (
+    MAX_LINE_BYTES,
+    NOTHING,
+    LineReader,
+    ProgramReading,
+    lines_of,
+    number_of,
+    values_of_page,
+)
 
 PATTERN = LineReader(LogProgress(pattern=r"step (?P<step>\S+)/(?P<steps>\S+)(?:.*loss (?P<loss>\S+))?"))
 KEYS = LineReader(LogProgress.model_validate({"json": {"step": "global_step", "train/loss": "loss"}}))
@@ -64,7 +72,7 @@ steps_total_more 5
     ],
 )
 def test_the_part_that_is_done(values: dict[str, float], fraction: float | None) -> None:
-    assert Reading(values).fraction == (None if fraction is None else pytest.approx(fraction))
+    assert ProgramReading(values).fraction == (None if fraction is None else pytest.approx(fraction))
 
 
 def test_steps_in_all_may_be_those_of_the_job_and_those_of_the_program_go_first() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Stopping, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Stopping, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, Plan, Requeue, Stop
-from espalier_operator.model.queues import Ledger, Queue, Quota
+from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
 
@@ -24,7 +24,7 @@ def job(
     gpu_type: str | None = None,
     yields: bool = False,
 ) -> JobFacts:
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=gpus,
         max_replicas=gpus,
         queue=queue,
@@ -40,7 +40,7 @@ def runs(facts: JobFacts, gpu_type: str = "fast") -> JobFacts:
     return replace(facts, admitted_at=0.0, gpu_type=gpu_type)
 
 
-def decide(queues: tuple[Queue, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:
+def decide(queues: tuple[QueueLimits, ...], *jobs: JobFacts, fast: int = 8, slow: int = 0) -> Plan:
     nodes = (Node(name="n", gpu_type="fast", allocatable=fast), Node(name="m", gpu_type="slow", allocatable=slow))
     return plan(Snapshot(taken_at=NOW, nodes=nodes, jobs=jobs, queues=queues), FairPolicy(), NOW)
 
@@ -53,15 +53,15 @@ def refused(planned: Plan) -> dict[str, Reason]:
     return {key.removeprefix("team/"): refusal.reason for key, refusal in planned.refusals.items()}
 
 
-def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> Queue:
-    return Queue(name=name, cohort=cohort, quotas=(Quota(nominal=nominal, borrowing_limit=limit),))
+def queue(name: str = "a", nominal: int = 2, limit: int | None = None, cohort: str | None = None) -> QueueLimits:
+    return QueueLimits(name=name, cohort=cohort, quotas=(Quota(nominal=nominal, borrowing_limit=limit),))
 
 
 def test_a_running_job_that_raises_its_priority_counts_with_what_its_queue_allows() -> None:
     """So it shares lent GPUs as before, and is stopped in the same order."""
-    low = Queue(name="a", max_priority=0)
+    low = QueueLimits(name="a", max_priority=0)
 
-    def lent(queues: tuple[Queue, ...]) -> dict[str, int]:
+    def lent(queues: tuple[QueueLimits, ...]) -> dict[str, int]:
         jobs = []
         for name, priority in (("raised", 50), ("other", 0)):
             facts = runs(job(name, priority=priority))
@@ -124,17 +124,17 @@ def test_nobody_borrows_more_while_a_queue_waits_for_what_others_borrowed() -> N
 
 
 def test_types_have_quotas_of_their_own() -> None:
-    mixed = Queue(name="a", quotas=(Quota(gpu_type="fast", nominal=1), Quota(nominal=2)))
+    mixed = QueueLimits(name="a", quotas=(Quota(gpu_type="fast", nominal=1), Quota(nominal=2)))
     planned = decide((mixed,), *(job(f"x{n}", at=n) for n in range(4)), slow=8)
     assert {action.gpu_type for action in planned.actions if isinstance(action, Admit)} == {"fast", "slow"}
     assert len(admitted(planned)) == 3
-    only = Queue(name="a", quotas=(Quota(gpu_type="slow", nominal=1),))
+    only = QueueLimits(name="a", quotas=(Quota(gpu_type="slow", nominal=1),))
     assert refused(decide((only,), job("x", gpu_type="fast"), slow=8)) == {"x": Reason.QUOTA_EXCEEDED}
 
 
 def test_a_job_needs_a_queue_that_takes_it() -> None:
-    theirs = Queue(name="theirs", namespaces=("others",))
-    low = Queue(name="low", max_priority=0)
+    theirs = QueueLimits(name="theirs", namespaces=("others",))
+    low = QueueLimits(name="low", max_priority=0)
     planned = decide((theirs, low), job("x", "none"), job("y", "theirs"), job("z", "low", priority=1), job("v", "low"))
     assert admitted(planned) == ["v"]
     assert refused(planned) == {
@@ -198,22 +198,24 @@ def test_nothing_is_taken_that_was_not_borrowed_or_would_not_be_enough() -> None
 def test_who_runs_has_not_borrowed_what_is_kept_for_a_job_that_waits() -> None:
     """Another job of its queue waits for GPUs and is to borrow: the one that runs is within the nominal quota."""
     own, waits, other = job("own", gpus=2).claim, job("waits").claim, job("b0", "b").claim
-    ledger = Ledger(COHORT, [(own, "fast")])
+    ledger = QueueUsage(COHORT, [(own, "fast")])
     ledger.hold(waits, "fast")
     assert ledger.borrowed(own, "fast", lender=other) == 0
-    ledger = Ledger(COHORT, [(own, "fast"), (waits, "fast")])
+    ledger = QueueUsage(COHORT, [(own, "fast"), (waits, "fast")])
     assert ledger.borrowed(own, "fast", lender=other) == 1
 
 
 def test_a_job_that_would_wait_for_gpus_of_its_quota_starts_on_others_that_its_queue_may_borrow() -> None:
     """And gives up what it has reserved: the next plan lets others have it."""
 
-    def of(name: str, fast: int, slow: int) -> Queue:
+    def of(name: str, fast: int, slow: int) -> QueueLimits:
         quotas = (Quota(gpu_type="fast", nominal=fast), Quota(gpu_type="slow", nominal=slow))
-        return Queue(name=name, cohort="all", quotas=quotas)
+        return QueueLimits(name=name, cohort="all", quotas=quotas)
 
     holder, waits = runs(job("holder", "a", gpus=2)), job("x", "a", at=1.0, gpus=2)
-    worker = Worker(name="h", job="team/holder", role=Role.BASE, node="n", gpus=1, index=0, state=WorkerState.RUNNING)
+    worker = Worker(
+        name="h", job="team/holder", role=WorkerRole.BASE, node="n", gpus=1, index=0, state=WorkerState.RUNNING
+    )
     workers = (worker, replace(worker, name="i", index=1))
     nodes = (Node(name="n", gpu_type="fast", allocatable=3), Node(name="m", gpu_type="slow", allocatable=2))
     snapshot = Snapshot(taken_at=NOW, nodes=nodes, jobs=(holder, waits), workers=workers)

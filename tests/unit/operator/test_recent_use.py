@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.model import JobFacts, Node, Rules, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot
 from espalier_operator.model.actions import Admit
-from espalier_operator.model.queues import Queue
+from espalier_operator.model.queues import QueueLimits
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.policies.order import Order
+from espalier_operator.policies.order import LendingOrder
 from espalier_operator.policies.recent_use import SHARES_KEPT, RecentUse
 from espalier_operator.policies.snapshot_view import decided
 
@@ -22,12 +22,12 @@ DAY = 86_400.0
 
 
 def job(key: str, gpus: int = 1, *, held: bool = False, at: float = 0.0, **terms: object) -> JobFacts:
-    asked = Terms(min_replicas=gpus, max_replicas=gpus, time_budget_seconds=1e6, **terms)
+    asked = JobTerms(min_replicas=gpus, max_replicas=gpus, time_budget_seconds=1e6, **terms)
     state = {"admitted_at": 0.0, "gpu_type": "a"} if held else {}
     return replace(JobFacts(key=key, terms=asked, submitted_at=at), **state)
 
 
-def world(at: float, *jobs: JobFacts, queues: tuple[Queue, ...] = (), aging: float = 0.0) -> Snapshot:
+def world(at: float, *jobs: JobFacts, queues: tuple[QueueLimits, ...] = (), aging: float = 0.0) -> Snapshot:
     return Snapshot(taken_at=at, jobs=jobs, queues=queues, rules=Rules(aging_seconds=aging))
 
 
@@ -65,7 +65,7 @@ def test_it_is_an_average_that_does_not_depend_on_when_one_looks(
 
 
 def test_queues_count_by_their_weight_where_there_are_any() -> None:
-    queues = (Queue(name="big", weight=4), Queue(name="small"))
+    queues = (QueueLimits(name="big", weight=4), QueueLimits(name="small"))
     use = RecentUse(DAY)
     use.seen(world(0.0, *(job(f"x/r-{name}", 8, held=True, queue=name) for name in ("big", "small")), queues=queues))
     seen = use.seen(world(DAY, *(job(f"y/{name}", queue=name) for name in ("big", "small")), queues=queues))
@@ -90,7 +90,7 @@ def test_who_waits_rises_by_a_step_of_priority_at_a_time() -> None:
     assert [each.aged for each in seen.jobs] == [9, 0, 0]
     first, second = job("x/a", at=0, priority=0), job("x/b", at=900, priority=8)
     ranked = use.seen(world(1000.0, first, second, aging=100.0)).jobs
-    order = Order(decided(FairPolicy(), Snapshot(taken_at=1000.0), ranked, 1000.0), ranked)
+    order = LendingOrder(decided(FairPolicy(), Snapshot(taken_at=1000.0), ranked, 1000.0), ranked)
     assert order.sorted(ranked)[0].key == "x/a"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.model import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot
 from espalier_operator.model.actions import Admit, Plan
 from espalier_operator.model.constraints import Constraints
 from espalier_operator.planner import plan
@@ -21,7 +21,7 @@ def node(name: str, gpus: int, **special: int) -> Node:
 
 def planned(*nodes: Node, workers: int = 1) -> Plan:
     requests = (("cpu", 1_000), ("pods", 1), (CARD, 1))
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=workers,
         max_replicas=workers,
         time_budget_seconds=100.0,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_operator.model import Role, Worker, WorkerState
-from espalier_operator.model.constraints import Constraints, Expression, Term
+from espalier_operator.model import Worker, WorkerRole, WorkerState
+from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm
 from espalier_operator.planner.worker_index import served
 
 PODS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8)), max_size=40)
@@ -16,14 +16,14 @@ PODS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8)), max_size=4
 
 def pod(number: int, namespace: str, gpus: int) -> Worker:
     return Worker(
-        name=f"{namespace}/{number}", job=None, role=Role.FOREIGN, node=None, gpus=gpus, state=WorkerState.PENDING
+        name=f"{namespace}/{number}", job=None, role=WorkerRole.FOREIGN, node=None, gpus=gpus, state=WorkerState.PENDING
     )
 
 
 def pinned(number: int, namespace: str) -> Worker:
     """A pod that asks for one node, by its name."""
-    field = Expression("metadata.name", "In", (f"n{number}",))
-    return replace(pod(number, namespace, 1), constraints=Constraints(affinity=(Term(fields=(field,)),)))
+    field = NodeSelectorRequirement("metadata.name", "In", (f"n{number}",))
+    return replace(pod(number, namespace, 1), constraints=Constraints(affinity=(NodeSelectorTerm(fields=(field,)),)))
 
 
 def test_a_flood_of_one_tenant_leaves_room_for_the_others() -> None:

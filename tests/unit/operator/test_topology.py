@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from espalier_operator.cluster.capacity import Capacity
 from espalier_operator.cluster.topology import ZONE_LABEL
-from espalier_operator.model import JobFacts, Node, Role, Rules, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import ANYWHERE, Constraints
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -29,7 +29,7 @@ def gang(
     nodes: Sequence[Node], gpus: int, workers: int, constraints: Constraints = ANYWHERE, rack_label: str = RACK_LABEL
 ) -> list[str] | None:
     """Return the nodes of a gang, None where it gets none."""
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=workers,
         max_replicas=workers,
         gpus_per_worker=gpus,
@@ -83,13 +83,13 @@ def test_a_rack_without_cpus_does_not_count() -> None:
 
 def grown(nodes: Sequence[Node], *held: str, extra: int) -> list[str | None]:
     """Return the nodes of `extra` workers that a job gets whose base workers are on `held`."""
-    terms = Terms(
+    terms = JobTerms(
         min_replicas=len(held), max_replicas=len(held) + extra, time_budget_seconds=500.0, cooldown_seconds=1.0
     )
     states = {"admitted_at": 0.0, "gpu_type": "h100", "leader_running": True, "has_reported": True, "training": True}
     job = JobFacts(key="ns/a", terms=terms, submitted_at=0.0, **states)  # type: ignore[arg-type]
     workers = tuple(
-        Worker(name=f"a-{n}", job="ns/a", role=Role.BASE, index=n, node=on, gpus=1, state=WorkerState.RUNNING)
+        Worker(name=f"a-{n}", job="ns/a", role=WorkerRole.BASE, index=n, node=on, gpus=1, state=WorkerState.RUNNING)
         for n, on in enumerate(held)
     )
     snapshot = Snapshot(

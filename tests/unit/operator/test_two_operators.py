@@ -12,14 +12,14 @@ from espalier_core.types.reasons import Reason
 from espalier_operator.model import (
     Ended,
     JobFacts,
+    JobTerms,
     Node,
     Placement,
     Reclaim,
-    Role,
     Rules,
     Snapshot,
-    Terms,
     Worker,
+    WorkerRole,
     WorkerState,
 )
 from espalier_operator.model.actions import Admit, Finish, Plan, Requeue
@@ -46,7 +46,7 @@ class Shared:
         """By job: the round in which it began to train."""
 
     def submit(self, operator: str, name: str, workers: int) -> None:
-        terms = Terms(min_replicas=workers, max_replicas=workers, time_budget_seconds=1e6)
+        terms = JobTerms(min_replicas=workers, max_replicas=workers, time_budget_seconds=1e6)
         self.cluster.submit(f"{operator}/{name}", terms)
 
     def seen_by(self, operator: str) -> Snapshot:
@@ -92,7 +92,7 @@ def _is_of(operator: str, key: str | None) -> bool:
 
 
 def _rival(worker: Worker) -> Worker:
-    return replace(worker, job=None, role=Role.FOREIGN, is_rival=True)
+    return replace(worker, job=None, role=WorkerRole.FOREIGN, is_rival=True)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -131,7 +131,7 @@ def decide(*facts: JobFacts | Worker, gpus: int = 2) -> Plan:
 
 
 def worker(name: str, job: str | None, *, node: str | None = None, pin: str | None = "n", gpus: int = 2) -> Worker:
-    role = Role.FOREIGN if job is None else Role.BASE
+    role = WorkerRole.FOREIGN if job is None else WorkerRole.BASE
     state = WorkerState.PENDING if node is None else WorkerState.RUNNING
     pin = pin if node is None else None
     is_rival = job is None
@@ -139,7 +139,7 @@ def worker(name: str, job: str | None, *, node: str | None = None, pin: str | No
 
 
 def job(**facts: object) -> JobFacts:
-    terms = Terms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=1, max_replicas=1, gpus_per_worker=2, time_budget_seconds=500.0)
     return JobFacts(key="ns/a", terms=terms, submitted_at=0.0, **facts)  # type: ignore[arg-type]
 
 
@@ -165,11 +165,11 @@ def test_gpus_that_a_pod_gives_back_go_to_the_worker_of_another_operator_that_wa
 
 def test_what_our_job_is_asked_to_give_back_is_not_kept_for_another_operator() -> None:
     """Else each plan would ask for more."""
-    terms = Terms(min_replicas=1, max_replicas=2, gpus_per_worker=2, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=1, max_replicas=2, gpus_per_worker=2, time_budget_seconds=500.0)
     reclaim = Reclaim(extra=0, deadline=110.0, reason=Reason.NEEDED_BY_OTHER_JOB)
     lent = replace(RUNNING, terms=terms, reclaim=reclaim, generation=2)
     base = worker("base", "ns/b", node="n")
-    extra = replace(base, name="extra", role=Role.EXTRA)
+    extra = replace(base, name="extra", role=WorkerRole.EXTRA)
     asked = decide(ADMITTED, lent, base, extra, worker("theirs", None), gpus=4)
     assert (asked.actions, asked.placements["ns/a"].base) == ((), {0: "n"})
 
@@ -200,7 +200,7 @@ def test_kube_scheduler_decides_between_two_that_chose_the_same_gpus() -> None:
 
 
 def test_what_another_operator_waits_for_is_not_reclaimed_from_our_jobs() -> None:
-    terms = Terms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0)
+    terms = JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=500.0)
     base = worker("base", "ns/b", node="n", gpus=1)
-    extra = replace(base, name="extra", role=Role.EXTRA)
+    extra = replace(base, name="extra", role=WorkerRole.EXTRA)
     assert decide(replace(RUNNING, terms=terms), base, extra, worker("theirs", None, gpus=1)).actions == ()

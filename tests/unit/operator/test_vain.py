@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.planner.starting import Attempt, Vain
+from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.planner.starting import Attempt, FailedPlacements
 
 
 def attempt(workers: int, cpu: int, *, gpus: int = 1, group: int = 0, kept: tuple[int, ...] = ()) -> Attempt:
-    site = Site("x", (group,), (("cpu", cpu),) if cpu else (), frozenset((group,)))
+    site = NodePool("x", (group,), (("cpu", cpu),) if cpu else (), frozenset((group,)))
     return (site,), gpus, workers, kept
 
 
 def test_a_gang_that_requests_no_less_than_one_that_was_in_vain_is_hopeless() -> None:
-    vain, first = Vain(), attempt(4, 100)
+    vain, first = FailedPlacements(), attempt(4, 100)
     vain.add(first, Reason.NO_FREE_GPU)
     assert vain.reason(first) is Reason.NO_FREE_GPU
     assert vain.reason(attempt(4, 100)) is None, "another site is another attempt"
@@ -31,7 +31,7 @@ def test_a_gang_that_requests_no_less_than_one_that_was_in_vain_is_hopeless() ->
 
 
 def test_a_gang_with_fewer_workers_that_request_more_is_distinguished() -> None:
-    vain = Vain()
+    vain = FailedPlacements()
     vain.add(attempt(4, 100), Reason.NO_FREE_GPU)
     vain.add(attempt(2, 200), Reason.UNSCHEDULABLE)
     assert vain.is_hopeless(attempt(3, 200))
@@ -39,7 +39,7 @@ def test_a_gang_with_fewer_workers_that_request_more_is_distinguished() -> None:
 
 
 def test_hope_is_for_gangs_that_were_not_tried() -> None:
-    vain, first = Vain(), attempt(4, 100)
+    vain, first = FailedPlacements(), attempt(4, 100)
     vain.add(first, Reason.NO_FREE_GPU)
     vain.hope()
     assert not vain.is_hopeless(attempt(5, 100))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.clock import ScaledClock
-from espalier_operator.loop import Loop
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.loop import SchedulerLoop
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, GrantExtra, NoticeReclaim, Plan
 from espalier_operator.planner import plan
 from espalier_operator.policies.snapshot_view import view_of
@@ -37,7 +37,7 @@ class Wishing:
 
 
 def job(key: str = "ns/a", base: int = 2, most: int = 4, **facts: Any) -> JobFacts:
-    terms = Terms(min_replicas=base, max_replicas=most, time_budget_seconds=1000.0, cooldown_seconds=0.0)
+    terms = JobTerms(min_replicas=base, max_replicas=most, time_budget_seconds=1000.0, cooldown_seconds=0.0)
     return JobFacts(key=key, terms=terms, submitted_at=0.0, **facts)
 
 
@@ -49,7 +49,7 @@ def running(base_nodes: tuple[str, ...], key: str = "ns/a", **facts: Any) -> tup
         Worker(
             name=f"{key}-{index}",
             job=key,
-            role=Role.BASE,
+            role=WorkerRole.BASE,
             index=index,
             node=node,
             gpus=1,
@@ -166,7 +166,7 @@ def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) ->
             assert len(plan.ignored) == 7
 
     async def story() -> None:
-        loop = Loop(Backend(), policy, ScaledClock())
+        loop = SchedulerLoop(Backend(), policy, ScaledClock())
         await loop.tick()
         await loop.tick()
 
@@ -178,9 +178,9 @@ def test_the_log_names_what_is_ignored_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_policy_sees_where_workers_are_and_not_what_others_hold() -> None:
     runs, workers = running(("n0", "n1"), extra=1)
-    extra = replace(workers[0], name="x", role=Role.EXTRA, node=None, pinned_to="n2")
+    extra = replace(workers[0], name="x", role=WorkerRole.EXTRA, node=None, pinned_to="n2")
     gone = replace(workers[0], name="y", state=WorkerState.TERMINATING)
-    other = Worker(name="o", job=None, role=Role.FOREIGN, node="n1", gpus=2, state=WorkerState.RUNNING)
+    other = Worker(name="o", job=None, role=WorkerRole.FOREIGN, node="n1", gpus=2, state=WorkerState.RUNNING)
     snapshot = world({"n0": 4, "n1": 4, "n2": 4}, runs, workers=(extra, *workers, gone, other))
     nodes = (replace(snapshot.nodes[0], departing=1), *snapshot.nodes[1:])
     view = view_of(replace(snapshot, nodes=nodes), [runs], 100.0)
@@ -207,7 +207,7 @@ def test_a_policy_sees_where_workers_are_and_not_what_others_hold() -> None:
 def test_what_is_more_than_a_share_is_handed_back_though_nobody_needs_it(share: Share, kept: int | None) -> None:
     """With notice, once it has had them for `minRuntimeSeconds`."""
     runs, workers = running(("n0",), extra=2, granted_at=50.0, changed_at=50.0)
-    lent = [replace(workers[0], name=f"x{index}", role=Role.EXTRA, index=index) for index in (0, 1)]
+    lent = [replace(workers[0], name=f"x{index}", role=WorkerRole.EXTRA, index=index) for index in (0, 1)]
     snapshot = world({"n0": 8}, runs, workers=(*workers, *lent))
     early = planned(snapshot, share)
     assert not any(isinstance(action, NoticeReclaim) for action in early.actions), "60 s have not passed since 50"

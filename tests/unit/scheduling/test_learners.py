@@ -34,7 +34,7 @@ from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.rounds import Node, Rounds
-from espalier_operator.policies.view import Outlook
+from espalier_operator.policies.view import SpeedModel
 
 NODES = [Node("a", 4), Node("b", 4)]
 MOMENT = 600.0
@@ -47,7 +47,7 @@ class Known(FixedJob):
     tried_workers = 1
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> SpeedModel:
         return self
 
     @property

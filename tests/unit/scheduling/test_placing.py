@@ -15,7 +15,7 @@ from espalier_lab.scheduling.learned.files import LearnedPolicyError, read_polic
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.placement.tasks import KINDS
 from espalier_lab.scheduling.product.placing import MOST_NODES, placed, scarcity
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit
 from espalier_operator.planner import plan
 from espalier_operator.policies.fair import FairPolicy
@@ -105,7 +105,7 @@ def test_an_empty_node_is_opened_while_gpus_are_plentiful_and_kept_whole_when_th
 
 def snapshot() -> Snapshot:
     """Return two nodes with two GPUs each; a job of one worker runs on the first, another one waits."""
-    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=900)
+    terms = JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=900)
     runs = JobFacts(
         key="ns/runs",
         terms=terms,
@@ -116,7 +116,9 @@ def snapshot() -> Snapshot:
         training=True,
         leader_running=True,
     )
-    worker = Worker(name="runs-0", job="ns/runs", role=Role.BASE, index=0, node="n1", gpus=1, state=WorkerState.RUNNING)
+    worker = Worker(
+        name="runs-0", job="ns/runs", role=WorkerRole.BASE, index=0, node="n1", gpus=1, state=WorkerState.RUNNING
+    )
     return Snapshot(
         taken_at=10.0,
         nodes=tuple(Node(name=name, gpu_type="a", allocatable=2) for name in ("n1", "n2")),

@@ -18,7 +18,7 @@ from espalier_lab.scheduling.learned.files import Serves, make_policy, write_pol
 from espalier_lab.scheduling.learned.network import Network
 from espalier_lab.scheduling.product.server import Served
 from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
-from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
+from espalier_operator.policies.learned import Allotment, PolicyAnswer, PolicyFileError
 from espalier_operator.policies.remote import AwayError
 from espalier_operator.policies.view import Candidate, View
 from policy_files import giving, write_giving
@@ -49,11 +49,11 @@ def url(file: Path) -> Iterator[str]:
         ask(url)
 
 
-def ask(url: str, view: View = VIEW) -> Answer:
+def ask(url: str, view: View = VIEW) -> PolicyAnswer:
     return asyncio.run(asked(url, view))
 
 
-async def asked(url: str, view: View) -> Answer:
+async def asked(url: str, view: View) -> PolicyAnswer:
     return await asking_at(url)(view)
 
 

@@ -23,7 +23,7 @@ from espalier_lab.simulator.measured import MeasuredJob
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.rounds import Node
 from espalier_operator.kube.audit import AuditLog
-from espalier_operator.model import JobFacts, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Snapshot
 from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.policies.settings import configured
 from policy_files import write_giving
@@ -259,7 +259,7 @@ def test_a_policy_file_is_shadowed_and_its_completion_times_are_estimated(folder
 
 
 def test_measured_speeds_make_jobs_faster_with_more_workers_and_others_are_as_they_were() -> None:
-    terms = Terms(min_replicas=1, max_replicas=4, time_budget_seconds=900.0, trains_together=True)
+    terms = JobTerms(min_replicas=1, max_replicas=4, time_budget_seconds=900.0, trains_together=True)
     speeds = tuple(
         StepTime(nodes=1, workers=workers, batch_size=64 // workers, step_seconds=seconds, sync_seconds=0.0)
         for workers, seconds in ((1, 0.8), (2, 0.5))

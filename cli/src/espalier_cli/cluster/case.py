@@ -18,7 +18,7 @@ from espalier_operator.kube.inspection import (
     parse_report,
     seen_by_operator,
 )
-from espalier_operator.model import JobFacts, Role, Snapshot
+from espalier_operator.model import JobFacts, Snapshot, WorkerRole
 from espalier_operator.model.actions import Action, Plan
 from espalier_operator.planner.safe import plan_safely
 from espalier_operator.policies.settings import configured
@@ -57,7 +57,7 @@ class Case:
         if self.leader is not None:
             return self.leader.name
         attempts = self.job.status.scheduling.attempts
-        return names.pod_name(self.job.name, Role.BASE, 0, attempts[0] if attempts else 0)
+        return names.pod_name(self.job.name, WorkerRole.BASE, 0, attempts[0] if attempts else 0)
 
 
 def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSettings) -> Case | None:
@@ -70,7 +70,7 @@ def case_of(namespace: str, name: str, view: View, now: float, settings: KubeSet
     reports = [raw for raw in view.lists[CONFIG_MAPS].items if _is(raw["metadata"], namespace, report_name)]
     pods = [parse_pod(raw, settings) for raw in view.lists[PODS].items if _is_worker(raw["metadata"], namespace, name)]
     ref = JobRef(namespace, name, job.uid)
-    leaders = [pod for pod in pods if (pod.owner, pod.role, pod.index) == (ref, Role.BASE, 0)]
+    leaders = [pod for pod in pods if (pod.owner, pod.role, pod.index) == (ref, WorkerRole.BASE, 0)]
     leader = max(leaders, key=lambda pod: pod.attempt, default=None)
     report = parse_report(reports[0])[0] if reports else None
     if view.blind:

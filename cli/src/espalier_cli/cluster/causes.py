@@ -13,7 +13,7 @@ from espalier_core.types.status import ConditionType
 from espalier_operator.cluster.resource_quotas import demand_of
 from espalier_operator.kube.settings import FIGURES_A_SECOND
 from espalier_operator.model import JobFacts, Snapshot
-from espalier_operator.model.queues import Ledger, Queue, Quota
+from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 
 SILENT_SECONDS = 60.0
 """A running job's status is written every few seconds, with many jobs less often: long past this its operator is not at
@@ -265,7 +265,7 @@ def queue_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
     queue = next((each for each in snapshot.queues if each.name == job.terms.queue), None)
     if queue is None or not queue.quotas:
         return []
-    ledger = Ledger(snapshot.queues, snapshot.held_claims())
+    ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
     held = {gpu_type: used for name, gpu_type, _, used in ledger.usage() if name == queue.name}
     types = sorted({node.gpu_type for node in snapshot.nodes if node.allocatable and job.terms.admit(node)})
     lines = []
@@ -283,7 +283,7 @@ def queue_limits(job: JobFacts, snapshot: Snapshot) -> list[str]:
     return lines
 
 
-def _queue_quota(queue: Queue, quota: Quota, held: int) -> str:
+def _queue_quota(queue: QueueLimits, quota: Quota, held: int) -> str:
     more = ""
     if queue.cohort is not None and quota.borrowing_limit is None:
         more = f"; it may borrow what cohort {queue.cohort} does not use"

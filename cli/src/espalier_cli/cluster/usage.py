@@ -12,10 +12,10 @@ from typing import Any
 
 from espalier_cli.cluster.output import amount, count, duration, listed, of_type
 from espalier_operator.kube.inspection import KubeSettings
-from espalier_operator.model import Blame, JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model import Blame, JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Plan
 from espalier_operator.model.constraints import REPELLING
-from espalier_operator.policies.order import Order
+from espalier_operator.policies.order import LendingOrder
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision
 
@@ -133,7 +133,7 @@ def others(snapshot: Snapshot) -> list[tuple[str, int, int]]:
     held: Counter[str] = Counter()
     wanted: Counter[str] = Counter()
     for worker in snapshot.workers:
-        if worker.role is Role.FOREIGN:
+        if worker.role is WorkerRole.FOREIGN:
             amount = wanted if worker.node is None else held
             amount[worker.name.partition("/")[0]] += worker.gpus
     names = sorted({*held, *wanted}, key=lambda name: (-held[name] - wanted[name], name))
@@ -204,7 +204,7 @@ def why_not(raw: Mapping[str, Any], settings: KubeSettings) -> list[str]:
 def _use_of(worker: Worker) -> str:
     if worker.state is WorkerState.TERMINATING:
         return "terminating"
-    return {Role.BASE: "base", Role.EXTRA: "lent", Role.FOREIGN: "others"}[worker.role]
+    return {WorkerRole.BASE: "base", WorkerRole.EXTRA: "lent", WorkerRole.FOREIGN: "others"}[worker.role]
 
 
 def _promised(job: JobFacts, workers: Iterable[Worker], due: bool) -> int:
@@ -213,9 +213,9 @@ def _promised(job: JobFacts, workers: Iterable[Worker], due: bool) -> int:
         return 0
     live = [worker for worker in workers if worker.state is not WorkerState.TERMINATING]
     bound = Counter(worker.role for worker in live if worker.node is not None)
-    unbound = sum(worker.role is Role.EXTRA and worker.node is None for worker in live)
-    base = max(0, job.terms.min_replicas - bound[Role.BASE])
-    extra = max(0, job.extra - bound[Role.EXTRA]) if due else min(unbound, job.extra)
+    unbound = sum(worker.role is WorkerRole.EXTRA and worker.node is None for worker in live)
+    base = max(0, job.terms.min_replicas - bound[WorkerRole.BASE])
+    extra = max(0, job.extra - bound[WorkerRole.EXTRA]) if due else min(unbound, job.extra)
     return (base + extra) * job.terms.gpus_per_worker
 
 
@@ -335,7 +335,7 @@ def _reservation(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
 def _queue(job: JobFacts, snapshot: Snapshot, plan: Plan) -> list[str]:
     policy = configured(snapshot.rules.policy)
     unfinished = [other for other in snapshot.jobs if not other.finished]
-    order = Order(Decision(shares=plan.shares), unfinished)
+    order = LendingOrder(Decision(shares=plan.shares), unfinished)
     waiting = [other for other in unfinished if other.admitted_at is None and not other.terms.suspend]
     keys = [other.key for other in order.sorted([job, *(other for other in waiting if other.key != job.key)])]
     names = keys[: keys.index(job.key)]

@@ -12,9 +12,9 @@ from espalier_lab.simulator.latencies import Latencies
 from espalier_lab.simulator.rounds import Node as Machine
 from espalier_lab.simulator.rounds import spread
 from espalier_operator.job.view import promise_of
-from espalier_operator.model import NOWHERE, Node, Rules, Snapshot, Terms
+from espalier_operator.model import NOWHERE, JobTerms, Node, Rules, Snapshot
 from espalier_operator.model.actions import Plan
-from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Term
+from espalier_operator.model.constraints import ANYWHERE, Constraints, NodeSelectorRequirement, NodeSelectorTerm
 
 _TYPE_LABEL: Final = "gpu-type"
 _BUDGET_SECONDS: Final = 1e12
@@ -25,7 +25,7 @@ def _on_types(gpu_types: tuple[str, ...]) -> Constraints:
     """Return what a job asks of nodes that can run on these types alone; none: on all."""
     if not gpu_types:
         return ANYWHERE
-    return Constraints(affinity=(Term(labels=(Expression(_TYPE_LABEL, "In", gpu_types),)),))
+    return Constraints(affinity=(NodeSelectorTerm(labels=(NodeSelectorRequirement(_TYPE_LABEL, "In", gpu_types),)),))
 
 
 class ClusterBackend:
@@ -51,7 +51,7 @@ class ClusterBackend:
     def submit(self, job: SimulatedJob, base: int) -> None:
         """Make `job`, which needs `base` workers, visible to the planner."""
         latencies = self._latencies
-        terms = Terms(
+        terms = JobTerms(
             min_replicas=base,
             max_replicas=max(base, job.most_workers),
             time_budget_seconds=_BUDGET_SECONDS,

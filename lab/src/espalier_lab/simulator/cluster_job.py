@@ -19,15 +19,15 @@ from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.latencies import Latencies
 from espalier_lab.simulator.rounds import placement_of
 from espalier_operator.job import progress, transitions
-from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
+from espalier_operator.job.state import End, JobState, Observation, Timing, WorkerStart
 from espalier_operator.job.view import facts_of
-from espalier_operator.model import JobFacts, Placement, Role, Terms, Worker, WorkerState
+from espalier_operator.model import JobFacts, JobTerms, Placement, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Action
 
 _TIMING: Final = Timing()
 _NEVER_WRITTEN: Final = datetime.fromtimestamp(0, UTC)
 """The time of day of a report, which nobody reads."""
-_Place = tuple[Role, int]
+_Place = tuple[WorkerRole, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Held:
 class ClusterJob:
     """One job on the simulated cluster."""
 
-    def __init__(self, job: SimulatedJob, terms: Terms, latencies: Latencies) -> None:
+    def __init__(self, job: SimulatedJob, terms: JobTerms, latencies: Latencies) -> None:
         """Take a job of a trace that is being submitted."""
         self.job, self.key, self.terms, self._latencies = job, job.name, terms, latencies
         self.state = JobState(submitted_at=job.submitted_at)
@@ -110,14 +110,16 @@ class ClusterJob:
             self._workers.clear()
             self._saved_at = None
             return
-        for place in [place for place in self._workers if place[0] is Role.EXTRA and place[1] >= self.state.extra]:
+        for place in [
+            place for place in self._workers if place[0] is WorkerRole.EXTRA and place[1] >= self.state.extra
+        ]:
             del self._workers[place]
         extra = list(placement.extra)
-        wanted = [(Role.BASE, index) for index in range(self.terms.min_replicas)]
-        wanted += [(Role.EXTRA, index) for index in range(self.state.extra)]
+        wanted = [(WorkerRole.BASE, index) for index in range(self.terms.min_replicas)]
+        wanted += [(WorkerRole.EXTRA, index) for index in range(self.state.extra)]
         for place in wanted:
             if place not in self._workers:
-                node = placement.base[place[1]] if place[0] is Role.BASE else extra.pop(0)
+                node = placement.base[place[1]] if place[0] is WorkerRole.BASE else extra.pop(0)
                 self._last_start = now + self._latencies.start_seconds
                 self._workers[place] = _Held(self._worker(place, node), self._last_start)
 
@@ -149,7 +151,7 @@ class ClusterJob:
         nodes = [
             held.worker.node or ""
             for (role, index), held in self._workers.items()
-            if held.runs_from <= now and (role is Role.BASE or index < kept)
+            if held.runs_from <= now and (role is WorkerRole.BASE or index < kept)
         ]
         if not self._leader_runs(now) or self._saved_at is not None:
             nodes = []
@@ -168,7 +170,7 @@ class ClusterJob:
 
     def _leader_runs(self, now: float) -> bool:
         """Return whether all base workers run: a gang starts together."""
-        base = [held for (role, _), held in self._workers.items() if role is Role.BASE]
+        base = [held for (role, _), held in self._workers.items() if role is WorkerRole.BASE]
         return bool(base) and all(held.runs_from <= now for held in base)
 
     def _worker(self, place: _Place, node: str | None) -> Worker:
@@ -187,7 +189,7 @@ class ClusterJob:
         """Return what a backend would see; made again only where that differs."""
         if now >= self._acknowledges_at:
             self._acknowledged = self.state.grant.generation
-        starts = [held.runs_from for (role, _), held in self._workers.items() if role is Role.EXTRA]
+        starts = [held.runs_from for (role, _), held in self._workers.items() if role is WorkerRole.EXTRA]
         extra = len(starts), sum(start <= now for start in starts)
         runs, complete = self._leader_runs(now), self.job.completed_at is not None
         saved = self._saved_at is not None and now >= self._saved_at
@@ -201,10 +203,10 @@ class ClusterJob:
             return Observation()
         ended = End(code=0, at=self.job.completed_at, external=False) if complete or saved else None
         base = tuple(
-            Incarnation(
+            WorkerStart(
                 id=f"{index}-{attempt}",
                 running=runs and ended is None,
-                started_at=self._workers[Role.BASE, index].runs_from,
+                started_at=self._workers[WorkerRole.BASE, index].runs_from,
                 end=ended,
             )
             for index, attempt in enumerate(self.state.attempts)

@@ -18,7 +18,7 @@ from typing import Final
 
 from espalier_core.types.outcomes import OutcomeTable, SequenceOutcome
 from espalier_lab.simulator.jobs import FixedJob
-from espalier_operator.policies.view import Prospect
+from espalier_operator.policies.view import ExpectedGrowth
 
 GROWTH_WORKERS: Final = 1
 """Workers that a growing job can be lent: one is enough to decide."""
@@ -122,7 +122,7 @@ class GrowingJob(FixedJob):
         return 0.0 if self.first_lent_at is None else self.curve.gain(self.first_lent_at, self.decisions)
 
     @property
-    def prospect(self) -> Prospect:
+    def prospect(self) -> ExpectedGrowth:
         """What growing is expected to gain it from now on, by decision; what it must wait for in time counts."""
         moment = 1 - self._left / self._duration if self.first_lent_at is None else self.first_lent_at
         made, lent = self.decisions, self.lent_seconds / self._duration
@@ -132,7 +132,7 @@ class GrowingJob(FixedJob):
         gains = [self.curve.forecast(moment, made + more) - now for more in range(1, len(ahead) + 1)]
         # One forecast is off by one error, however many of its decisions are left.
         off = self._error * (len(self.curve.waits) - made) / len(self.curve.waits)
-        return Prospect(gains=tuple(gain + off for gain in gains), seconds=tuple(ahead))
+        return ExpectedGrowth(gains=tuple(gain + off for gain in gains), seconds=tuple(ahead))
 
     def place(self, placement: tuple[int, ...]) -> None:
         """Give it these workers; a loan comes and goes without a restart."""

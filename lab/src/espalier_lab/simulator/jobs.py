@@ -9,7 +9,7 @@ from typing import Final
 from espalier_core.estimates.goodput import adascale_gain
 from espalier_lab.simulator.holdings import Span, hold
 from espalier_lab.simulator.profiles import Application
-from espalier_operator.policies.view import Outlook, Prospect
+from espalier_operator.policies.view import ExpectedGrowth, SpeedModel
 
 NODE_GPUS: Final = 4
 """Workers per node, where nodes are not given."""
@@ -59,12 +59,12 @@ class SimulatedJob(ABC):
         self._pause = 0.0
 
     @property
-    def outlook(self) -> Outlook | None:
+    def outlook(self) -> SpeedModel | None:
         """Its true speed, for policies that ask for it; None where the trace does not say."""
         return None
 
     @property
-    def prospect(self) -> Prospect | None:
+    def prospect(self) -> ExpectedGrowth | None:
         """What its agent would say that growing gains it from now on; None: it cannot grow."""
         return None
 
@@ -150,7 +150,7 @@ class ProfiledJob(SimulatedJob):
         self._tried = 0
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> SpeedModel:
         """Its true speed and what is left of it: Optimus+Oracle of the Pollux paper."""
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.model import JobFacts
 from espalier_operator.policies.speed_models import outlook_of
-from espalier_operator.policies.view import Outlook
+from espalier_operator.policies.view import SpeedModel
 
 
 class MeasuredJob(SimulatedJob):
@@ -24,7 +24,7 @@ class MeasuredJob(SimulatedJob):
         self._left = duration / self.step_seconds(self.requested)
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> SpeedModel:
         """Its speed as far as it was measured, and what is left of its work."""
         return self
 

@@ -22,7 +22,7 @@ from espalier_lab.simulator.rounds import ROUND_SECONDS, Node, base_workers, che
 from espalier_operator.model.actions import Action, Admit, GrantExtra
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
-from espalier_operator.policies.view import Decision, Outlook, Prospect, Speeds, View
+from espalier_operator.policies.view import Decision, ExpectedGrowth, SpeedModel, TypeSpeeds, View
 
 MOST_PLANS: Final = 1000
 """This many plans in a row at one moment mean that they undo each other."""
@@ -112,13 +112,13 @@ class Planned:
 class _Informed:
     """A policy that sees the true speeds of jobs, and what its last decision depends on."""
 
-    def __init__(self, policy: Policy, speeds: Speeds | None) -> None:
+    def __init__(self, policy: Policy, speeds: TypeSpeeds | None) -> None:
         """Take the true speeds by type of GPU, where jobs have them."""
         self._speeds = speeds
         self.policy, self.name, self.queue_order = policy, policy.name, policy.queue_order
         self.elasticity = policy.elasticity
-        self.outlooks: Mapping[str, Outlook] = {}
-        self.prospects: Mapping[str, Prospect] = {}
+        self.outlooks: Mapping[str, SpeedModel] = {}
+        self.prospects: Mapping[str, ExpectedGrowth] = {}
         self.follows_progress = False
         self.order: Sequence[str] = ()
 

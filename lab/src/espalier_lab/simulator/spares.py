@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping
 
-from espalier_operator.policies.order import Weighing
+from espalier_operator.policies.order import WeightedOrder
 from espalier_operator.policies.view import Share
 
 
@@ -22,12 +22,12 @@ def fill(shares: Iterable[Share], base: Mapping[str, int], gpus: int) -> dict[st
         workers[share.job] = count = count if count >= base[share.job] else 0
         gpus -= count
         if count and count == share.workers and share.spare:
-            spare.append((Weighing.of(share, 1).level(0), place, 1, share))
+            spare.append((WeightedOrder.of(share, 1).level(0), place, 1, share))
     heapq.heapify(spare)
     while gpus and spare:
         _, place, more, share = heapq.heappop(spare)
         workers[share.job] += 1
         gpus -= 1
         if more < share.spare:
-            heapq.heappush(spare, (Weighing.of(share, 1).level(more), place, more + 1, share))
+            heapq.heappush(spare, (WeightedOrder.of(share, 1).level(more), place, more + 1, share))
     return workers

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import IntEnum
 from typing import Final
 
-from espalier_operator.cluster.free_gpus import Shelf, Shelves, choose, largest
+from espalier_operator.cluster.free_gpus import FreeGpuIndex, GroupFreeGpus, choose, largest
 from espalier_operator.cluster.headroom import UNKNOWN
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.cluster.stock import Stock
-from espalier_operator.cluster.topology import Split
+from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.cluster.stock import GpuStock
+from espalier_operator.cluster.topology import RackSplit
 from espalier_operator.model.constraints import Amounts
 
 _ALL: Final = 2**40
@@ -33,10 +33,10 @@ Swap = Callable[[str, Amounts], bool | None]
 no room, and nothing was done."""
 
 
-class Capacity(Stock):
+class Capacity(GpuStock):
     """Hands out the GPUs of one snapshot, and keeps them for those who wait."""
 
-    def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> str | None:
+    def take(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> str | None:
         """Hand out `gpus` (> 0) of one node; return the node, None if there is none.
 
         A node of `near` has precedence, then one of their racks, then one of their zones; of several the fullest.
@@ -52,10 +52,10 @@ class Capacity(Stock):
                 return close
         return self._place(self._offers, site, gpus, now=-1, later=-1)
 
-    def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
+    def take_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Hand out `gpus` (> 0) for each of `workers`, or nothing; return whether they were.
 
-        The gang gets few racks (`topology.Split`), of these the fewest nodes, and of these the fullest.
+        The gang gets few racks (`topology.RackSplit`), of these the fewest nodes, and of these the fullest.
         """
         if self._offers.count(site, gpus, workers) < workers:
             return False
@@ -64,7 +64,7 @@ class Capacity(Stock):
         most = largest(self._offers.on(site), gpus, site.requests, self._room_now)
         if most == 0:
             return False
-        split = Split(self._racks, site, gpus, self._room_now, most)
+        split = RackSplit(self._racks, site, gpus, self._room_now, most)
         rack = split.one_for_all(workers)
         if rack is not None:
             return self._fill(self._racks.shelves(site, [rack]), site, gpus, workers)
@@ -73,15 +73,15 @@ class Capacity(Stock):
             self._fill(self._racks.shelves(site, [rack]), site, gpus, part)
         return bool(parts)
 
-    def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
+    def has_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out `gpus` (> 0) for each of `workers` that need nothing else."""
         return self._offers.count(site, gpus, workers) >= workers
 
-    def set_aside(self, site: Site, gpus: int) -> str | None:
+    def set_aside(self, site: NodePool, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node for a waiting worker; None where no node will have them."""
         return self._place(self._hopes, site, gpus, now=0, later=-1)
 
-    def keep_some(self, site: Site, gpus: int, workers: int) -> tuple[Supply, int] | None:
+    def keep_some(self, site: NodePool, gpus: int, workers: int) -> tuple[Supply, int] | None:
         """Reserve `gpus` (> 0) of one node for each of as many of `workers` as it can take: free ones if there are.
 
         Return when they have them, and how many; None where no node will have room for one.
@@ -91,11 +91,11 @@ class Capacity(Stock):
                 return supply, self._journal[-1][-1]
         return None
 
-    def hold(self, site: Site, gpus: int) -> str | None:
+    def hold(self, site: NodePool, gpus: int) -> str | None:
         """Reserve `gpus` (> 0) of one node: free ones if there are, otherwise some that are being given back."""
         return self.take(site, gpus) or self.set_aside(site, gpus)
 
-    def hold_at(self, site: Site, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
+    def hold_at(self, site: NodePool, node: str | None, gpus: int, *, stays: bool = True) -> Supply:
         """Reserve `gpus` (> 0) of `node` for a worker that is bound to be there; NEVER where it will not have them.
 
         One that does not stay counts as there until it gives its GPUs back.
@@ -111,7 +111,7 @@ class Capacity(Stock):
             return Supply.LATER
         return Supply.NEVER
 
-    def swapping(self, site: Site, gpus: int) -> Swap:
+    def swapping(self, site: NodePool, gpus: int) -> Swap:
         """Return what puts a worker of `site` with `gpus` (> 0) in place of one that gives back as many, and no others.
 
         That is so where the node is of `site`, has no other GPUs to give, and has room for what the worker requests.
@@ -136,7 +136,7 @@ class Capacity(Stock):
 
         return swap
 
-    def exchange(self, site: Site, node: str, gpus: int, requests: Amounts) -> Supply:
+    def exchange(self, site: NodePool, node: str, gpus: int, requests: Amounts) -> Supply:
         """Do what `expect` of a worker's `gpus` and `requests` does, and `hold_at` of as many GPUs for one of `site`.
 
         Nothing is left of what is given back. It must be known that the worker fits later.
@@ -163,9 +163,9 @@ class Capacity(Stock):
             return Supply.LATER
         return Supply.NEVER
 
-    def close_off(self, sites: Iterable[Site], gpus: int, most: int) -> list[tuple[Site, str]]:
+    def close_off(self, sites: Iterable[NodePool], gpus: int, most: int) -> list[tuple[NodePool, str]]:
         """Let at most `most` nodes of `sites` that have `gpus` (> 0) now offer and hope for nothing; return them."""
-        closed: list[tuple[Site, str]] = []
+        closed: list[tuple[NodePool, str]] = []
         for site in sites:
             while len(closed) < most:
                 chosen = self._offers.choose(site, gpus, site.requests, self._room_now)
@@ -175,12 +175,12 @@ class Capacity(Stock):
                 closed.append((site, chosen[0]))
         return closed
 
-    def reopen(self, closed: Iterable[tuple[Site, str]]) -> None:
+    def reopen(self, closed: Iterable[tuple[NodePool, str]]) -> None:
         """Let nodes that were closed off have again what they had."""
         for _, node in closed:
             self._change(node, _ALL, (), now=1, later=1)
 
-    def take_at(self, site: Site, node: str, gpus: int) -> bool:
+    def take_at(self, site: NodePool, node: str, gpus: int) -> bool:
         """Hand out `gpus` (> 0) of `node`; return whether it is one of the site's and has them now."""
         mark = self.mark()
         has = self.hold_at(site, node, gpus) is Supply.NOW
@@ -188,7 +188,7 @@ class Capacity(Stock):
             self.undo(mark)
         return has
 
-    def occupy(self, site: Site, gpus: int) -> str | None:
+    def occupy(self, site: NodePool, gpus: int) -> str | None:
         """Count `gpus` (> 0) of one node as held until they are given back; None where none are free."""
         return self._place(self._offers, site, gpus, now=-1, later=0)
 
@@ -202,7 +202,7 @@ class Capacity(Stock):
         if node is not None and node in self._group:
             self._change(node, gpus, requests, now=0, later=-1)
 
-    def _fill(self, shelves: Shelves | Sequence[Shelf], site: Site, gpus: int, workers: int) -> bool:
+    def _fill(self, shelves: FreeGpuIndex | Sequence[GroupFreeGpus], site: NodePool, gpus: int, workers: int) -> bool:
         """Hand out GPUs of nodes on `shelves` for all of `workers`, or nothing; return whether they were."""
         mark = self.mark()
         while workers > 0:
@@ -214,8 +214,8 @@ class Capacity(Stock):
 
     def _place(
         self,
-        shelves: Shelves | Sequence[Shelf],
-        site: Site,
+        shelves: FreeGpuIndex | Sequence[GroupFreeGpus],
+        site: NodePool,
         gpus: int,
         *,
         now: int,
@@ -224,7 +224,7 @@ class Capacity(Stock):
     ) -> str | None:
         """Place the first of `workers`, and all that go to the same node; return the node."""
         room = self._room_now if now else self._room_later
-        if isinstance(shelves, Shelves):
+        if isinstance(shelves, FreeGpuIndex):
             chosen = shelves.choose(site, gpus, site.requests, room, workers)
         else:
             chosen = choose(shelves, gpus, site.requests, room, workers)
@@ -234,7 +234,7 @@ class Capacity(Stock):
         self._change(node, gpus, site.requests, now=now * placed, later=later * placed, placed=placed)
         return node
 
-    def _fullest(self, nodes: Iterable[str], site: Site, gpus: int) -> str | None:
+    def _fullest(self, nodes: Iterable[str], site: NodePool, gpus: int) -> str | None:
         """Return the fullest of `nodes` that has `gpus` and room for a worker now."""
         now, later, group, members = self._now, self._later, self._group, site.members
         # Most of them are full, or not of the site.

@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model.constraints import Amounts
 
 Room = Callable[[str, Amounts], int]
@@ -24,7 +24,7 @@ Key = tuple[int, int]
 leaving has left. Of nodes that fit equally well, the one with the poorer future is used."""
 
 
-class Bucket:
+class NodeBucket:
     """Nodes in the order in which they came; a node that changes leaves and comes again.
 
     A node that had no room for some requests is not asked for the same again before it changes: searches through
@@ -86,14 +86,14 @@ class Bucket:
         return None
 
 
-class Shelf(dict[Key, Bucket]):
+class GroupFreeGpus(dict[Key, NodeBucket]):
     """Nodes with free GPUs, in buckets."""
 
     def put(self, node: str, key: Key) -> None:
         """Add `node`."""
         bucket = self.get(key)
         if bucket is None:
-            bucket = self[key] = Bucket()
+            bucket = self[key] = NodeBucket()
         bucket.add(node)
 
     def drop(self, node: str, key: Key) -> None:
@@ -105,7 +105,7 @@ class Shelf(dict[Key, Bucket]):
 
 
 def choose(
-    shelves: Sequence[Shelf], gpus: int, requests: Amounts, room: Room, workers: int = 1
+    shelves: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room, workers: int = 1
 ) -> tuple[str, int] | None:
     """Return the node for the first of `workers` of `gpus` (> 0) each, and how many go there; None if there is none.
 
@@ -113,7 +113,7 @@ def choose(
     used, where nothing but GPUs is scarce.
     """
 
-    def buckets(key: Key) -> list[Bucket]:
+    def buckets(key: Key) -> list[NodeBucket]:
         return [shelf[key] for shelf in shelves if key in shelf]
 
     keys = {key for shelf in shelves for key in shelf if key[0] >= gpus}
@@ -122,7 +122,7 @@ def choose(
 
 def _chosen(
     keys: list[Key],
-    buckets: Callable[[Key], Iterable[Bucket]],
+    buckets: Callable[[Key], Iterable[NodeBucket]],
     gpus: int,
     requests: Amounts,
     room: Room,
@@ -145,7 +145,7 @@ def _chosen(
     return None
 
 
-class Shelves(dict[int, Shelf]):
+class FreeGpuIndex(dict[int, GroupFreeGpus]):
     """The nodes with free GPUs of all groups, each on the shelf of its group; also found by their keys.
 
     A site may have a thousand groups, of which few have nodes with free GPUs of a kind.
@@ -160,7 +160,7 @@ class Shelves(dict[int, Shelf]):
         """Add `node`."""
         shelf = self.get(group)
         if shelf is None:
-            shelf = self[group] = Shelf()
+            shelf = self[group] = GroupFreeGpus()
         if key not in shelf:
             insort(self._having.setdefault(key, []), group)
         shelf.put(node, key)
@@ -175,21 +175,23 @@ class Shelves(dict[int, Shelf]):
             if not having:
                 del self._having[key]
 
-    def on(self, site: Site) -> list[Shelf]:
+    def on(self, site: NodePool) -> list[GroupFreeGpus]:
         """Return the shelves with nodes of `site`."""
         return [self[group] for group in site.groups if group in self]
 
-    def choose(self, site: Site, gpus: int, requests: Amounts, room: Room, workers: int = 1) -> tuple[str, int] | None:
+    def choose(
+        self, site: NodePool, gpus: int, requests: Amounts, room: Room, workers: int = 1
+    ) -> tuple[str, int] | None:
         """Return what the function `choose` does of the shelves of `site`, without a look at each of its groups."""
         if len(site.groups) <= _FEW_GROUPS:
             return choose(self.on(site), gpus, requests, room, workers)
 
-        def buckets(key: Key) -> Iterator[Bucket]:
+        def buckets(key: Key) -> Iterator[NodeBucket]:
             return (self[group][key] for group in self._having[key] if group in site.members)
 
         return _chosen(sorted(self._free(gpus)), buckets, gpus, requests, room, workers)
 
-    def count(self, site: Site, gpus: int, enough: int) -> int:
+    def count(self, site: NodePool, gpus: int, enough: int) -> int:
         """Return how many workers of `gpus` (> 0) fit by their GPUs alone; counting ends at `enough`."""
         workers = 0
         if len(site.groups) <= _FEW_GROUPS:
@@ -203,7 +205,7 @@ class Shelves(dict[int, Shelf]):
                 break
         return workers
 
-    def has(self, site: Site, gpus: int) -> bool:
+    def has(self, site: NodePool, gpus: int) -> bool:
         """Return whether a node of `site` has `gpus`."""
         return any(group in site.members for key in self._free(gpus) for group in self._having[key])
 
@@ -211,7 +213,7 @@ class Shelves(dict[int, Shelf]):
         return (key for key in self._having if key[0] >= gpus)
 
 
-def largest(shelves: Sequence[Shelf], gpus: int, requests: Amounts, room: Room) -> int:
+def largest(shelves: Sequence[GroupFreeGpus], gpus: int, requests: Amounts, room: Room) -> int:
     """Return for how many workers of `gpus` (> 0) the roomiest node has room."""
     buckets = [(key[0] // gpus, bucket) for shelf in shelves for key, bucket in shelf.items()]
     for workers in range(max((most for most, _ in buckets), default=0), 0, -1):

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from espalier_operator.cluster.node_index import Fleet
+from espalier_operator.cluster.node_index import NodeIndex
 from espalier_operator.model import JobFacts, Node, Worker, host_of
 from espalier_operator.model.constraints import NATIVE, Amounts
 
@@ -26,55 +26,55 @@ UNKNOWN: Final[tuple[_Left, _Left]] = {}, {}
 
 
 @dataclass(frozen=True, slots=True)
-class Goods:
+class ResourceVector:
     """Amounts that can be added and subtracted; they may be negative."""
 
     gpus: int
     requests: Amounts = ()
     """In order of name; one that is not named is 0."""
 
-    def __add__(self, other: Goods) -> Goods:
+    def __add__(self, other: ResourceVector) -> ResourceVector:
         """Return both together."""
         if self is NOTHING:
             return other
         if not self.requests and not other.requests:
-            return Goods(self.gpus + other.gpus)
+            return ResourceVector(self.gpus + other.gpus)
         return self._with(other, lambda own, others: own + others)
 
-    def __sub__(self, other: Goods) -> Goods:
+    def __sub__(self, other: ResourceVector) -> ResourceVector:
         """Return what is left without `other`."""
         if not self.requests and not other.requests:
-            return Goods(self.gpus - other.gpus)
+            return ResourceVector(self.gpus - other.gpus)
         return self._with(other, lambda own, others: own - others)
 
-    def __mul__(self, times: int) -> Goods:
+    def __mul__(self, times: int) -> ResourceVector:
         """Return a multiple of it."""
-        return Goods(self.gpus * times, tuple([(name, amount * times) for name, amount in self.requests]))
+        return ResourceVector(self.gpus * times, tuple([(name, amount * times) for name, amount in self.requests]))
 
-    def of_which(self, other: Goods) -> Goods:
+    def of_which(self, other: ResourceVector) -> ResourceVector:
         """Return the part of it that `other` covers, 0 or more."""
         return self._with(other, lambda own, others: max(0, min(own, others)))
 
-    def _with(self, other: Goods, joined: Callable[[int, int], int]) -> Goods:
+    def _with(self, other: ResourceVector, joined: Callable[[int, int], int]) -> ResourceVector:
         if [name for name, _ in self.requests] == [name for name, _ in other.requests]:
             pairs = zip(self.requests, other.requests, strict=True)
             alike = tuple([(name, joined(amount, others)) for (name, amount), (_, others) in pairs])
-            return Goods(joined(self.gpus, other.gpus), alike)
+            return ResourceVector(joined(self.gpus, other.gpus), alike)
         own, others = dict(self.requests), dict(other.requests)
         both = tuple((name, joined(own.get(name, 0), others.get(name, 0))) for name in sorted(own.keys() | others))
-        return Goods(joined(self.gpus, other.gpus), both)
+        return ResourceVector(joined(self.gpus, other.gpus), both)
 
 
-NOTHING: Final = Goods(0)
+NOTHING: Final = ResourceVector(0)
 
 
-class Rooms:
+class NodeHeadroom:
     """What is left on the nodes of one snapshot."""
 
     def __init__(
         self,
         nodes: Sequence[Node],
-        fleet: Fleet,
+        fleet: NodeIndex,
         workers: Collection[Worker],
         leaving: Set[str],
         jobs: Collection[JobFacts],

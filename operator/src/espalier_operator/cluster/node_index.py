@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from espalier_operator.cluster.node_pools import Grouping, Mentioned
+from espalier_operator.cluster.node_pools import NodeClasses, ReferencedLabels
 from espalier_operator.cluster.topology import Rack, racks_of
 from espalier_operator.model import Node, host_of
 from espalier_operator.model.constraints import Constraints
@@ -22,12 +22,12 @@ _KEPT: Final = 2
 """Fleets: one operator needs one; `espalier explain` and tests that compare plans a few."""
 
 
-class Fleet:
+class NodeIndex:
     """The nodes of a cluster."""
 
-    def __init__(self, nodes: Collection[Node], mentioned: Mentioned, rack_label: str | None) -> None:
+    def __init__(self, nodes: Collection[Node], mentioned: ReferencedLabels, rack_label: str | None) -> None:
         """Sort `nodes` by what constraints have `mentioned`; `rack_label` is the label that names their rack."""
-        self.grouping = grouping = Grouping(mentioned)
+        self.grouping = grouping = NodeClasses(mentioned)
         usable = [node for node in nodes if node.ready and (node.schedulable or node.is_leaving)]
         self.gpu_types = sorted({node.gpu_type for node in usable})
         """The types that nodes have, in order of name."""
@@ -51,19 +51,19 @@ class Fleet:
         """By node; empty if all are in the same rack."""
 
 
-def fleet_of(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> Fleet:
+def fleet_of(nodes: Collection[Node], constraints: Collection[Constraints], rack_label: str | None) -> NodeIndex:
     """Return the fleet of `nodes`, of which a plan asks where pods with these `constraints` may run."""
-    fleet = _fleet_of(_Sought(tuple(nodes), Mentioned.by(constraints), rack_label))
+    fleet = _fleet_of(_NodeQuery(tuple(nodes), ReferencedLabels.by(constraints), rack_label))
     fleet.grouping.forget()
     return fleet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sought:
+class _NodeQuery:
     """What decides about a fleet."""
 
     nodes: tuple[Node, ...]
-    mentioned: Mentioned
+    mentioned: ReferencedLabels
     rack_label: str | None
 
     def __hash__(self) -> int:
@@ -71,7 +71,7 @@ class _Sought:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Sought)
+            isinstance(other, _NodeQuery)
             and (self.rack_label, len(self.nodes)) == (other.rack_label, len(other.nodes))
             and self.mentioned == other.mentioned
             and all(map(_are_alike, self.nodes, other.nodes))
@@ -79,8 +79,8 @@ class _Sought:
 
 
 @lru_cache(_KEPT)
-def _fleet_of(sought: _Sought) -> Fleet:
-    return Fleet(sought.nodes, sought.mentioned, sought.rack_label)
+def _fleet_of(sought: _NodeQuery) -> NodeIndex:
+    return NodeIndex(sought.nodes, sought.mentioned, sought.rack_label)
 
 
 def _are_alike(one: Node, other: Node) -> bool:

@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Final, Self, TypeVar
 
 from espalier_operator.model import Node
-from espalier_operator.model.constraints import UNNAMED, Amounts, Constraints, Expression, Taint, Term
+from espalier_operator.model.constraints import (
+    UNNAMED,
+    Amounts,
+    Constraints,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Taint,
+)
 
 K = TypeVar("K")
 _Groups = frozenset[int]
@@ -25,7 +32,7 @@ _Ordered = tuple[tuple[int, ...], _Groups]
 
 
 @dataclass(frozen=True, slots=True)
-class Mentioned:
+class ReferencedLabels:
     """What constraints name of nodes: nodes differ by nothing else."""
 
     values: Mapping[str, set[str] | None]
@@ -56,7 +63,7 @@ def _mention(values: dict[str, set[str] | None], key: str, more: Iterable[str] |
         known.update(more)
 
 
-class Index:
+class LabelIndex:
     """Groups of nodes, each represented by one of them, by what constraints ask for."""
 
     def __init__(self, examples: Sequence[Node]) -> None:
@@ -69,7 +76,7 @@ class Index:
         self._by_name = _sets((node.host, (group,)) for group, node in enumerate(examples))
         self._by_taints = _sets((node.taints, (group,)) for group, node in enumerate(examples))
         self._by_label: dict[str, tuple[Mapping[str, _Groups], _Groups]] = {}
-        self._by_expression: dict[Expression, _Groups] = {}
+        self._by_expression: dict[NodeSelectorRequirement, _Groups] = {}
 
     def admitting(self, gpu_type: str, constraints: Constraints | None) -> frozenset[int]:
         """Return the groups of a type of GPU whose nodes admit a pod with `constraints`; None: all of the type."""
@@ -87,7 +94,7 @@ class Index:
     def _tolerated(self, tolerates: Callable[[Iterable[Taint]], bool]) -> _Groups:
         return _NO_GROUPS.union(*(groups for taints, groups in self._by_taints.items() if tolerates(taints)))
 
-    def _matching(self, term: Term) -> _Groups:
+    def _matching(self, term: NodeSelectorTerm) -> _Groups:
         if term.is_empty:
             return _NO_GROUPS
         found = self._all
@@ -97,7 +104,7 @@ class Index:
             found &= _taken(expression, expression.takes_name, self._by_name, self._all)
         return found
 
-    def _meeting(self, expression: Expression) -> _Groups:
+    def _meeting(self, expression: NodeSelectorRequirement) -> _Groups:
         known = self._by_expression.get(expression)
         if known is None:
             by_value, labelled = self._labelled(expression.key)
@@ -118,7 +125,7 @@ class Index:
 
 
 def _taken(
-    expression: Expression, takes: Callable[[str], bool], by_value: Mapping[str, _Groups], having: _Groups
+    expression: NodeSelectorRequirement, takes: Callable[[str], bool], by_value: Mapping[str, _Groups], having: _Groups
 ) -> _Groups:
     """Return of the groups `having` a value those whose value is taken; `takes` is one of the rules of `expression`."""
     if expression.compares:
@@ -137,8 +144,8 @@ def _sets(pairs: Iterable[tuple[K, tuple[int]]]) -> dict[K, _Groups]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
-    """Where a worker may run: groups of nodes, all of one type of GPU. A `Grouping` makes equal ones only once."""
+class NodePool:
+    """Where a worker may run: groups of nodes, all of one type of GPU. A `NodeClasses` makes equal ones only once."""
 
     gpu_type: str
     groups: tuple[int, ...]
@@ -148,20 +155,20 @@ class Site:
     """The groups, to look one up."""
 
 
-class Grouping:
+class NodeClasses:
     """Numbers the groups of nodes that no constraint tells apart."""
 
-    def __init__(self, mentioned: Mentioned) -> None:
+    def __init__(self, mentioned: ReferencedLabels) -> None:
         """Take what is named by all constraints that `site` will be asked for."""
         self._values, self._names = mentioned.values, mentioned.names
         self._numbers: dict[object, int] = {}
         self._examples: list[Node] = []
         """By group: its first node."""
-        self._known: dict[tuple[str, Constraints | None], Site] = {}
-        self._sites: dict[tuple[str, tuple[int, ...], Amounts], Site] = {}
+        self._known: dict[tuple[str, Constraints | None], NodePool] = {}
+        self._sites: dict[tuple[str, tuple[int, ...], Amounts], NodePool] = {}
         self._fitting: dict[tuple[str, Constraints | None], _Ordered] = {}
         """By type and constraints without requests, which tell no groups apart."""
-        self._index: Index | None = None
+        self._index: LabelIndex | None = None
 
     def group_of(self, node: Node) -> int:
         """Return the group of `node`."""
@@ -173,7 +180,7 @@ class Grouping:
             self._examples.append(node)
         return number
 
-    def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
+    def site(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         known = self._known.get((gpu_type, constraints))
         if known is None:
@@ -188,7 +195,7 @@ class Grouping:
             for known in (self._known, self._sites, self._fitting):
                 known.clear()
 
-    def without_requests(self, site: Site) -> Site:
+    def without_requests(self, site: NodePool) -> NodePool:
         """Return `site` for a worker that needs nothing but GPUs."""
         return self._one(site.gpu_type, (site.groups, site.members), ())
 
@@ -206,15 +213,15 @@ class Grouping:
         fitting = self._fitting.get((gpu_type, constraints))
         if fitting is None:
             if self._index is None or self._index.groups != len(self._examples):
-                self._index = Index(self._examples)
+                self._index = LabelIndex(self._examples)
             fitting = self._fitting[gpu_type, constraints] = _in_order(self._index.admitting(gpu_type, constraints))
         return fitting
 
-    def _one(self, gpu_type: str, groups: _Ordered, requests: Amounts) -> Site:
+    def _one(self, gpu_type: str, groups: _Ordered, requests: Amounts) -> NodePool:
         in_order, members = groups
         known = self._sites.get((gpu_type, in_order, requests))
         if known is None:
-            known = self._sites[gpu_type, in_order, requests] = Site(gpu_type, in_order, requests, members)
+            known = self._sites[gpu_type, in_order, requests] = NodePool(gpu_type, in_order, requests, members)
         return known
 
 

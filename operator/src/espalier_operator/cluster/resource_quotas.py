@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from espalier_operator.model import JobFacts, NamespaceLimit, Role, Worker, WorkerState
+from espalier_operator.model import JobFacts, NamespaceLimit, Worker, WorkerRole, WorkerState
 
 _Scopes = tuple[tuple[str, str], ...]
 _Key = tuple[_Scopes, str]
@@ -30,7 +30,7 @@ class _Account:
     others: int = 0
     """What pods request that are no worker of our jobs: they may never leave."""
 
-    def asked_by(self, job: JobFacts, role: Role = Role.BASE) -> int:
+    def asked_by(self, job: JobFacts, role: WorkerRole = WorkerRole.BASE) -> int:
         """Return how much of the limit a worker of a job takes; 0 where the limit holds for other pods alone."""
         return demand_of(job)[self.limit.resource] if self.limit.covers(_scopes_of(job, role)) else 0
 
@@ -83,9 +83,9 @@ class NamespaceLedger:
             missing = max(0, job.terms.min_replicas - lives[key]["base"])
             unseen = max(0, job.extra - lives[key]["extra"])
             stay = max(0, min(kept.get(key, job.extra), job.extra) - lives[key]["extra"])
-            for asked, amount in _keyed_demand(job, Role.BASE).items():
+            for asked, amount in _keyed_demand(job, WorkerRole.BASE).items():
                 owed[_namespace(job)][asked] += missing * amount
-            for asked, amount in _keyed_demand(job, Role.EXTRA).items():
+            for asked, amount in _keyed_demand(job, WorkerRole.EXTRA).items():
                 owed[_namespace(job)][asked] += unseen * amount
                 # Pods that are not seen may have been made: a notice alone does not free what they request.
                 leaves[_namespace(job)][asked] += (unseen - stay) * amount
@@ -97,7 +97,7 @@ class NamespaceLedger:
                 account.others = used - ours
                 account.leaving = account.counted(leaves[namespace])
 
-    def fits(self, job: JobFacts, workers: int, role: Role = Role.BASE) -> bool:
+    def fits(self, job: JobFacts, workers: int, role: WorkerRole = WorkerRole.BASE) -> bool:
         """Return whether the ResourceQuotas have room for this many more workers of a job now."""
         accounts = self._accounts.get(_namespace(job), ()) if self._accounts else ()
         asked = ((account, account.asked_by(job, role)) for account in accounts)
@@ -117,7 +117,7 @@ class NamespaceLedger:
             amount, resource = account.asked_by(job), account.limit.resource
             over = workers * amount - account.left - account.leaving
             if amount and over > 0:
-                if not account.asked_by(job, Role.EXTRA):
+                if not account.asked_by(job, WorkerRole.EXTRA):
                     return None
                 found[resource] = max(over, found.get(resource, 0))
         return found
@@ -139,7 +139,7 @@ class NamespaceLedger:
         asked = ((account, account.asked_by(job)) for account in self._accounts.get(_namespace(job), ()))
         return all(workers * amount <= account.limit.hard - account.others for account, amount in asked if amount)
 
-    def hold(self, job: JobFacts, workers: int, role: Role = Role.BASE) -> None:
+    def hold(self, job: JobFacts, workers: int, role: WorkerRole = WorkerRole.BASE) -> None:
         """Count this many more workers of a job."""
         for account in self._accounts.get(_namespace(job), ()) if self._accounts else ():
             account.left -= workers * account.asked_by(job, role)
@@ -153,11 +153,11 @@ def _namespace(job: JobFacts) -> str:
     return job.key.partition("/")[0]
 
 
-def _scopes_of(job: JobFacts, role: Role) -> _Scopes:
-    return job.terms.extra_quota_scopes if role is Role.EXTRA else job.terms.quota_scopes
+def _scopes_of(job: JobFacts, role: WorkerRole) -> _Scopes:
+    return job.terms.extra_quota_scopes if role is WorkerRole.EXTRA else job.terms.quota_scopes
 
 
-def _keyed_demand(job: JobFacts, role: Role) -> dict[_Key, int]:
+def _keyed_demand(job: JobFacts, role: WorkerRole) -> dict[_Key, int]:
     scopes = _scopes_of(job, role)
     return {(scopes, resource): amount for resource, amount in demand_of(job).items()}
 

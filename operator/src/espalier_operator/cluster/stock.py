@@ -14,21 +14,21 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from espalier_operator.cluster.free_gpus import Key, Shelves
-from espalier_operator.cluster.headroom import UNLIMITED, Goods, Rooms
+from espalier_operator.cluster.free_gpus import FreeGpuIndex, Key
+from espalier_operator.cluster.headroom import UNLIMITED, NodeHeadroom, ResourceVector
 from espalier_operator.cluster.node_index import fleet_of
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.cluster.topology import Racks
-from espalier_operator.model import JobFacts, Node, Role, Worker
+from espalier_operator.model import JobFacts, Node, Worker, WorkerRole
 from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints
 
-_FOREIGN = Role.FOREIGN
+_FOREIGN = WorkerRole.FOREIGN
 _Change = tuple[str, int, Amounts, int, int, int]
 """One entry of the journal, of which a plan may write tens of thousands: a node, the GPUs of a worker, what else a
 worker requests, by how many workers' GPUs the node has more now and later, and how many workers were placed by it."""
 
 
-class Stock:
+class GpuStock:
     """The GPUs of one snapshot, with a journal to undo what was only tried.
 
     Nodes that are not ready or not schedulable offer nothing; GPUs announced to depart are not offered either.
@@ -55,7 +55,7 @@ class Stock:
         """The types that ready, schedulable nodes have, in order of name."""
         self._group, offers = fleet.groups, fleet.offers
         requests = any(each.requests for each in constraints) or any(each.constraints.requests for each in others)
-        self._rooms = Rooms(nodes, fleet, workers, leaving, jobs, others) if requests else None
+        self._rooms = NodeHeadroom(nodes, fleet, workers, leaving, jobs, others) if requests else None
         self._now = free = dict(offers)
         self._others: dict[str, int] = defaultdict(int)
         """GPUs that pods of others hold, by node."""
@@ -83,22 +83,22 @@ class Stock:
             sizes, offered = self._without_jobs[self._group[name]], offers[name]
             sizes[offered] -= 1
             sizes[offered - held] = sizes.get(offered - held, 0) + 1
-        self._offers, self._hopes = Shelves(), Shelves()
+        self._offers, self._hopes = FreeGpuIndex(), FreeGpuIndex()
         self._racks = Racks(fleet.racks) if fleet.racks else None
         self._journal: list[_Change] = []
         for name, later in self._later.items():
             if later > 0:  # most nodes of a cluster are full, and have no place in any bucket
                 self._enter(name)
 
-    def site(self, gpu_type: str, constraints: Constraints | None) -> Site:
+    def site(self, gpu_type: str, constraints: Constraints | None) -> NodePool:
         """Return where a worker with `constraints` may run on GPUs of `gpu_type`; None: all nodes of the type."""
         return self._grouping.site(gpu_type, constraints)
 
-    def without_requests(self, site: Site) -> Site:
+    def without_requests(self, site: NodePool) -> NodePool:
         """Return `site` for a worker that needs nothing but GPUs."""
         return self._grouping.without_requests(site)
 
-    def is_in(self, site: Site, node: str | None) -> bool:
+    def is_in(self, site: NodePool, node: str | None) -> bool:
         """Return whether `node` is one of the site's."""
         return node is not None and self._group.get(node) in site.members
 
@@ -110,32 +110,32 @@ class Stock:
         """Return (node, GPUs) for each node on which more GPUs are held permanently than the node will have."""
         return sorted((name, -free) for name, free in self._later.items() if free < 0)
 
-    def could_ever_hold(self, site: Site, gpus: int, workers: int) -> bool:
+    def could_ever_hold(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Return whether `workers` of `gpus` each would fit on empty nodes."""
         if site.requests and self._rooms is not None:
             return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, others=None)
         return _holds(self._slots, site, gpus, workers)
 
-    def could_hold_without_jobs(self, site: Site, gpus: int, workers: int) -> bool:
+    def could_hold_without_jobs(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Return whether they would fit if all our jobs had ended, and what others hold were held."""
         if site.requests and self._rooms is not None:
             return gpus == 0 or self._rooms.could_hold(site.groups, site.requests, gpus, workers, self._others)
         return _holds(self._without_jobs, site, gpus, workers)
 
-    def nodes_with_hopes(self, site: Site) -> Iterator[str]:
+    def nodes_with_hopes(self, site: NodePool) -> Iterator[str]:
         """Yield the nodes of `site` that will have free GPUs."""
         for shelf in self._hopes.on(site):
             for bucket in shelf.values():
                 yield from bucket
 
-    def fits_with(self, node: str, site: Site, gpus: int, more: Goods) -> int:
+    def fits_with(self, node: str, site: NodePool, gpus: int, more: ResourceVector) -> int:
         """Return for how many workers `node` would have room later if it had `more`."""
         workers = max(0, (self._later[node] + more.gpus) // gpus)
         if not workers or self._rooms is None or not site.requests:
             return workers
         return min(workers, self._rooms.fits(node, site.requests, now=False, more=more.requests))
 
-    def opening(self, site: Site) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
+    def opening(self, site: NodePool) -> Callable[[str], tuple[int, dict[str, int] | None] | None]:
         """Return what tells of a node the GPUs that it will have, and what else; None if nothing else can run short.
 
         And None of a node that is not one of the site's. Thousands are asked about.
@@ -211,7 +211,7 @@ class Stock:
             self._hopes.drop(node, group, hope)
 
 
-def _holds(slots: Mapping[int, Mapping[int, int]], site: Site, gpus: int, workers: int) -> bool:
+def _holds(slots: Mapping[int, Mapping[int, int]], site: NodePool, gpus: int, workers: int) -> bool:
     if gpus == 0:
         return True
     sizes = (entry for group in site.groups for entry in slots.get(group, {}).items())

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
-from espalier_operator.cluster.free_gpus import Key, Room, Shelf, choose
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.free_gpus import GroupFreeGpus, Key, Room, choose
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import Node
 
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
@@ -53,7 +53,7 @@ class Racks:
     def __init__(self, racks: Mapping[str, Rack]) -> None:
         """Take the rack of each node; no node is on a shelf yet."""
         self._rack = racks
-        self._shelves: dict[Rack, dict[int, Shelf]] = defaultdict(lambda: defaultdict(Shelf))
+        self._shelves: dict[Rack, dict[int, GroupFreeGpus]] = defaultdict(lambda: defaultdict(GroupFreeGpus))
         self._having: dict[str, dict[Key, list[tuple[Rack, int]]]] = defaultdict(lambda: defaultdict(list))
         """By zone and key: the racks and groups that have nodes of the key, in order."""
         self._free: dict[int, Counter[Rack]] = defaultdict(Counter)
@@ -62,7 +62,7 @@ class Racks:
         """By several groups: the same for all of them."""
         self._views_of: dict[int, list[Counter[Rack]]] = defaultdict(list)
         """By group: the views that count it."""
-        self.rooms: dict[Rack, dict[tuple[Site, int], _RackRoom]] = defaultdict(dict)
+        self.rooms: dict[Rack, dict[tuple[NodePool, int], _RackRoom]] = defaultdict(dict)
         """By rack, site and GPUs of a worker: for how many there is room, where that is known."""
 
     def put(self, node: str, group: int, key: Key) -> None:
@@ -93,7 +93,7 @@ class Racks:
             else:
                 free[rack] -= key[0]
 
-    def free(self, site: Site) -> Mapping[Rack, int]:
+    def free(self, site: NodePool) -> Mapping[Rack, int]:
         """Return by rack how many GPUs of `site` are free; a rack without any is left out."""
         if len(site.groups) == 1:
             return self._free[site.groups[0]]
@@ -109,12 +109,12 @@ class Racks:
                     self._views_of[group].append(view)
         return view
 
-    def shelves(self, site: Site, racks: Iterable[Rack]) -> list[Shelf]:
+    def shelves(self, site: NodePool, racks: Iterable[Rack]) -> list[GroupFreeGpus]:
         """Return the shelves with nodes of `site` in `racks`."""
         found = ((self._shelves[rack], group) for rack in racks for group in site.groups)
         return [shelves[group] for shelves, group in found if group in shelves]
 
-    def nearest(self, site: Site, gpus: int, nodes: Collection[str], room: Room) -> str | None:
+    def nearest(self, site: NodePool, gpus: int, nodes: Collection[str], room: Room) -> str | None:
         """Return the node with room for a worker of `gpus` (> 0) in the racks of `nodes`, else in their zones.
 
         Of several the fullest; None if there is none.
@@ -133,7 +133,7 @@ class Racks:
         return None
 
 
-class Split:
+class RackSplit:
     """How a gang is split among racks, for one gang at one moment.
 
     It goes into one rack if one has room for all: the one where it needs the fewest nodes, of these the fullest. Else
@@ -141,7 +141,7 @@ class Split:
     few zones.
     """
 
-    def __init__(self, racks: Racks, site: Site, gpus: int, room: Room, largest: int) -> None:
+    def __init__(self, racks: Racks, site: NodePool, gpus: int, room: Room, largest: int) -> None:
         """Search `site` for workers of `gpus` (> 0); no node has room for more than `largest` of them."""
         self._racks, self._site, self._gpus, self._room, self._largest = racks, site, gpus, room, largest
         self._free = racks.free(site)

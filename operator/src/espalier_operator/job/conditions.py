@@ -36,7 +36,7 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.status import Wall, memory_of, utc
 from espalier_operator.job.transitions import MAX_MESSAGE
 from espalier_operator.model import REFUSALS, Ended, JobFacts
-from espalier_operator.programs import NOTHING, Reading
+from espalier_operator.programs import NOTHING, ProgramReading
 
 MAX_TEXT: Final = 1024
 """Maximum length of a text that a leader reports, in characters."""
@@ -56,7 +56,7 @@ class Observed:
     refusal: Reason | None = None
     """Why the last plan gave the job nothing (more)."""
     selector: str = ""
-    reading: Reading = NOTHING
+    reading: ProgramReading = NOTHING
     """What was read of a program."""
     read_at: datetime | None = None
     """When it was last read; None if it was not."""

@@ -17,9 +17,9 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.job.state import LAST_PHASES, End, Incarnation, JobState, Observation, Timing
+from espalier_operator.job.state import LAST_PHASES, End, JobState, Observation, Timing, WorkerStart
 from espalier_operator.job.transitions import MAX_MESSAGE
-from espalier_operator.model import Blame, Ended, Terms
+from espalier_operator.model import Blame, Ended, JobTerms
 from espalier_operator.model.blames import blaming
 
 _STOPPED_CODES: Final = (-signal.SIGTERM, ExitCode.STOPPED, -signal.SIGINT, ExitCode.INTERRUPTED)
@@ -41,7 +41,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Preemption:
+class LeaderPreemption:
     """The leader was ended by somebody else; it is started again and that is not its fault."""
 
     message: str
@@ -49,7 +49,7 @@ class Preemption:
 
 def judge_exit(
     code: int, report: Report | None, cause: str = "", *, silent: bool = True
-) -> Ended | Failure | Preemption:
+) -> Ended | Failure | LeaderPreemption:
     """Return what exit `code` means (negative: the signal), given the last report of that process, if any.
 
     `cause` is the cause by the backend or the log, for a process that has reported none. `silent`: no process of the
@@ -73,7 +73,7 @@ def judge_exit(
         return Ended(reason=report.reason, failed=True, message=message)
     stopped = phase is TrainerPhase.STOPPED or code in _STOPPED_CODES
     if stopped and not failed and phase is not TrainerPhase.STARTING:
-        return Preemption(_describe(code))
+        return LeaderPreemption(_describe(code))
     if code != 0 or message:
         return Failure(_with_cause(_describe(code), message))
     if report.step == 0 and (failed or phase is TrainerPhase.STARTING):
@@ -81,7 +81,7 @@ def judge_exit(
     return Failure("exit code 0 before its loop or its budget was over; loop.stop() ends a loop early")
 
 
-def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
+def judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now: float, timing: Timing) -> JobState:
     """Return the state after a look at base worker `index`."""
     after, worker = _judge(state, seen, index, terms, now, timing), seen.worker(index)
     if worker is not None and after is state and _is_stuck(worker, now, timing) and not state.ending:
@@ -103,7 +103,7 @@ def judge(state: JobState, seen: Observation, index: int, terms: Terms, now: flo
     return blaming_node(replace(after, last_failure=said[:MAX_MESSAGE]), worker, said, now, timing)
 
 
-def blaming_node(state: JobState, worker: Incarnation, message: str, now: float, timing: Timing) -> JobState:
+def blaming_node(state: JobState, worker: WorkerStart, message: str, now: float, timing: Timing) -> JobState:
     """Return the state after the end of a worker: its node is avoided if it refused or ended it, or it failed at start.
 
     Not where the worker exceeded limits of its own, or somebody ended it.
@@ -119,7 +119,7 @@ def blaming_node(state: JobState, worker: Incarnation, message: str, now: float,
     return replace(state, blames=blaming(state.blames, new))
 
 
-def _judge(state: JobState, seen: Observation, index: int, terms: Terms, now: float, timing: Timing) -> JobState:
+def _judge(state: JobState, seen: Observation, index: int, terms: JobTerms, now: float, timing: Timing) -> JobState:
     worker, known = seen.worker(index), state.incarnations[index]
     leads = index == 0
     if index in state.completed_workers:
@@ -152,7 +152,7 @@ def _is_done(end: End) -> bool:
     return end.code == 0 and not end.overran and not end.external
 
 
-def failed(state: JobState, index: int, message: str, terms: Terms, now: float, timing: Timing) -> JobState:
+def failed(state: JobState, index: int, message: str, terms: JobTerms, now: float, timing: Timing) -> JobState:
     """Count a failure and delay the next start, twice as long each time; after `backoffLimit` there is none."""
     failures = state.failures + 1
     wait = doubled(timing.restart, state.failures, timing.max_restart)
@@ -166,7 +166,7 @@ def failed(state: JobState, index: int, message: str, terms: Terms, now: float, 
     )
 
 
-def _is_stuck(worker: Incarnation, now: float, timing: Timing) -> bool:
+def _is_stuck(worker: WorkerStart, now: float, timing: Timing) -> bool:
     """Return whether the runtime of a worker's node has not started it for so long that another is tried."""
     return worker.end is None and worker.stuck is not None and now >= worker.stuck[0] + timing.promise
 
@@ -208,7 +208,7 @@ def _completed(state: JobState, seen: Observation, index: int, now: float, timin
     return None if goes_on else replace(verdict, message=verdict.message[:MAX_MESSAGE])
 
 
-def if_forced(seen: Observation, terms: Terms) -> Ended | None:
+def if_forced(seen: Observation, terms: JobTerms) -> Ended | None:
     """Return what a job comes to that is ended by force; None where no leader has ever reported, and for a program.
 
     It is complete where its training was over. Otherwise it has failed, and its last report tells since when.
@@ -241,7 +241,7 @@ def _trained(report: Report, code: int, cause: str) -> Ended | None:
 
 
 def _judge_leader(
-    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+    state: JobState, seen: Observation, leader: WorkerStart, end: End, terms: JobTerms, now: float, timing: Timing
 ) -> JobState:
     if seen.program:
         return _judge_program(state, seen, leader, end, terms, now, timing)
@@ -271,7 +271,7 @@ def _judge_leader(
 
 
 def _judge_program(
-    state: JobState, seen: Observation, leader: Incarnation, end: End, terms: Terms, now: float, timing: Timing
+    state: JobState, seen: Observation, leader: WorkerStart, end: End, terms: JobTerms, now: float, timing: Timing
 ) -> JobState:
     """Judge the leader of a program by its exit code alone: 0 ends the job, any other is a failure."""
     if seen.unread and end.at is not None and abs(now - end.at) < timing.report:
@@ -287,7 +287,7 @@ def _judge_program(
     return failed(state, 0, _with_cause(text, end.message), terms, now, timing)
 
 
-def _overdue(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+def _overdue(state: JobState, seen: Observation, terms: JobTerms, now: float, timing: Timing) -> JobState:
     """Judge a leader that sent its last report but does not end by that report; `_completed` judges a completed one."""
     report = seen.report
     if report is None or state.stopping is not None:
@@ -325,7 +325,7 @@ def _ends_by(since: float, state: JobState, timing: Timing) -> float:
     return by if state.stopping is None else min(by, state.stopping.deadline)
 
 
-def _again_at(worker: Incarnation, now: float, timing: Timing) -> float | None:
+def _again_at(worker: WorkerStart, now: float, timing: Timing) -> float | None:
     """Return when a worker that was ended from outside may start again: at once, unless its node refused it."""
     return now + timing.rejected_restart if worker.started_at is None and not worker.removed else None
 

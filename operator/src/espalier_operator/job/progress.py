@@ -23,7 +23,7 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
 from espalier_operator.job.state import LAST_PHASES, JobState, Observation, Timing
-from espalier_operator.model import Ended, Terms
+from espalier_operator.model import Ended, JobTerms
 from espalier_operator.model.blames import trained_on
 
 
@@ -38,7 +38,7 @@ class Leader(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meter:
+class BudgetMeter:
     """The account of one job at a moment of the scheduler's clock. Times in the clock's (budget) seconds."""
 
     used_seconds: float = 0.0
@@ -48,7 +48,9 @@ class Meter:
     starting_since: float | None = None
     """Since when the leader has been starting, None while it is not."""
 
-    def advance(self, now: float, leader: Leader, gpus: int, allowance: float, reported_seconds: float = 0.0) -> Meter:
+    def advance(
+        self, now: float, leader: Leader, gpus: int, allowance: float, reported_seconds: float = 0.0
+    ) -> BudgetMeter:
         """Return the account at `now`.
 
         `leader` is what the leader has done since the last call, `gpus` what the job has held since then;
@@ -65,7 +67,7 @@ class Meter:
                 late = before - since < allowance
                 counted = now - since if late else now - before
         used = max(self.used_seconds + counted, reported_seconds)
-        return Meter(
+        return BudgetMeter(
             used_seconds=used,
             gpu_seconds_used=self.gpu_seconds_used + gpus * (used - self.used_seconds),
             read_at=now,
@@ -73,7 +75,7 @@ class Meter:
         )
 
 
-def look(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+def look(state: JobState, seen: Observation, terms: JobTerms, now: float, timing: Timing) -> JobState:
     """Return the state after an observation of the job's workers and report at `now`."""
     if state.outcome is not None:
         return state
@@ -149,7 +151,7 @@ def leader_of(state: JobState, seen: Observation, now: float, timing: Timing) ->
     return Leader.STARTING if _is_starting(seen) and not _is_silent(state, seen, now, timing) else Leader.TRAINING
 
 
-def _is_incomplete(state: JobState, seen: Observation, terms: Terms) -> bool:
+def _is_incomplete(state: JobState, seen: Observation, terms: JobTerms) -> bool:
     """Return `JobState.incomplete`: a worker that is gated, refused or waits for its node keeps the others waiting."""
     workers = (
         worker for index, worker in enumerate(seen.base[: terms.min_replicas]) if index not in state.completed_workers
@@ -190,7 +192,7 @@ def _down_since(state: JobState, seen: Observation, now: float, *, was_away: boo
     return max(since, min(seen.reported_at, now))
 
 
-def _announce(state: JobState, seen: Observation, terms: Terms) -> JobState:
+def _announce(state: JobState, seen: Observation, terms: JobTerms) -> JobState:
     """Tell the leader of the lent workers that run: it decides about GPUs that are there."""
     running = min(state.extra, seen.extra_running)
     if state.ending or state.reclaim is not None or running <= state.announced(terms):
@@ -257,7 +259,7 @@ def _is_starting(seen: Observation) -> bool:
     return seen.phase is TrainerPhase.STARTING
 
 
-def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing: Timing) -> JobState:
+def _count(state: JobState, seen: Observation, terms: JobTerms, now: float, timing: Timing) -> JobState:
     leader = seen.leader
     started = None if leader is None else _complete_since(state, seen)
     began = now if started is None else started
@@ -265,7 +267,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
     since = _running_since(state, seen)
     earliest = now - timing.gap if began > now else began if since is None else min(began, since)
     read_at = now if state.counted_until is None else max(state.counted_until, earliest)
-    meter = Meter(
+    meter = BudgetMeter(
         used_seconds=state.used_seconds,
         gpu_seconds_used=state.gpu_seconds_used,
         read_at=read_at,
@@ -307,7 +309,7 @@ def _count(state: JobState, seen: Observation, terms: Terms, now: float, timing:
     )
 
 
-def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float) -> JobState:
+def _count_reported(state: JobState, seen: Observation, terms: JobTerms, now: float) -> JobState:
     more = _reported(state, seen, now) - state.used_seconds
     if more <= 0:
         return state
@@ -315,7 +317,7 @@ def _count_reported(state: JobState, seen: Observation, terms: Terms, now: float
     return replace(state, used_seconds=state.used_seconds + more, gpu_seconds_used=state.gpu_seconds_used + more * gpus)
 
 
-def _with_budget(state: JobState, before: JobState, unwatched: float, terms: Terms) -> JobState:
+def _with_budget(state: JobState, before: JobState, unwatched: float, terms: JobTerms) -> JobState:
     """Return the state with the end of the time budget.
 
     Where a budget is lowered to less than is used, it ends now: the leader has the usual time to evaluate. So it does

@@ -13,7 +13,7 @@ from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.clock import doubled
-from espalier_operator.model import Blame, Ended, Reclaim, Stopping, Terms
+from espalier_operator.model import Blame, Ended, JobTerms, Reclaim, Stopping
 
 LAST_PHASES: Final = (TrainerPhase.COMPLETED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
 """What a leader reports last."""
@@ -36,7 +36,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incarnation:
+class WorkerStart:
     """One start of a base worker: a pod, or a process. Times on the backend's clock."""
 
     id: str
@@ -66,13 +66,13 @@ class Incarnation:
 class Observation:
     """A job's base workers and its leader's report at a moment."""
 
-    base: tuple[Incarnation | None, ...] = ()
+    base: tuple[WorkerStart | None, ...] = ()
     """By index, those of the current attempt; None where there is none."""
     extra_bound: int = 0
     """Extra workers that have their GPUs."""
     extra_running: int = 0
     """Those of them whose processes run."""
-    extra_ended: tuple[Incarnation, ...] = ()
+    extra_ended: tuple[WorkerStart, ...] = ()
     """Extra workers that have ended."""
     refused: bool = False
     """A base worker cannot start: kube-scheduler finds no node for it, the API server refuses its pod, or the kubelet
@@ -94,12 +94,12 @@ class Observation:
     unread: bool = False
     """The last lines of the program that has ended are still to be read."""
 
-    def worker(self, index: int) -> Incarnation | None:
+    def worker(self, index: int) -> WorkerStart | None:
         """Return base worker `index`, None where there is none."""
         return self.base[index] if index < len(self.base) else None
 
     @property
-    def leader(self) -> Incarnation | None:
+    def leader(self) -> WorkerStart | None:
         """The leader."""
         return self.base[0] if self.base else None
 
@@ -160,7 +160,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class LeaderWatch:
     """What the scheduler has seen of a leader, by its own clock: other clocks, and the leader, may be wrong."""
 
     incarnation: str = ""
@@ -235,7 +235,7 @@ class JobState:
     """How the job ended, if it has."""
     ended: Ended | None = None
     """How the leader ended, until the planner has acted on it."""
-    watch: Watch = field(default=Watch(), compare=False)
+    watch: LeaderWatch = field(default=LeaderWatch(), compare=False)
     """The current leader, as it was seen."""
     refused_since: float | None = field(default=None, compare=False)
     """Since when a base worker is refused, or kube-scheduler finds no node for it; None while that is not so."""
@@ -261,12 +261,12 @@ class JobState:
         """Whether it is about to end: no more workers are started."""
         return self.ended is not None or self.stopping is not None
 
-    def announced(self, terms: Terms) -> int:
+    def announced(self, terms: JobTerms) -> int:
         """Return the extra workers that the leader knows of: those that ran."""
         return max(0, self.grant.replicas - terms.min_replicas)
 
     def granting(
-        self, replicas: int, direction: Direction, reason: str, terms: Terms, deadline: float | None = None
+        self, replicas: int, direction: Direction, reason: str, terms: JobTerms, deadline: float | None = None
     ) -> JobState:
         """Return the state with the next generation of the allocation."""
         grant = Grant(
@@ -279,25 +279,25 @@ class JobState:
         )
         return replace(self, grant=grant)
 
-    def completed(self, terms: Terms) -> tuple[int, ...]:
+    def completed(self, terms: JobTerms) -> tuple[int, ...]:
         """Return those of the base workers that `terms` asks for that are completed."""
         return tuple(index for index in self.completed_workers if index < terms.min_replicas)
 
-    def needed(self, terms: Terms) -> Terms:
+    def needed(self, terms: JobTerms) -> JobTerms:
         """Return `terms` with those workers only that still need GPUs."""
         done = len(self.completed(terms))
         if not done:
             return terms
         return replace(terms, min_replicas=terms.min_replicas - done, max_replicas=terms.max_replicas - done)
 
-    def may_start(self, terms: Terms, now: float) -> bool:
+    def may_start(self, terms: JobTerms, now: float) -> bool:
         """Return whether base workers that are missing may be started at `now`."""
         waits = self.not_before is not None and now < self.not_before
         return self.active and not self.ending and not waits and self.failures <= terms.backoff_limit
 
-    def watch_of(self, incarnation: str) -> Watch:
+    def watch_of(self, incarnation: str) -> LeaderWatch:
         """Return what was seen of this leader; nothing where it is not the one that was watched last."""
-        return self.watch if self.watch.incarnation == incarnation else Watch(incarnation=incarnation)
+        return self.watch if self.watch.incarnation == incarnation else LeaderWatch(incarnation=incarnation)
 
     def with_workers(self, count: int) -> JobState:
         """Return the state with room for `count` base workers."""

@@ -18,7 +18,7 @@ from espalier_core.types.status import (
     TimeBudgetStatus,
 )
 from espalier_operator.job.state import Grant, JobState
-from espalier_operator.model import Blame, Ended, Reclaim, Stopping, Terms
+from espalier_operator.model import Blame, Ended, JobTerms, Reclaim, Stopping
 
 Wall = Callable[[float], datetime]
 """Turns seconds of the backend's clock into a time of day."""
@@ -56,7 +56,7 @@ def utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def memory_of(state: JobState, terms: Terms, wall: Wall = utc) -> JobStatus:
+def memory_of(state: JobState, terms: JobTerms, wall: Wall = utc) -> JobStatus:
     """Return a status with the state of a job; the conditions state its outcome."""
     reclaim, stopping, times = state.reclaim, state.stopping, {name: getattr(state, name) for name in _TIMES}
     return JobStatus(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from espalier_core.types.allocation import Direction
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_operator.job.state import JobState, Timing
-from espalier_operator.model import REFUSALS, Ended, Reclaim, Stopping, Terms
+from espalier_operator.model import REFUSALS, Ended, JobTerms, Reclaim, Stopping
 from espalier_operator.model.actions import (
     Action,
     Admit,
@@ -32,7 +32,7 @@ _TAKEN = (Reason.RECLAIM_FORCED, Reason.GPU_LOST)
 """Reasons for which lent GPUs were lost without having been given back."""
 
 
-def after(state: JobState, action: Action, terms: Terms, now: float, timing: Timing) -> JobState:
+def after(state: JobState, action: Action, terms: JobTerms, now: float, timing: Timing) -> JobState:
     """Return the state after `action`; an action that has been applied already changes nothing."""
     if _is_done(state, action):
         return state

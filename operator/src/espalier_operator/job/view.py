@@ -11,7 +11,7 @@ from espalier_core.types.report import TrainerPhase
 from espalier_operator.job import ends
 from espalier_operator.job.progress import Leader, leader_of
 from espalier_operator.job.state import JobState, Observation, Timing
-from espalier_operator.model import REFUSALS, JobFacts, Promise, Terms
+from espalier_operator.model import REFUSALS, JobFacts, JobTerms, Promise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def facts_of(
     key: str,
     state: JobState,
     seen: Observation,
-    terms: Terms,
+    terms: JobTerms,
     now: float,
     timing: Timing,
     trouble: Trouble | None = None,

@@ -25,7 +25,7 @@ from typing import Final
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
 from espalier_operator.kube.apply.workqueue import WorkQueue
-from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.metrics.series import LiveJob, live
 from espalier_operator.kube.metrics.signals import Signals
@@ -33,7 +33,7 @@ from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
-from espalier_operator.kube.state.due import NEVER, SOON, Due, FigurePace, News, urgency_of
+from espalier_operator.kube.state.due import NEVER, SOON, FigurePace, FlushPriority, PendingChanges, urgency_of
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.kube.watch.store import Store
@@ -55,7 +55,7 @@ class KubeBackend:
     def __init__(
         self,
         store: Store,
-        writer: Writer,
+        writer: JobWriter,
         settings: KubeSettings,
         clock: Clock,
         rules: Rules,
@@ -125,7 +125,7 @@ class KubeBackend:
             self._update_job(uid, now)
         for uid in self._store.take_reported():
             if uid in self.jobs:
-                self.jobs[uid].mark_dirty(News.REPORT)
+                self.jobs[uid].mark_dirty(PendingChanges.REPORT)
         return any(uid not in self.jobs or self.jobs[uid].job is not job for uid, job in before.items())
 
     def _look(self, jobs: Collection[ManagedJob], now: float) -> None:
@@ -180,7 +180,7 @@ class KubeBackend:
             self._uids[seen.key] = uid
         else:
             job.update(seen)
-        job.mark_dirty(News.PODS, Due.CHANGES)
+        job.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     def _notice_overwriting(self) -> None:
         """Write the status of jobs again if another client has changed it."""
@@ -191,7 +191,7 @@ class KubeBackend:
             self._store.overwritten.discard(uid)
             if job is not None and seen is not None and seen.status != job.answered:
                 logger.warning("%s: its status was changed by somebody else; it is written again", job.key)
-                job.mark_dirty(News.NONE, Due.REWRITE)
+                job.mark_dirty(PendingChanges.NONE, FlushPriority.REWRITE)
 
     def live(self) -> list[LiveJob]:
         """Return the jobs that are there, for metrics."""
@@ -249,7 +249,7 @@ class KubeBackend:
 
     def _queue_if_due(self, job: ManagedJob, now: float) -> None:
         if job.due and not job.writing.holds(now):
-            self.queue.add(job.uid, urgent=job.due >= Due.CHANGES)
+            self.queue.add(job.uid, urgent=job.due >= FlushPriority.CHANGES)
 
     # ---- doing
 
@@ -259,7 +259,7 @@ class KubeBackend:
             await self._end_deleted(uid)
             return
         await self._writer.flush(job)
-        if job.news & (News.PODS | News.REPORT):
+        if job.news & (PendingChanges.PODS | PendingChanges.REPORT):
             self._notice()
         # Only this job is asked: otherwise each flush would cost more, the more jobs there are.
         if job.due_at is not None and (self._timer is None or job.due_at < self._timer_due):

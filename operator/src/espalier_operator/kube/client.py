@@ -61,7 +61,7 @@ class NotOwnedError(BackendError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KubeResponse:
     """What came back."""
 
     code: int
@@ -69,7 +69,7 @@ class Answer:
     body: bytes
 
 
-class Client:
+class KubeClient:
     """Requests as the operator needs them. `BackendError` where all tries of a request failed."""
 
     def __init__(
@@ -283,7 +283,7 @@ class Client:
 
     async def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Body | None, media: str, accept: str
-    ) -> Answer:
+    ) -> KubeResponse:
         """Send one request and read the whole answer."""
         given = {name: value for name, value in query.items() if value}
         headers = {**self._api.default_headers, "Accept": f"{accept}, */*;q=0.5", "Content-Type": media}
@@ -291,7 +291,7 @@ class Client:
         url = f"{self._api.configuration.host}{path}{'?' + urlencode(given) if given else ''}"
         response = await self._api.call_api(method, url, headers, body=body, _preload_content=False)
         data: bytes = await response.response.read()
-        return Answer(response.status, response.headers, data)
+        return KubeResponse(response.status, response.headers, data)
 
 
 def _seconds(text: str | None) -> float | None:

@@ -1,7 +1,7 @@
 """Asks the policy server, a process beside the operator that evaluates a policy file.
 
-`POST /v1/decision` with a `Question` answers 200 with an `Answer`, or 409 with `{"message": ...}` where the file cannot
-be used, or cannot serve this cluster.
+`POST /v1/decision` with a `Question` answers 200 with an `PolicyAnswer`, or 409 with `{"message": ...}` where the file
+cannot be used, or cannot serve this cluster.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 import aiohttp
 
 from espalier_operator.policies import Policy
-from espalier_operator.policies.learned import Answer, LearnedPolicy, PolicyFileError, answer_of
-from espalier_operator.policies.remote import Ask, Asking, AwayError, Observer, asked_here
+from espalier_operator.policies.learned import LearnedPolicy, PolicyAnswer, PolicyFileError, answer_of
+from espalier_operator.policies.remote import Ask, Asking, AwayError, PolicyObserver, asked_here
 from espalier_operator.policies.remote import asked as question_about
 from espalier_operator.policies.view import View
 
@@ -24,7 +24,7 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 _LONGEST_MESSAGE: Final = 500
 
 
-def asked(policy: Policy, observer: Observer) -> tuple[Policy, Asking | None]:
+def asked(policy: Policy, observer: PolicyObserver) -> tuple[Policy, Asking | None]:
     """Return a policy as the operator decides by it, and how it is asked; None: it decides by itself."""
     if isinstance(policy, LearnedPolicy) and policy.evaluates is None:
         return policy, Asking(policy, asking_at(policy.url), observer)
@@ -34,7 +34,7 @@ def asked(policy: Policy, observer: Observer) -> tuple[Policy, Asking | None]:
 def asking_at(url: str) -> Ask:
     """Return what asks the policy server at `url`. A connection each question: there are a few a minute."""
 
-    async def ask(view: View) -> Answer:
+    async def ask(view: View) -> PolicyAnswer:
         try:
             async with (
                 aiohttp.ClientSession(trust_env=False, cookie_jar=aiohttp.DummyCookieJar()) as session,
@@ -55,7 +55,7 @@ def asking_at(url: str) -> Ask:
     return ask
 
 
-def _answer(status: int, body: bytes) -> Answer:
+def _answer(status: int, body: bytes) -> PolicyAnswer:
     if len(body) > MOST_BYTES:
         raise PolicyFileError(f"the answer has more than {MOST_BYTES} bytes")
     if status == REFUSED:

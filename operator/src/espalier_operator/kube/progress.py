@@ -16,7 +16,7 @@ import aiohttp
 
 from espalier_core.types.program import LogProgress, MetricsProgress
 from espalier_operator.clock import Clock
-from espalier_operator.kube.client import ApiRefusalError, Client
+from espalier_operator.kube.client import ApiRefusalError, KubeClient
 from espalier_operator.kube.state.progress import ProgressSource
 from espalier_operator.loop import BackendError
 from espalier_operator.programs import MAX_PAGE_BYTES, LineReader, lines_of, values_of_page
@@ -44,7 +44,7 @@ class ProgressReader:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         clock: Clock,
         sources: Callable[[], Iterable[ProgressSource]],
         take: Callable[[ProgressSource, Mapping[str, float] | None], None],

@@ -30,7 +30,7 @@ TOO_LARGE: Final = (
 )
 
 
-class Unread(StrEnum):
+class UnreadableReport(StrEnum):
     """Why the newest report of a job is not read."""
 
     TOO_LARGE = "TooLarge"
@@ -66,13 +66,13 @@ class ReportObject:
         return (self.text, self.problem) if self.report is None else news_of(self.report)
 
     @property
-    def unread(self) -> Unread | None:
+    def unread(self) -> UnreadableReport | None:
         """Why the newest one is not read; None where it is."""
         if self.newer is not None:
-            return Unread.TOO_FREQUENT
+            return UnreadableReport.TOO_FREQUENT
         if self.too_large:
-            return Unread.TOO_LARGE
-        return Unread.MALFORMED if self.problem else None
+            return UnreadableReport.TOO_LARGE
+        return UnreadableReport.MALFORMED if self.problem else None
 
 
 def report_object(raw: Raw, received_at: float) -> ReportObject | None:

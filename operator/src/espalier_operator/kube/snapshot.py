@@ -29,7 +29,7 @@ from espalier_operator.policies.settings import configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class InitialState:
     """What an operator that starts makes of the lists."""
 
     snapshot: Snapshot
@@ -39,7 +39,7 @@ class Seen:
 
 def seen_by_operator(
     lists: Mapping[Resource, Listing], now: float, settings: KubeSettings, rules: Rules | None = None
-) -> Seen:
+) -> InitialState:
     """Return what an operator that starts at `now` (epoch seconds) sees.
 
     `lists` has jobs, nodes, the ConfigMaps with the report label, and all pods that have not ended besides all workers;
@@ -77,7 +77,7 @@ def seen_by_operator(
     uses = _notes(leases, RECENT_USE)
     use = RecentUse(snapshot.rules.fair_share_half_life_seconds, uses[0] if len(uses) == 1 else None)
     memory = _remembered(_notes(leases, POLICY_MEMORY), snapshot.rules.policy)
-    return Seen(snapshot=use.seen(replace(snapshot, policy_memory=memory)), left_out=left_out)
+    return InitialState(snapshot=use.seen(replace(snapshot, policy_memory=memory)), left_out=left_out)
 
 
 def assemble(jobs: Iterable[ManagedJob], store: Store, now: float, rules: Rules) -> Snapshot:

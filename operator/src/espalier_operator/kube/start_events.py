@@ -15,7 +15,7 @@ from typing import Final
 
 from espalier_core.k8s.resources import EVENTS
 from espalier_operator.clock import Clock
-from espalier_operator.kube.client import ApiRefusalError, Client
+from espalier_operator.kube.client import ApiRefusalError, KubeClient
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble, trouble_in, trouble_without_events
 from espalier_operator.loop import BackendError
@@ -39,7 +39,7 @@ class StartEvents:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         clock: Clock,
         waiting: Callable[[], Iterable[tuple[str, Pod]]],
         take: Callable[[str, str, StartTrouble | None], None],

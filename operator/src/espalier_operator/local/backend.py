@@ -14,7 +14,7 @@ from espalier_operator.local.job import LocalJob
 from espalier_operator.local.settings import LocalSettings
 from espalier_operator.local.workers import WorkerSpec
 from espalier_operator.loop import BackendError
-from espalier_operator.model import Node, Role, Rules, Snapshot, Worker, WorkerState
+from espalier_operator.model import Node, Rules, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.model.actions import Action, GrantExtra, Plan
 
 NODE: Final = "local"
@@ -76,7 +76,7 @@ class LocalBackend:
                 gpus=len(devices),
                 state=state,
             )
-            for role in (Role.BASE, Role.EXTRA)
+            for role in (WorkerRole.BASE, WorkerRole.EXTRA)
             for index, devices in self.gpus.of(job.key, role).items()
         ]
 
@@ -93,16 +93,16 @@ class LocalBackend:
         job = self.jobs[action.job]
         if isinstance(action, GrantExtra):
             for index in range(job.state.extra, action.extra):
-                if not self.gpus.hold(Holder(job.key, Role.EXTRA, index), job.terms.gpus_per_worker):
+                if not self.gpus.hold(Holder(job.key, WorkerRole.EXTRA, index), job.terms.gpus_per_worker):
                     raise BackendError("a GPU went between planning and granting")
         job.act(action, self._clock.now())
         self.converge(job)
 
     def converge(self, job: LocalJob) -> bool:
         """Let GPUs and processes follow the job's state; return whether an active job has all its base GPUs."""
-        for index in self.gpus.of(job.key, Role.EXTRA):
+        for index in self.gpus.of(job.key, WorkerRole.EXTRA):
             if index >= job.state.extra:
-                self.gpus.release(Holder(job.key, Role.EXTRA, index))
+                self.gpus.release(Holder(job.key, WorkerRole.EXTRA, index))
         if job.state.active:
             template = job.job.spec.template
             if (
@@ -114,22 +114,26 @@ class LocalBackend:
                 job.process.terminate(template.spec.grace_seconds)  # nobody but SIGTERM tells it
             completed = job.state.completed_workers
             for index in completed:
-                self.gpus.release(Holder(job.key, Role.BASE, index))
-            base = [Holder(job.key, Role.BASE, each) for each in range(job.terms.min_replicas) if each not in completed]
+                self.gpus.release(Holder(job.key, WorkerRole.BASE, index))
+            base = [
+                Holder(job.key, WorkerRole.BASE, each)
+                for each in range(job.terms.min_replicas)
+                if each not in completed
+            ]
             missing = [holder for holder in base if not self.gpus.hold(holder, job.terms.gpus_per_worker)]
             return not missing
         if job.process is not None:
             job.process.terminate(self._settings.stop_wall_seconds)
         else:  # the leader is gone, and is not started again as things stand
-            for index in self.gpus.of(job.key, Role.BASE):
-                self.gpus.release(Holder(job.key, Role.BASE, index))
+            for index in self.gpus.of(job.key, WorkerRole.BASE):
+                self.gpus.release(Holder(job.key, WorkerRole.BASE, index))
         return False
 
     def start(self, job: LocalJob, now: float, agent_url: str | None) -> None:
         """Start the leader of a job that has its base GPUs."""
         variables = self._variables()
         if self._settings.devices:
-            held = self.gpus.of(job.key, Role.BASE)
+            held = self.gpus.of(job.key, WorkerRole.BASE)
             # If each base worker has a process, the leader sees only its own devices, otherwise those of all.
             devices = [held[0]] if job.has_processes else held.values()
             variables[CUDA_DEVICES] = ",".join(device for own in devices for device in own)
@@ -146,11 +150,11 @@ class LocalBackend:
                 index,
                 devices,
                 bool(self._settings.devices),
-                job.state.attempts[index] if role is Role.BASE else 0,
+                job.state.attempts[index] if role is WorkerRole.BASE else 0,
             )
-            for role in (Role.BASE, Role.EXTRA)
+            for role in (WorkerRole.BASE, WorkerRole.EXTRA)
             for index, devices in self.gpus.of(job.key, role).items()
-            if going_on and (role, index) != (Role.BASE, 0)
+            if going_on and (role, index) != (WorkerRole.BASE, 0)
         ]
         job.train_together(wanted, self._settings.trainer_command, self._variables(), now)
 
@@ -166,7 +170,7 @@ class LocalBackend:
     def lose(self, holder: Holder) -> None:
         """Take notice that the GPU of `holder` is physically gone: its leader dies with it."""
         job = self.jobs[holder.job]
-        if holder.role is Role.EXTRA:
+        if holder.role is WorkerRole.EXTRA:
             self.gpus.renumber_extra(job.key)
         else:
             job.leading.lose(Reason.GPU_LOST)

@@ -227,7 +227,7 @@ def tail(path: Path, begin: int) -> str:
         return ""
 
 
-class Dialogue:
+class LeaderFiles:
     """The allocation that was written last, and the last report."""
 
     def __init__(self, directory: Path, names: tuple[str, ...], warn: Callable[[str, str], None]) -> None:
@@ -296,7 +296,7 @@ class Dialogue:
         return time.monotonic() - self._granted_at if acknowledged == generation else None
 
 
-class History:
+class HistoryFile:
     """Appends to `history.jsonl` and forwards each event; a full disk causes one warning and stops nothing."""
 
     def __init__(self, directory: Path, on_event: Callable[[AnyEvent], None]) -> None:
@@ -341,10 +341,10 @@ class Stamp(TypedDict):
     used_seconds: float
 
 
-class Journal:
+class SchedulerJournal:
     """Writes the scheduler's events about one job."""
 
-    def __init__(self, history: History, used_seconds: Callable[[], float]) -> None:
+    def __init__(self, history: HistoryFile, used_seconds: Callable[[], float]) -> None:
         """Write into `history`; `used_seconds` returns how much of its time budget the job has used."""
         self.history, self._used_seconds = history, used_seconds
         self.phase, self.reason, self.message = JobPhase.PENDING, Reason.NO_FREE_GPU, ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from espalier_operator.local.settings import GpuChange, LocalRunError
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 
 CUDA_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 """The environment variable that lists the CUDA devices that a process sees; empty: none."""
@@ -22,7 +22,7 @@ class Holder:
     """One worker of one job."""
 
     job: str
-    role: Role
+    role: WorkerRole
     index: int
 
 
@@ -75,7 +75,7 @@ class Gpus:
             loser = max(
                 (holder for holder, devices in self._held.items() if devices),
                 key=lambda holder: (
-                    holder.role is Role.EXTRA,
+                    holder.role is WorkerRole.EXTRA,
                     order.get(holder.job, len(order)),
                     holder.index,
                 ),
@@ -98,7 +98,7 @@ class Gpus:
         """Take its GPUs from `holder`, if it has any."""
         self._held.pop(holder, None)
 
-    def of(self, job: str, role: Role) -> dict[int, tuple[str, ...]]:
+    def of(self, job: str, role: WorkerRole) -> dict[int, tuple[str, ...]]:
         """Return the devices of the job's workers of this role by their index, in order."""
         return {
             holder.index: self._held[holder]
@@ -112,9 +112,9 @@ class Gpus:
 
     def renumber_extra(self, job: str) -> None:
         """Close gaps in the indices of the job's extra workers: in processes nothing depends on an index."""
-        for new, (old, devices) in enumerate(self.of(job, Role.EXTRA).items()):
-            del self._held[Holder(job, Role.EXTRA, old)]
-            self._held[Holder(job, Role.EXTRA, new)] = devices
+        for new, (old, devices) in enumerate(self.of(job, WorkerRole.EXTRA).items()):
+            del self._held[Holder(job, WorkerRole.EXTRA, old)]
+            self._held[Holder(job, WorkerRole.EXTRA, new)] = devices
 
 
 _DEVICE_UUIDS: Final = ("GPU-", "MIG-")

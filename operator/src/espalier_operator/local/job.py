@@ -26,9 +26,9 @@ from espalier_operator.local.files import (
     JOB_FILE,
     REPORT_FILE,
     TRAINER_LOG,
-    Dialogue,
-    History,
-    Journal,
+    HistoryFile,
+    LeaderFiles,
+    SchedulerJournal,
     command_of,
     contract_variables,
     program_variables,
@@ -36,8 +36,8 @@ from espalier_operator.local.files import (
 from espalier_operator.local.process import Process
 from espalier_operator.local.progress import LocalProgress
 from espalier_operator.local.settings import KeptJob, begins_again, begun_again, digest, resumed
-from espalier_operator.local.workers import LeaderProcess, Starter, Workers, WorkerSpec
-from espalier_operator.model import Ended, JobFacts, Stopping, Terms
+from espalier_operator.local.workers import LeaderProcess, LocalWorkers, Starter, WorkerSpec
+from espalier_operator.model import Ended, JobFacts, JobTerms, Stopping
 from espalier_operator.model.actions import Action, Admit, Fail, Finish, ReleaseExtra, Requeue
 
 
@@ -48,7 +48,7 @@ class LocalJob:
         self,
         job: AdaptiveTrainingJob,
         directory: Path,
-        terms: Terms,
+        terms: JobTerms,
         timing: Timing,
         wall: Wall,
         on_event: Callable[[str, AnyEvent], None],
@@ -67,13 +67,15 @@ class LocalJob:
         self.leader = Leader.ABSENT
         """What the leader does, as far as it matters for budgets."""
         directory.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(History(directory, lambda event: on_event(self.name, event)), self._used_seconds)
-        self.dialogue = Dialogue(directory, (self.key, self.name), self.journal.warn)
+        self.journal = SchedulerJournal(
+            HistoryFile(directory, lambda event: on_event(self.name, event)), self._used_seconds
+        )
+        self.dialogue = LeaderFiles(directory, (self.key, self.name), self.journal.warn)
         self.leading = LeaderProcess(directory, start)
         program = job.spec.program
         self.progress = LocalProgress(None if program is None else program.progress, directory / TRAINER_LOG)
         """Of a program."""
-        self.workers = Workers(directory, self.journal.warn, stop_wall_seconds, start)
+        self.workers = LocalWorkers(directory, self.journal.warn, stop_wall_seconds, start)
 
     def _used_seconds(self) -> float:
         return self.state.used_seconds

@@ -23,7 +23,7 @@ from espalier_operator.local.gpus import Gpus, Timeline
 from espalier_operator.local.job import LocalJob
 from espalier_operator.local.settings import LocalRunError, LocalSettings, begins_again, load_state, run_lock
 from espalier_operator.local.workers import Starter
-from espalier_operator.model import Terms, grace_of
+from espalier_operator.model import JobTerms, grace_of
 
 MARK_FILE: Final = ".espalier-run"
 
@@ -72,7 +72,7 @@ def _is_older_run(directory: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedRun:
     """Where a run begins."""
 
     jobs: Mapping[str, LocalJob]
@@ -90,7 +90,7 @@ def opened(
     on_event: Callable[[str, AnyEvent], None],
     time_of_day: Callable[[float], datetime],
     start: Starter,
-) -> Opened:
+) -> OpenedRun:
     """Check the folder, and take up what is in it; nothing is started.
 
     `on_event(job name, event)` gets the events of jobs, `time_of_day` converts times of the run's clock. Raises
@@ -122,7 +122,7 @@ def _taken_up(
     on_event: Callable[[str, AnyEvent], None],
     time_of_day: Callable[[float], datetime],
     start: Starter,
-) -> Opened:
+) -> OpenedRun:
     state = load_state(settings.directory, list(by_name.values()))
     again = state is not None and all(
         begins_again(entry, folders[entry.job.rpartition("/")[2]]) for entry in state.jobs
@@ -151,7 +151,7 @@ def _taken_up(
         for job in found.values()
         if (report := job.dialogue.report) is not None
     ]
-    return Opened(
+    return OpenedRun(
         jobs=found,
         gpus=gpus,
         timeline=timeline,
@@ -160,10 +160,10 @@ def _taken_up(
     )
 
 
-def terms_of(job: AdaptiveTrainingJob, settings: LocalSettings) -> Terms:
+def terms_of(job: AdaptiveTrainingJob, settings: LocalSettings) -> JobTerms:
     """Return the terms of a job in a run."""
     grace = grace_of(job, settings.grace_wall_seconds * settings.time_scale, settings.time_scale)
-    terms = Terms.of(job, grace_seconds=grace)
+    terms = JobTerms.of(job, grace_seconds=grace)
     if (wall := terms.pre_running_deadline_seconds) is not None:
         # Importing torch takes as long at any time scale.
         terms = replace(terms, pre_running_deadline_seconds=wall * settings.time_scale)

@@ -16,7 +16,7 @@ from espalier_operator.programs import (
     MAX_PAGE_BYTES,
     NOTHING,
     LineReader,
-    Reading,
+    ProgramReading,
     lines_of,
     values_of_page,
 )
@@ -129,7 +129,7 @@ class LocalProgress:
         """The program is about to be started: what it writes from now on counts."""
         self._tail = None if self._lines is None else LogTail(self._path)
 
-    def poll(self, ended: bool) -> Reading | None:
+    def poll(self, ended: bool) -> ProgramReading | None:
         """Read what is new, to the end of its output once it has `ended`; return what is to be reported.
 
         That is little: what has changed, rarely, and at its end.

@@ -26,7 +26,7 @@ from espalier_operator.local.opening import opened
 from espalier_operator.local.process import AGENT_PID_FILE, Agent, Process, end_orphan
 from espalier_operator.local.settings import LocalSettings, RunState, run_lock
 from espalier_operator.local.workers import LEADER_PID_FILE, PID_FILES, Starter
-from espalier_operator.loop import Loop
+from espalier_operator.loop import SchedulerLoop
 from espalier_operator.model import Rules
 from espalier_operator.model.actions import Plan
 from espalier_operator.policies.memory import PolicyMemory
@@ -175,7 +175,9 @@ class LocalRun:
         )
         self.policy_memory = PolicyMemory(rules.policy, found.policy_memory)
         chosen, asking = asked_here(configured(rules.policy))
-        self._loop = Loop(self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory, asking=asking)
+        self._loop = SchedulerLoop(
+            self._backend, chosen, self._clock, wall=monotonic, memory=self.policy_memory, asking=asking
+        )
         self._agent = self._make_agent()
         self._reasons: dict[str, Reason] = {}
         self._over = asyncio.Event()

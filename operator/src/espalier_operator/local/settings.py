@@ -24,7 +24,7 @@ from espalier_core.types.report import Report
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.transitions import after
 from espalier_operator.local.files import CHECKPOINT_FOLDER, STATE_FILE
-from espalier_operator.model import DEFAULT_POLICY, Terms
+from espalier_operator.model import DEFAULT_POLICY, JobTerms
 from espalier_operator.model.actions import Requeue
 
 _LEAVE_WALL_SECONDS = 15.0
@@ -177,7 +177,7 @@ def run_lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def resumed(state: JobState, terms: Terms, report: Report | None = None) -> JobState:
+def resumed(state: JobState, terms: JobTerms, report: Report | None = None) -> JobState:
     """Return the state in which a resumed run starts: jobs that ran wait again, and nobody holds GPUs.
 
     A job that has failed is taken up again, with its budget as it was used; only a complete one has ended for good. Of

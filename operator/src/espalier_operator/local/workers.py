@@ -15,11 +15,11 @@ from espalier_core.causes import cause_in
 from espalier_core.types import environment as names
 from espalier_core.types.reasons import Reason
 from espalier_operator.clock import Backoff
-from espalier_operator.job.state import End, Incarnation
+from espalier_operator.job.state import End, WorkerStart
 from espalier_operator.local.files import TRAINER_LOG, size, tail
 from espalier_operator.local.gpus import CUDA_DEVICES
 from espalier_operator.local.process import Process
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 
 LEADER_PID_FILE: Final = "trainer.pid"
 Starter = Callable[..., Process]
@@ -37,7 +37,7 @@ class LeaderProcess:
         """Nothing runs yet; log and pid file go to `directory`."""
         self._directory, self._start = directory, start
         self.process: Process | None = None
-        self.incarnation: Incarnation | None = None
+        self.incarnation: WorkerStart | None = None
         """The leader that was started last."""
         self._attempt = 0
         """Its attempt."""
@@ -55,7 +55,7 @@ class LeaderProcess:
         """Whether its GPUs are gone."""
         return self.incarnation is not None and self.incarnation.lost is not None
 
-    def of(self, attempt: int) -> Incarnation | None:
+    def of(self, attempt: int) -> WorkerStart | None:
         """Return the leader of this attempt; None if it was not started."""
         return self.incarnation if attempt == self._attempt else None
 
@@ -65,7 +65,7 @@ class LeaderProcess:
         self.exit_code, self._log_began = None, size(log)
         self.process = self._start(command, {**os.environ, **variables}, log, self._directory / LEADER_PID_FILE)
         self._attempt = attempt
-        self.incarnation = Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
+        self.incarnation = WorkerStart(id=uuid.uuid4().hex, running=True, started_at=now)
 
     def poll(self) -> int | None:
         """Return the exit code of a process that has ended and is not recorded yet."""
@@ -90,7 +90,7 @@ class LeaderProcess:
 class WorkerSpec:
     """The specification of a worker process."""
 
-    role: Role
+    role: WorkerRole
     index: int
     devices: tuple[str, ...]
     real: bool = False
@@ -110,7 +110,7 @@ class WorkerSpec:
         return identity | ({CUDA_DEVICES: ",".join(self.devices)} if self.real else {})
 
 
-class Workers:
+class LocalWorkers:
     """Keeps a process running for each specified worker."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Workers:
         self._running: dict[Hashable, tuple[WorkerSpec, Process]] = {}
         self._ending: list[Process] = []
         self._backoff: defaultdict[Hashable, Backoff] = defaultdict(Backoff)
-        self._base: dict[int, tuple[int, Incarnation]] = {}
+        self._base: dict[int, tuple[int, WorkerStart]] = {}
         """By index: the last attempt of a base worker that was started, and its outcome."""
 
     @property
@@ -137,7 +137,7 @@ class Workers:
         """Whether none of its processes runs."""
         return not self._running and not self._ending
 
-    def incarnation(self, index: int, attempt: int) -> Incarnation | None:
+    def incarnation(self, index: int, attempt: int) -> WorkerStart | None:
         """Return the outcome of this attempt of base worker `index`; None if it has not been started."""
         known = self._base.get(index)
         return known[1] if known is not None and known[0] == attempt else None
@@ -165,10 +165,10 @@ class Workers:
             elif key not in specs:
                 process.terminate(self._stop_wall_seconds)
                 self._ending.append(self._running.pop(key)[1])
-                if spec.role is Role.BASE:
+                if spec.role is WorkerRole.BASE:
                     self._base.pop(spec.index, None)
         for key, spec in specs.items():
-            if spec.role is Role.BASE:
+            if spec.role is WorkerRole.BASE:
                 due = may_start_base and self.incarnation(spec.index, spec.attempt) is None
             else:
                 backoff = self._backoff[key]
@@ -181,8 +181,8 @@ class Workers:
         self.look((), (), {}, now, may_start_base=False)
 
     def _start(self, spec: WorkerSpec, command: Sequence[str], variables: Mapping[str, str], now: float) -> None:
-        if spec.role is Role.BASE:
-            self._base[spec.index] = spec.attempt, Incarnation(id=uuid.uuid4().hex, running=True, started_at=now)
+        if spec.role is WorkerRole.BASE:
+            self._base[spec.index] = spec.attempt, WorkerStart(id=uuid.uuid4().hex, running=True, started_at=now)
         name = f"worker-{spec.role}-{spec.index}"
         try:
             process = self._new(
@@ -197,7 +197,7 @@ class Workers:
             self._running[spec.key] = (spec, process)
 
     def _ended(self, spec: WorkerSpec, code: int, message: str, now: float) -> None:
-        if spec.role is Role.BASE:
+        if spec.role is WorkerRole.BASE:
             attempt, incarnation = self._base[spec.index]
             end = End(code=code, at=now, external=False)
             self._base[spec.index] = attempt, replace(incarnation, running=False, end=end)

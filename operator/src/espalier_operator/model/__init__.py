@@ -6,7 +6,7 @@ read from: wall-clock seconds on Kubernetes, budget seconds elsewhere.
 """
 
 from espalier_operator.model.blames import Avoided, Blame
-from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, Reclaim, Stopping, Terms, grace_of
+from espalier_operator.model.jobs import REFUSALS, Ended, JobFacts, JobTerms, Reclaim, Stopping, grace_of
 from espalier_operator.model.nodes import (
     HANGING_SECONDS,
     LEAVING_SECONDS,
@@ -15,8 +15,8 @@ from espalier_operator.model.nodes import (
     Node,
     Placement,
     Promise,
-    Role,
     Worker,
+    WorkerRole,
     WorkerState,
     host_of,
 )
@@ -33,18 +33,18 @@ __all__ = [
     "Blame",
     "Ended",
     "JobFacts",
+    "JobTerms",
     "NamespaceLimit",
     "Node",
     "Placement",
     "Promise",
     "Reclaim",
-    "Role",
     "Rules",
     "Snapshot",
     "SnapshotError",
     "Stopping",
-    "Terms",
     "Worker",
+    "WorkerRole",
     "WorkerState",
     "grace_of",
     "host_of",

@@ -58,7 +58,7 @@ UNNAMED: Final = "\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
+class NodeSelectorRequirement:
     """One requirement of a node selector term: `key operator values`. An unknown operator matches nothing."""
 
     key: str
@@ -97,13 +97,13 @@ class Expression:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class NodeSelectorTerm:
     """A term of required node affinity: all its requirements on labels and fields must be met. An empty one matches no
     node.
     """
 
-    labels: tuple[Expression, ...] = ()
-    fields: tuple[Expression, ...] = ()
+    labels: tuple[NodeSelectorRequirement, ...] = ()
+    fields: tuple[NodeSelectorRequirement, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -124,9 +124,9 @@ class Constraints:
     """What a pod asks of nodes. The default runs on every node without repelling taints."""
 
     node_selector: tuple[tuple[str, str], ...] = ()
-    affinity: tuple[Term, ...] | None = None
+    affinity: tuple[NodeSelectorTerm, ...] | None = None
     """Terms of which one must match; None: no affinity is required."""
-    volumes: tuple[tuple[Term, ...], ...] = ()
+    volumes: tuple[tuple[NodeSelectorTerm, ...], ...] = ()
     """By volume that binds the pod to nodes: terms of which one must match."""
     tolerations: tuple[Toleration, ...] = ()
     requests: Amounts = ()
@@ -147,7 +147,7 @@ class Constraints:
         return Constraints(node_selector=kept, tolerations=(Toleration(operator="Exists"),)) if kept else None
 
     @property
-    def alternatives(self) -> tuple[tuple[Term, ...], ...]:
+    def alternatives(self) -> tuple[tuple[NodeSelectorTerm, ...], ...]:
         """Terms of its affinity and of each volume, of which one must match."""
         return self.volumes if self.affinity is None else (self.affinity, *self.volumes)
 
@@ -156,7 +156,7 @@ class Constraints:
         return all(self._tolerates(taint) for taint in taints if taint.effect in REPELLING)
 
     @property
-    def terms(self) -> Iterator[Term]:
+    def terms(self) -> Iterator[NodeSelectorTerm]:
         """All terms of its affinity and of its volumes."""
         for terms in self.alternatives:
             yield from terms

@@ -35,7 +35,7 @@ REFUSALS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class JobTerms:
     """What a job asks for: the part of its spec that the scheduler reads. Field names as in the spec."""
 
     min_replicas: int
@@ -173,7 +173,7 @@ class JobFacts:
     """One job: its terms and its current state."""
 
     key: str
-    terms: Terms
+    terms: JobTerms
     """Of those workers that are not completed."""
     completed_workers: tuple[int, ...] = ()
     """Base workers, by index, that ended before their leader and are not started again."""
@@ -261,7 +261,7 @@ class JobFacts:
         return self.key.partition("/")[0]
 
     @property
-    def terms_of_all(self) -> Terms:
+    def terms_of_all(self) -> JobTerms:
         """Its terms with the completed workers."""
         terms, done = self.terms, len(self.completed_workers)
         return replace(terms, min_replicas=terms.min_replicas + done, max_replicas=terms.max_replicas + done)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from espalier_core.types import environment
-from espalier_operator.model.constraints import ANYWHERE, Constraints, Expression, Taint
+from espalier_operator.model.constraints import ANYWHERE, Constraints, NodeSelectorRequirement, Taint
 
 LEAVING_SECONDS: Final = 600.0
 """GPUs of a worker that terminates are waited for if its grace period ends within this time."""
@@ -94,7 +94,7 @@ class NamespaceLimit:
     """As `constraints.Amounts` names it, or the resource of GPUs."""
     hard: int
     used: int
-    scopes: tuple[Expression, ...] = ()
+    scopes: tuple[NodeSelectorRequirement, ...] = ()
     """It holds for pods that meet all of these alone; the keys are names of scopes, as in `Terms.quota_scopes`."""
 
     def covers(self, scopes: tuple[tuple[str, str], ...]) -> bool:
@@ -103,7 +103,7 @@ class NamespaceLimit:
         return all(scope.takes(known.get(scope.key)) for scope in self.scopes)
 
 
-class Role(StrEnum):
+class WorkerRole(StrEnum):
     """What a worker is to the scheduler."""
 
     BASE = environment.Role.BASE.value
@@ -112,7 +112,7 @@ class Role(StrEnum):
     """A pod with GPUs that belongs to no job of this operator."""
 
     @classmethod
-    def _missing_(cls, value: object) -> Role | None:
+    def _missing_(cls, value: object) -> WorkerRole | None:
         return cls.FOREIGN if value == "alien" else None  # as earlier snapshots call it
 
 
@@ -133,7 +133,7 @@ class Worker:
     name: str
     job: str | None
     """Key of its job, None for a foreign worker."""
-    role: Role
+    role: WorkerRole
     index: int = 0
     """Index among the job's workers of this role; extra workers are removed from the highest index down."""
     node: str | None

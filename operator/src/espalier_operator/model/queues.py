@@ -26,7 +26,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class QueueLimits:
     """What the jobs that name it in `spec.queue` may hold together."""
 
     name: str
@@ -67,10 +67,10 @@ _Kind = str | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _QueueQuota:
     """A queue, and its quota for one type of GPU."""
 
-    queue: Queue
+    queue: QueueLimits
     quota: Quota
 
     @property
@@ -89,10 +89,10 @@ class _Share:
         return self.queue.cohort is not None and (limit is None or used - self.quota.nominal <= limit)
 
 
-class Ledger:
+class QueueUsage:
     """What the jobs of each queue hold. Without any queue, nothing is limited."""
 
-    def __init__(self, queues: Iterable[Queue], held: Iterable[tuple[Claim, str]]) -> None:
+    def __init__(self, queues: Iterable[QueueLimits], held: Iterable[tuple[Claim, str]]) -> None:
         """Count what is `held`: each claim with the type of GPU that it was granted."""
         self._queues = {queue.name: queue for queue in queues}
         held = held if self._queues else ()
@@ -107,7 +107,7 @@ class Ledger:
         """By cohort: what its queues hold."""
         for queue in self._queues.values():
             for quota in queue.quotas:
-                self._totals[_Share(queue, quota).place] += quota.nominal
+                self._totals[_QueueQuota(queue, quota).place] += quota.nominal
         self._leaving: Counter[tuple[str, _Kind]] = Counter()
         """By queue: what of it jobs are giving back."""
         self._promised: Counter[tuple[str | None, _Kind]] = Counter()
@@ -294,16 +294,16 @@ class Ledger:
             return True
         return any(self._could_ever_hold(share, claim.gpus) for share in self._shares(claim, gpu_types))
 
-    def _share(self, claim: Claim, gpu_type: str) -> _Share | None:
+    def _share(self, claim: Claim, gpu_type: str) -> _QueueQuota | None:
         """Return what counts GPUs of `gpu_type` for the queue of `claim`; None where it has no quota for them."""
         queue = self._queues.get(claim.queue)
         quota = None if queue is None else queue.quota(gpu_type)
-        return None if queue is None or quota is None else _Share(queue, quota)
+        return None if queue is None or quota is None else _QueueQuota(queue, quota)
 
-    def _shares(self, claim: Claim, gpu_types: Iterable[str]) -> list[_Share]:
+    def _shares(self, claim: Claim, gpu_types: Iterable[str]) -> list[_QueueQuota]:
         found = (self._share(claim, gpu_type) for gpu_type in gpu_types)
         return [share for share in found if share is not None]
 
-    def _could_ever_hold(self, share: _Share, gpus: int) -> bool:
+    def _could_ever_hold(self, share: _QueueQuota, gpus: int) -> bool:
         """Return whether the queue might hold that many GPUs if nobody held any."""
         return gpus <= share.quota.nominal or (share.may_borrow(gpus) and gpus <= self._totals[share.place])

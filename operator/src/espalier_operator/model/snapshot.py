@@ -14,7 +14,7 @@ from espalier_operator.model.blames import Avoided
 from espalier_operator.model.constraints import Constraints, Toleration
 from espalier_operator.model.jobs import JobFacts
 from espalier_operator.model.nodes import NamespaceLimit, Node, Placement, Promise, Worker
-from espalier_operator.model.queues import Claim, Queue
+from espalier_operator.model.queues import Claim, QueueLimits
 
 DEFAULT_POLICY: Final = "fair"
 """The scheduling policy where none is named."""
@@ -91,7 +91,7 @@ class Snapshot:
     workers: tuple[Worker, ...] = ()
     promises: tuple[Promise, ...] = ()
     jobs: tuple[JobFacts, ...] = ()
-    queues: tuple[Queue, ...] = ()
+    queues: tuple[QueueLimits, ...] = ()
     """Without any, no job needs one."""
     namespace_limits: tuple[NamespaceLimit, ...] = ()
     """By the ResourceQuotas of the namespaces in which jobs are."""

@@ -40,7 +40,7 @@ from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
 from espalier_operator.planner.admission import Admission
 from espalier_operator.planner.claims import Claims
-from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lending import Lending
 from espalier_operator.policies import Policy
 
@@ -51,7 +51,7 @@ def plan(snapshot: Snapshot, policy: Policy, now: float) -> Plan:
     Each step works with the GPUs that the earlier ones left. The first, which makes the tick, looks at each job alone:
     what ends it, and what it must give back.
     """
-    tick = Tick(snapshot, policy, now)
+    tick = PlanningCycle(snapshot, policy, now)
     claims = Claims(tick)
     claims.leave_departing_gpus()
     claims.place()

@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Constraints
-from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import is_held_back, obstacle
 from espalier_operator.planner.starting import Starting
-from espalier_operator.reclaim.extra_workers import Loan
+from espalier_operator.reclaim.extra_workers import ExtraWorker
 
 
 class Admission:
     """The admissions of one tick."""
 
-    def __init__(self, tick: Tick) -> None:
+    def __init__(self, tick: PlanningCycle) -> None:
         self._tick, self._record = tick, tick.record
         self._starting = Starting(tick)
-        self._elsewhere: dict[str, list[Site]] = {}
+        self._elsewhere: dict[str, list[NodePool]] = {}
         """By job that waits on GPUs of its quota: where it might start if its queue borrows."""
-        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[Site]] = {}
+        self._known_sites: dict[tuple[str | None, Constraints, int, int, str | None], list[NodePool]] = {}
 
     def admit(self) -> None:
         """Start waiting jobs in order; one that must wait is not delayed by those after it.
@@ -107,7 +107,7 @@ class Admission:
                 return False
         return True
 
-    def _gets_room_in_namespace(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+    def _gets_room_in_namespace(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
         """Return whether the ResourceQuotas of its namespace do not keep a job from starting on one of `sites`.
 
         They have room for all its base workers, or would have it without extra workers that are lent in the namespace.
@@ -132,7 +132,7 @@ class Admission:
         fits = not namespaces.is_closed(job) and namespaces.fits(job, job.terms.min_replicas)
         return fits or self._lent_that_keeps_out(job) is not None
 
-    def _lent_that_keeps_out(self, job: JobFacts) -> list[Loan] | None:
+    def _lent_that_keeps_out(self, job: JobFacts) -> list[ExtraWorker] | None:
         """Return the loans in the namespace of a job without which its ResourceQuotas would have room; None: others
         keep it out, too.
         """
@@ -196,7 +196,7 @@ class Admission:
 
     def _wished_sites(
         self, gpu_type: str | None, constraints: Constraints, gpus: int, workers: int, wished: str | None
-    ) -> list[Site]:
+    ) -> list[NodePool]:
         """Return the same, and of them only those of the type that the policy wishes, if there are any.
 
         Many jobs wait that are alike, so they are looked up once.

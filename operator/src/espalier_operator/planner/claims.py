@@ -7,11 +7,11 @@ from typing import Final
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.headroom import Goods
-from espalier_operator.model import JobFacts, Role
+from espalier_operator.cluster.headroom import ResourceVector
+from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import Replace, Requeue
 from espalier_operator.model.constraints import Constraints
-from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import obstacle
 
 _MOST_LOOKS: Final = 2000
@@ -25,7 +25,7 @@ _BY_SCHEDULER: Final = (Reason.UNSCHEDULABLE, Reason.VOLUME_UNAVAILABLE)
 class Claims:
     """The claims of one tick."""
 
-    def __init__(self, tick: Tick) -> None:
+    def __init__(self, tick: PlanningCycle) -> None:
         self._tick, self._record = tick, tick.record
         self._barred: set[str] = set()
         """Jobs of which a worker waits until a node is tried again."""
@@ -67,7 +67,7 @@ class Claims:
             moved = tuple(
                 worker.index
                 for worker in places.moved[job.key]
-                if worker.role is Role.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
+                if worker.role is WorkerRole.BASE and worker.pinned_to != places.base_nodes[job.key].get(worker.index)
             )
             if waits and (given_up := self._given_up(job, supply)) is not None:
                 self._record.act(given_up)
@@ -93,7 +93,9 @@ class Claims:
     def _may_return(self, job: JobFacts) -> bool:
         """Return whether a node that has just lost GPUs would have room for a worker of a job if they returned."""
         site, gpus, capacity = self._tick.places.site(job), job.terms.gpus_per_worker, self._tick.capacity
-        dips = ((node, Goods(lost, ())) for node, lost in self._tick.dips.items() if capacity.is_in(site, node))
+        dips = (
+            (node, ResourceVector(lost, ())) for node, lost in self._tick.dips.items() if capacity.is_in(site, node)
+        )
         return any(capacity.fits_with(node, site, gpus, lost) for node, lost in dips)
 
     def _serve_others(self) -> None:

@@ -7,33 +7,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.cluster.resource_quotas import NamespaceLedger
 from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerState
 from espalier_operator.model.actions import Plan, Requeue, Stop
-from espalier_operator.model.queues import Ledger
-from espalier_operator.planner.lifecycle import Record, Settling, ends_by, stop_seconds
-from espalier_operator.planner.places import Avoidance, Places
+from espalier_operator.model.queues import QueueUsage
+from espalier_operator.planner.lifecycle import JobLimits, PlanBuilder, ends_by, stop_seconds
+from espalier_operator.planner.places import Avoidance, WorkerPlacer
 from espalier_operator.planner.pool import Pool
-from espalier_operator.planner.preemption import Moves, Preemption
-from espalier_operator.planner.reservations import Holding, Reservations
-from espalier_operator.planner.worker_index import Census
+from espalier_operator.planner.preemption import BasePreemption, GpuTypeMigrations
+from espalier_operator.planner.reservations import HeldGpus, Reservations
+from espalier_operator.planner.worker_index import WorkerIndex
 from espalier_operator.policies import Policy
-from espalier_operator.policies.order import Order
+from espalier_operator.policies.order import LendingOrder
 from espalier_operator.policies.snapshot_view import decided
 from espalier_operator.reclaim.queue import ReclaimQueue
 
 
-class Tick:
+class PlanningCycle:
     """One call of `plan`: its steps work with what the earlier ones left of it."""
 
     def __init__(self, snapshot: Snapshot, policy: Policy, now: float) -> None:
         self.now, self.rules = now, snapshot.rules
-        self.record = record = Record(now)
-        self.census = census = Census(snapshot.workers)
+        self.record = record = PlanBuilder(now)
+        self.census = census = WorkerIndex(snapshot.workers)
         promises = {promise.job: promise for promise in snapshot.promises}
-        self.ledger = Ledger(snapshot.queues, snapshot.held_claims())
-        self.settling = settling = Settling(record, self.ledger, self.rules, now)
+        self.ledger = QueueUsage(snapshot.queues, snapshot.held_claims())
+        self.settling = settling = JobLimits(record, self.ledger, self.rules, now)
         unfinished = [settling.within_limits(job) for job in snapshot.jobs if not job.finished]
         open_jobs = [job for job in unfinished if not settling.ends(job)]
         # One that goes back to the queue in this tick keeps what the policy remembers of it.
@@ -43,7 +43,7 @@ class Tick:
             record.wake(self.decision.until)
         back = {action.job for action in record.actions if isinstance(action, Requeue)}
         self.requeued = [job for job in unfinished if job.key in back]
-        self.order = Order(self.decision, [*open_jobs, *self.requeued])
+        self.order = LendingOrder(self.decision, [*open_jobs, *self.requeued])
         open_jobs = self.order.sorted(open_jobs)
         self.waiting = [job for job in open_jobs if job.admitted_at is None]
         self.running = [job for job in open_jobs if job.admitted_at is not None]
@@ -63,7 +63,7 @@ class Tick:
         self.capacity = Capacity(
             snapshot.nodes, snapshot.workers, leaving, asked, snapshot.jobs, snapshot.rules.rack_label, others
         )
-        self.places = Places(self.capacity, census, snapshot.placements, self.avoidance)
+        self.places = WorkerPlacer(self.capacity, census, snapshot.placements, self.avoidance)
         for job in snapshot.jobs:
             if job.stopping is not None and job.admitted_at is not None and not job.finished:
                 self.ledger.give_back(job.claim, job.gpu_type or "")
@@ -80,7 +80,7 @@ class Tick:
         for job in self.running:
             if self.order.is_elsewhere(job) and self.places.site_on(job, self.order.gpu_type(job) or "") is None:
                 self.order.let_stay(job)
-        self.preemption = Preemption(
+        self.preemption = BasePreemption(
             running=self._yielding() if self.order.preempts else (),
             order=self.order,
             capacity=self.capacity,
@@ -89,7 +89,7 @@ class Tick:
             now=now,
             wake=record.wake,
         )
-        self.moves = Moves(
+        self.moves = GpuTypeMigrations(
             preemption=self.preemption,
             order=self.order,
             capacity=self.capacity,
@@ -159,7 +159,7 @@ class Tick:
                     self.record.wake(at + patience)
         return dips
 
-    def _running_until(self) -> Iterator[tuple[float, Holding]]:
+    def _running_until(self) -> Iterator[tuple[float, HeldGpus]]:
         """Yield until when at the latest the jobs that run hold what."""
         for job in self.running:
             if job.stopping is None:
@@ -186,7 +186,9 @@ class Tick:
             self.record.act(Stop(job=job.key, reason=reason, deadline=self.now + grace))
             self.record.wake(self.now + grace)
 
-    def allowed(self, job: JobFacts, sites: Iterable[Site], *, borrowing: bool, is_first: bool = False) -> list[Site]:
+    def allowed(
+        self, job: JobFacts, sites: Iterable[NodePool], *, borrowing: bool, is_first: bool = False
+    ) -> list[NodePool]:
         """Return those of `sites` on whose GPUs the job's queue may run it."""
         if not self.ledger.limits:
             return [*sites]
@@ -195,7 +197,7 @@ class Tick:
             site for site in sites if self.ledger.allows(claim, site.gpu_type, borrowing=borrowing, is_first=is_first)
         ]
 
-    def hold_quota(self, job: JobFacts, site: Site, *, sign: int = 1) -> None:
+    def hold_quota(self, job: JobFacts, site: NodePool, *, sign: int = 1) -> None:
         """Count what a job was granted, or is to have, on `site`: for its queue, and for its namespace.
 
         With a `sign` of -1 it is counted no more.

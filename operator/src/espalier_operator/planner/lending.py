@@ -7,10 +7,10 @@ from collections.abc import Container
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.model import JobFacts, Role
+from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import GrantExtra
-from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import lendable, lendable_at
 from espalier_operator.policies.order import Rank
 
@@ -18,7 +18,7 @@ from espalier_operator.policies.order import Rank
 class Lending:
     """The loans of one tick."""
 
-    def __init__(self, tick: Tick) -> None:
+    def __init__(self, tick: PlanningCycle) -> None:
         self._tick, self._record = tick, tick.record
 
     def lend(self) -> None:
@@ -47,7 +47,7 @@ class Lending:
             job = self._tick.running[place]
             if self._tick.reclaims.is_asked(job.key):
                 continue
-            if not self._tick.namespaces.fits(job, 1, Role.EXTRA):
+            if not self._tick.namespaces.fits(job, 1, WorkerRole.EXTRA):
                 if job.key not in hoped and job.key not in granted:
                     self._record.refuse(job, Reason.RESOURCE_QUOTA_EXCEEDED)
                 continue
@@ -60,7 +60,7 @@ class Lending:
                 places.near(job).update(lent)
                 places.lent_nodes[job.key] += lent
                 granted[job.key] = granted.get(job.key, job.extra) + 1
-                self._tick.namespaces.hold(job, 1, Role.EXTRA)
+                self._tick.namespaces.hold(job, 1, WorkerRole.EXTRA)
             elif job.key not in hoped and job.key not in granted:
                 self._record.refuse(job, Reason.NO_FREE_GPU)
             if supply is not Supply.NEVER and most > 1:
@@ -80,7 +80,7 @@ class Lending:
         found = (self._supply_on(site, job, extra, granted) for (site,) in levels)
         return next(filter(None, found), Supply.NEVER)
 
-    def _supply_on(self, site: Site, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
+    def _supply_on(self, site: NodePool, job: JobFacts, extra: int, granted: Container[str]) -> Supply:
         places, gpus = self._tick.places, job.terms.gpus_per_worker
         if self._tick.reclaims.is_vain(site, gpus):
             return Supply.NEVER

@@ -9,10 +9,10 @@ from typing import Final
 
 from espalier_core.base import number_of
 from espalier_core.types.reasons import SENTENCES, Reason
-from espalier_operator.model import REFUSALS, JobFacts, Promise, Rules, Stopping, Terms
+from espalier_operator.model import REFUSALS, JobFacts, JobTerms, Promise, Rules, Stopping
 from espalier_operator.model.actions import Action, Fail, Finish, NoticeReclaim, Refusal, ReleaseExtra, Requeue, Stop
-from espalier_operator.model.queues import Ledger
-from espalier_operator.policies.order import Order
+from espalier_operator.model.queues import QueueUsage
+from espalier_operator.policies.order import LendingOrder
 
 RESUMED_LATER: Final = frozenset(
     (Reason.SUSPENDED, Reason.QUOTA_RECLAIMED, Reason.PREEMPTED_BY_POLICY, Reason.NODE_DEPARTING)
@@ -83,7 +83,7 @@ def ends_by(job: JobFacts, now: float, rules: Rules) -> float:
     return now + startup + max(0.0, rest)
 
 
-def stop_seconds(terms: Terms, rules: Rules) -> float:
+def stop_seconds(terms: JobTerms, rules: Rules) -> float:
     """Return how long a job may take to end in order when it is stopped: a program has the grace period of its pod."""
     return terms.grace_seconds if terms.program else rules.stop_grace_seconds
 
@@ -98,7 +98,7 @@ def obstacle(job: JobFacts) -> Reason:
     return job.trouble if job.trouble in REFUSALS else Reason.UNSCHEDULABLE
 
 
-def most_extra(terms: Terms) -> tuple[int, Reason]:
+def most_extra(terms: JobTerms) -> tuple[int, Reason]:
     """Return how many extra workers a job may hold, and what limits that."""
     if terms.gpus_per_worker and not (terms.program or terms.adapts or terms.trains_together):
         return 0, Reason.ADAPTATION_OFF
@@ -208,7 +208,7 @@ def _gpu_budget_used_up(job: JobFacts, now: float) -> bool:
     return budget is not None and job.gpu_seconds_at(now) >= budget
 
 
-class Record:
+class PlanBuilder:
     """The words of one plan."""
 
     def __init__(self, now: float) -> None:
@@ -234,10 +234,10 @@ class Record:
             self.wake_at = time
 
 
-class Settling:
+class JobLimits:
     """The jobs of one tick, one by one."""
 
-    def __init__(self, record: Record, ledger: Ledger, rules: Rules, now: float) -> None:
+    def __init__(self, record: PlanBuilder, ledger: QueueUsage, rules: Rules, now: float) -> None:
         self._record, self._ledger, self._rules, self._now = record, ledger, rules, now
 
     def within_limits(self, job: JobFacts) -> JobFacts:
@@ -259,7 +259,7 @@ class Settling:
         self._record.act(action)
         return not isinstance(action, Stop)
 
-    def extra_kept(self, job: JobFacts, order: Order, promise: Promise | None, seen: int) -> int:
+    def extra_kept(self, job: JobFacts, order: LendingOrder, promise: Promise | None, seen: int) -> int:
         """Release what was given back, is overdue or is gone, and ask for what the job may no longer hold.
 
         `seen` of its extra workers are there. Return how many remain for good.

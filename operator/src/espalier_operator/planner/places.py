@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from espalier_operator.cluster.capacity import Capacity, Supply
-from espalier_operator.cluster.headroom import Goods
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.model import NOWHERE, Blame, JobFacts, Node, Placement, Promise, Role, Snapshot, Worker
-from espalier_operator.model.constraints import Constraints, Expression, Term
-from espalier_operator.planner.lifecycle import Record
+from espalier_operator.cluster.headroom import ResourceVector
+from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.model import NOWHERE, Blame, JobFacts, Node, Placement, Promise, Snapshot, Worker, WorkerRole
+from espalier_operator.model.constraints import Constraints, NodeSelectorRequirement, NodeSelectorTerm
+from espalier_operator.planner.lifecycle import PlanBuilder
 from espalier_operator.planner.pool import hold_promised
-from espalier_operator.planner.reservations import Holding
-from espalier_operator.planner.worker_index import Census
+from espalier_operator.planner.reservations import HeldGpus
+from espalier_operator.planner.worker_index import WorkerIndex
 
 N = TypeVar("N")
 
@@ -23,7 +23,7 @@ N = TypeVar("N")
 class Avoidance:
     """What each job asks of nodes in turn: the best first. Nodes that it must not use yet are in none."""
 
-    def __init__(self, snapshot: Snapshot, record: Record, now: float) -> None:
+    def __init__(self, snapshot: Snapshot, record: PlanBuilder, now: float) -> None:
         """Read the blames of the jobs; plan again when one of them no longer holds."""
         by_all = frozenset(each.node for each in snapshot.avoided if now < each.until)
         for each in snapshot.avoided:
@@ -67,19 +67,19 @@ def _without(constraints: Constraints, nodes: Collection[str]) -> Constraints:
     """Return `constraints` of a pod that must not be bound to `nodes`."""
     if not nodes:
         return constraints
-    others = Term(fields=(Expression("metadata.name", "NotIn", tuple(sorted(nodes))),))
+    others = NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "NotIn", tuple(sorted(nodes))),))
     return replace(constraints, volumes=(*constraints.volumes, (others,)))
 
 
-class Places:
+class WorkerPlacer:
     """The nodes of one tick's workers."""
 
     def __init__(
-        self, capacity: Capacity, census: Census, prior: Mapping[str, Placement], avoidance: Avoidance
+        self, capacity: Capacity, census: WorkerIndex, prior: Mapping[str, Placement], avoidance: Avoidance
     ) -> None:
         """`prior` is what the last plan chose for workers that may not be there yet."""
         self._capacity, self._census, self._prior, self._avoidance = capacity, census, prior, avoidance
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, NodePool] = {}
         """By admitted job: where its workers may run."""
         self._nodes: dict[str, set[str]] = {}
         """By job: where its workers are, or will be."""
@@ -116,7 +116,7 @@ class Places:
             supply = self._capacity.hold_at(self.site(job), worker.pinned_to, worker.gpus, stays=stays)
             if supply is Supply.NEVER or worker.pinned_to is None:
                 self.moved[job.key].append(worker)
-            elif worker.role is Role.BASE:
+            elif worker.role is WorkerRole.BASE:
                 self.pinned[job.key][worker.index] = supply, worker.pinned_to
             else:
                 own = self._census.extras[job.key]
@@ -130,19 +130,19 @@ class Places:
         self.extra_nodes[job.key] += [worker.node if job.pinned else None for worker in promised]
         own += promised
 
-    def site(self, job: JobFacts) -> Site:
+    def site(self, job: JobFacts) -> NodePool:
         """Return where the workers of an admitted job may run."""
         known = self._sites.get(job.key)
         if known is None:
             known = self._sites[job.key] = self._capacity.site(job.gpu_type or "", job.terms.constraints)
         return known
 
-    def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[Site]]:
+    def levels(self, job: JobFacts, gpu_types: Iterable[str]) -> Iterator[list[NodePool]]:
         """Yield where new workers of a job may run, by type of GPU: the sites that it prefers, and then others."""
         for constraints in self._avoidance.levels(job):
             yield [self._capacity.site(gpu_type, constraints) for gpu_type in gpu_types]
 
-    def site_on(self, job: JobFacts, gpu_type: str) -> Site | None:
+    def site_on(self, job: JobFacts, gpu_type: str) -> NodePool | None:
         """Return where a running job may run on another type of GPU, whatever its quota."""
         terms = job.terms
         if terms.gpu_type not in (None, gpu_type):
@@ -150,14 +150,14 @@ class Places:
         sites = self.large_enough(gpu_type, terms.constraints, terms.gpus_per_worker, terms.min_replicas)
         return next(iter(sites), None)
 
-    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[Site]:
+    def sites(self, gpu_type: str | None, constraints: Constraints | None) -> list[NodePool]:
         """Return where a pod may run that may wait for `gpu_type` alone, or for any; by type."""
         types = self._capacity.gpu_types if gpu_type is None else [gpu_type]
         return [site for name in types if (site := self._capacity.site(name, constraints)).groups]
 
     def large_enough(
         self, gpu_type: str | None, constraints: Constraints | None, gpus: int, workers: int
-    ) -> list[Site]:
+    ) -> list[NodePool]:
         """Return the sites where `workers` of `gpus` each would fit if nobody else ran there."""
         sites = self.sites(gpu_type, constraints)
         return [site for site in sites if self._capacity.could_ever_hold(site, gpus, workers)]
@@ -189,18 +189,18 @@ class Places:
         held = [*self.base_holding(job).nodes, *filter(None, extra), *self.lent_nodes[job.key]]
         return _less(nodes, held)
 
-    def base_holding(self, job: JobFacts) -> Holding:
+    def base_holding(self, job: JobFacts) -> HeldGpus:
         """Return what the base workers of a running job hold."""
         waiting = (node for _, node in self.pinned[job.key].values())
         nodes = [*self._census.bound[job.key].values(), *waiting, *filter(None, self.base_nodes[job.key].values())]
-        goods = Goods(job.terms.gpus_per_worker, job.terms.constraints.requests)
-        return Holding(job.gpu_type or "", nodes, goods)
+        goods = ResourceVector(job.terms.gpus_per_worker, job.terms.constraints.requests)
+        return HeldGpus(job.gpu_type or "", nodes, goods)
 
     def chosen(self) -> dict[str, Placement]:
         """Return by job the nodes of its workers that are to be made, or made again."""
         found = {}
         for key in self.base_nodes.keys() | self.extra_nodes.keys() | self.moved.keys():
-            moved = frozenset(worker.name for worker in self.moved[key] if worker.role is Role.EXTRA)
+            moved = frozenset(worker.name for worker in self.moved[key] if worker.role is WorkerRole.EXTRA)
             placement = Placement(base=self.base_nodes[key], extra=tuple(self.extra_nodes[key]), moved=moved)
             if placement != NOWHERE:
                 found[key] = placement

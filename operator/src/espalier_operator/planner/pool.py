@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 from espalier_operator.cluster.capacity import Capacity, Supply
-from espalier_operator.cluster.node_pools import Site
-from espalier_operator.model import JobFacts, Promise, Role, Worker, WorkerState
-from espalier_operator.reclaim.queue import Mark, ReclaimQueue
+from espalier_operator.cluster.node_pools import NodePool
+from espalier_operator.model import JobFacts, Promise, Worker, WorkerRole, WorkerState
+from espalier_operator.reclaim.queue import ReclaimQueue, UndoMark
 
 
 class Pool:
@@ -18,23 +18,23 @@ class Pool:
         """Join the two."""
         self._capacity, self._reclaims = capacity, reclaims
 
-    def mark(self) -> Mark:
+    def mark(self) -> UndoMark:
         """Return a point to which `undo` can return, of what was asked back; free GPUs have their own."""
         return self._reclaims.mark()
 
-    def undo(self, mark: Mark) -> None:
+    def undo(self, mark: UndoMark) -> None:
         """Ask back nothing that was asked since `mark`."""
         self._reclaims.undo(mark)
 
-    def take(self, site: Site, gpus: int, near: Collection[str] = ()) -> bool:
+    def take(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> bool:
         """Hand out `gpus` of one node at once, close to the nodes `near`."""
         return gpus == 0 or self._capacity.take(site, gpus, near) is not None
 
-    def take_gang(self, site: Site, gpus: int, workers: int) -> bool:
+    def take_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Hand out `gpus` for each of `workers` at once, or nothing."""
         return gpus == 0 or self._capacity.take_gang(site, gpus, workers)
 
-    def take_gang_at(self, site: Site, gpus: int, nodes: Sequence[str]) -> bool:
+    def take_gang_at(self, site: NodePool, gpus: int, nodes: Sequence[str]) -> bool:
         """Hand out `gpus` (> 0) of each of `nodes` at once, one of them as often as it is named, or nothing."""
         mark = self._capacity.mark()
         if all(self._capacity.take_at(site, node, gpus) for node in nodes):
@@ -42,17 +42,17 @@ class Pool:
         self._capacity.undo(mark)
         return False
 
-    def has_gang(self, site: Site, gpus: int, workers: int) -> bool:
+    def has_gang(self, site: NodePool, gpus: int, workers: int) -> bool:
         """Return whether `take_gang` would hand out, on a site for workers that need nothing but GPUs."""
         return gpus == 0 or self._capacity.has_gang(site, gpus, workers)
 
-    def obtain(self, sites: Sequence[Site], gpus: int, near: Collection[str] = ()) -> Supply:
+    def obtain(self, sites: Sequence[NodePool], gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node of the first possible site; where none are to come, ask for lent ones."""
         kept = (self._keep(site, gpus, near) for site in sites)
         covered = (self._reclaims.cover(self._capacity, site, gpus) for site in sites)
         return next(filter(None, chain(kept, covered)), Supply.NEVER)
 
-    def obtain_beside(self, sites: Sequence[Site], gpus: int, barred: int) -> Supply:
+    def obtain_beside(self, sites: Sequence[NodePool], gpus: int, barred: int) -> Supply:
         """Do so for a pod that kube-scheduler keeps from `barred` nodes with GPUs for it, which are not known.
 
         If no more than that have them, those are the nodes: nothing is kept there, and lent GPUs are asked for
@@ -66,7 +66,7 @@ class Pool:
             self._capacity.reserve(node, gpus, site.requests)
         return supply
 
-    def await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
+    def await_gang(self, site: NodePool, gpus: int, workers: int) -> Supply:
         """Keep `gpus` for each of `workers`, asking for lent ones; or nothing at all where that is too few.
 
         The answer is that of the worker who is served last.
@@ -84,7 +84,7 @@ class Pool:
                 break
         return supply
 
-    def would_await_gang(self, site: Site, gpus: int, workers: int) -> Supply:
+    def would_await_gang(self, site: NodePool, gpus: int, workers: int) -> Supply:
         """Return what `await_gang` would."""
         capacity_mark, reclaims_mark = self._capacity.mark(), self._reclaims.mark()
         supply = self.await_gang(site, gpus, workers)
@@ -94,7 +94,7 @@ class Pool:
 
     def await_one(
         self,
-        site: Site,
+        site: NodePool,
         gpus: int,
         may_take: Callable[[JobFacts, int], bool] | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
@@ -103,7 +103,7 @@ class Pool:
         """Keep `gpus` of one node that are free or given back, or reclaim lent ones as `ReclaimQueue.cover` may."""
         return self._keep(site, gpus, near) or self._reclaims.cover(self._capacity, site, gpus, may_take, spared)
 
-    def _keep(self, site: Site, gpus: int, near: Collection[str] = ()) -> Supply:
+    def _keep(self, site: NodePool, gpus: int, near: Collection[str] = ()) -> Supply:
         """Keep `gpus` of one node that are free, close to the nodes `near`, or given back."""
         if self.take(site, gpus, near):
             return Supply.NOW
@@ -140,7 +140,7 @@ def hold_promised(
                 Worker(
                     name=f"{job.key} extra {index}, promised",
                     job=job.key,
-                    role=Role.EXTRA,
+                    role=WorkerRole.EXTRA,
                     index=index,
                     node=node,
                     gpus=gpus,

@@ -18,39 +18,39 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from espalier_operator.cluster.capacity import Capacity, Supply
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts
-from espalier_operator.model.queues import Ledger
+from espalier_operator.model.queues import QueueUsage
 from espalier_operator.planner.pool import Pool
-from espalier_operator.planner.reservations import Holding
-from espalier_operator.policies.order import Order
+from espalier_operator.planner.reservations import HeldGpus
+from espalier_operator.policies.order import LendingOrder
 
-_Move = tuple[JobFacts, Site]
+_Move = tuple[JobFacts, NodePool]
 """Who moves, and where it may run then."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Preemption:
+class BasePreemption:
     """The preemption of base GPUs in one plan."""
 
     running: Sequence[JobFacts]
     """In the policy's order; those that allow to be preempted."""
-    order: Order
+    order: LendingOrder
     capacity: Capacity
     pool: Pool
-    holding: Callable[[JobFacts], Holding]
+    holding: Callable[[JobFacts], HeldGpus]
     """What the base workers of a running job hold."""
     now: float
     wake: Callable[[float], None]
     """Called with the time from which on a job may yield that may not yet."""
     exchanging: Set[str] = frozenset()
     """Jobs that change places (`moves`): they yield as if each were on the type of its share."""
-    _vain: set[tuple[Site, int, int]] = field(default_factory=set)
+    _vain: set[tuple[NodePool, int, int]] = field(default_factory=set)
     """Gangs for which nobody could make room: nor can anybody for the same gang of a later job."""
 
     def make_room(
-        self, taker: JobFacts, sites: Iterable[Site], kept: Set[str], is_busy: Callable[[JobFacts], bool]
-    ) -> tuple[Site, list[JobFacts]] | None:
+        self, taker: JobFacts, sites: Iterable[NodePool], kept: Set[str], is_busy: Callable[[JobFacts], bool]
+    ) -> tuple[NodePool, list[JobFacts]] | None:
         """Reserve room for all base workers of `taker` on the first possible site; return it, and who must yield.
 
         On the nodes `kept` nobody yields, nor does a job that is busy.
@@ -108,12 +108,12 @@ class Preemption:
             self.wake(spared_until)
         return self.now >= spared_until
 
-    def _helps(self, holder: JobFacts, site: Site, kept: Set[str]) -> bool:
+    def _helps(self, holder: JobFacts, site: NodePool, kept: Set[str]) -> bool:
         nodes = self.holding(holder).nodes
         on_site = any(self.capacity.is_in(site, node) for node in nodes)
         return holder.gpu_type == site.gpu_type and on_site and kept.isdisjoint(nodes)
 
-    def _fewest(self, taker: JobFacts, site: Site, yielding: Sequence[JobFacts]) -> int | None:
+    def _fewest(self, taker: JobFacts, site: NodePool, yielding: Sequence[JobFacts]) -> int | None:
         """Return how many of `yielding` must yield, from the first on, by bisection; None where all are too few."""
         low, high = 0, len(yielding)
         if not yielding or not self._suffices(taker, site, yielding):
@@ -123,7 +123,7 @@ class Preemption:
             low, high = (low, middle) if self._suffices(taker, site, yielding[:middle]) else (middle, high)
         return high
 
-    def _suffices(self, taker: JobFacts, site: Site, yielding: Iterable[JobFacts]) -> bool:
+    def _suffices(self, taker: JobFacts, site: NodePool, yielding: Iterable[JobFacts]) -> bool:
         mark = self.capacity.mark()
         self.release(yielding)
         supply = self.pool.would_await_gang(site, taker.terms.gpus_per_worker, taker.terms.min_replicas)
@@ -139,16 +139,16 @@ class Preemption:
 
 
 @dataclass(slots=True, kw_only=True)
-class Moves:
+class GpuTypeMigrations:
     """The moves of one plan."""
 
-    preemption: Preemption
-    order: Order
+    preemption: BasePreemption
+    order: LendingOrder
     capacity: Capacity
     pool: Pool
-    ledger: Ledger
+    ledger: QueueUsage
     is_busy: Callable[[JobFacts], bool]
-    site_on: Callable[[JobFacts, str], Site | None]
+    site_on: Callable[[JobFacts, str], NodePool | None]
     """Returns where a job may run on a type, whatever its quota; None: nowhere."""
     kept: Callable[[Sequence[JobFacts]], Set[str]]
     """Returns the nodes on which earlier jobs count that these jobs could delay: nobody there moves."""

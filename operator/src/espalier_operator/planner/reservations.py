@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from espalier_operator.cluster.capacity import Capacity
-from espalier_operator.cluster.headroom import NOTHING, Goods, add, times
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.headroom import NOTHING, ResourceVector, add, times
+from espalier_operator.cluster.node_pools import NodePool
 
 
 @dataclass(frozen=True)
-class Holding:
+class HeldGpus:
     """What workers on `nodes` hold, one for each entry."""
 
     gpu_type: str
     nodes: Sequence[str]
-    each: Goods
+    each: ResourceVector
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -39,12 +39,12 @@ class Reservation:
 
     starts_by: float
     """When it starts at the latest."""
-    site: Site
-    holding: Holding
+    site: NodePool
+    holding: HeldGpus
     """What it holds then."""
-    kept: dict[str, Goods] = field(default_factory=dict)
+    kept: dict[str, ResourceVector] = field(default_factory=dict)
     """By node: what it keeps of what is free, or can be reclaimed."""
-    expected: dict[str, Goods] = field(default_factory=dict)
+    expected: dict[str, ResourceVector] = field(default_factory=dict)
     """By node: what it needs of what jobs give back until it starts."""
 
     def starts_before(self, time: float) -> bool:
@@ -52,10 +52,10 @@ class Reservation:
         return self.starts_by < time
 
 
-class _Prospect:
+class _GangForecast:
     """What a site has for a gang once all that is lent has been reclaimed, and jobs end one after the other."""
 
-    def __init__(self, capacity: Capacity, site: Site, gpus: int, more: Mapping[str, Goods]) -> None:
+    def __init__(self, capacity: Capacity, site: NodePool, gpus: int, more: Mapping[str, ResourceVector]) -> None:
         """Begin with what the capacity has for later, and `more` on some nodes."""
         self._open, self._requests, self._gpus, self._more = capacity.opening(site), site.requests, gpus, more
         self._has: dict[str, int] = {}
@@ -65,7 +65,7 @@ class _Prospect:
         self._fitting: dict[str, int] = {}
         self.workers = 0
         """How many there is room for."""
-        self._ended: list[Holding] = []
+        self._ended: list[HeldGpus] = []
         having = (node for node, goods in more.items() if goods.gpus > 0)
         for node in {*capacity.nodes_with_hopes(site), *having}:
             if self._begin(node):
@@ -76,12 +76,12 @@ class _Prospect:
         """The nodes in order of name, and for how many workers each has room."""
         return sorted(self._fitting.items())
 
-    def given(self, node: str) -> Goods:
+    def given(self, node: str) -> ResourceVector:
         """Return what jobs have given back on `node`."""
         given = (each.each * each.counts[node] for each in self._ended if node in each.counts)
         return sum(given, NOTHING)
 
-    def give_back(self, holding: Holding) -> None:
+    def give_back(self, holding: HeldGpus) -> None:
         """Let a job end."""
         self._ended.append(holding)
         each, has, short, gpus, fitting = holding.each, self._has, self._left, self._gpus, self._fitting
@@ -123,8 +123,8 @@ class Reservations:
         self,
         capacity: Capacity,
         most: int,
-        running: Callable[[], Iterable[tuple[float, Holding]]],
-        loans: Callable[[], Mapping[str, Goods]],
+        running: Callable[[], Iterable[tuple[float, HeldGpus]]],
+        loans: Callable[[], Mapping[str, ResourceVector]],
     ) -> None:
         """Make at most `most` reservations.
 
@@ -132,8 +132,8 @@ class Reservations:
         called only when a job must wait.
         """
         self._capacity, self._most, self._loans = capacity, most, loans
-        self._running: Callable[[], Iterable[tuple[float, Holding]]] | None = running
-        self._ends: list[tuple[float, int, Holding]] = []
+        self._running: Callable[[], Iterable[tuple[float, HeldGpus]]] | None = running
+        self._ends: list[tuple[float, int, HeldGpus]] = []
         """What jobs give back, by time: the running ones once they are asked for, and those that were added.
 
         The second entry is different in each.
@@ -141,7 +141,7 @@ class Reservations:
         self._added = 0
         self._made: list[Reservation] = []
         self._lifted: list[Reservation] = []
-        self._vain: dict[tuple[Site, int], int] = {}
+        self._vain: dict[tuple[NodePool, int], int] = {}
         """By site and GPUs of a worker: the smallest gang that could not get a reservation."""
 
     def kept_from(self, ends_by: float) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ class Reservations:
         self._lifted = [each for each in self._made if not each.starts_before(ends_by)]
         self._free(self._lifted)
 
-    def restore(self, ends_by: float, started: Holding | None = None) -> None:
+    def restore(self, ends_by: float, started: HeldGpus | None = None) -> None:
         """Keep again what was lifted; `started` is what a job took meanwhile that runs until `ends_by`."""
         if started is not None:
             for node, workers in started.counts.items() if self._lifted else ():
@@ -172,7 +172,7 @@ class Reservations:
             self._keep(each)
         self._lifted = []
 
-    def replace(self, gone: Iterable[Holding], ends_by: float, by: Holding) -> None:
+    def replace(self, gone: Iterable[HeldGpus], ends_by: float, by: HeldGpus) -> None:
         """Count running jobs that hold `gone` as ended, and what they give back as held until `ends_by`."""
         ends = list(self._endings())
         for holding in gone:
@@ -191,7 +191,9 @@ class Reservations:
         self._made.remove(reservation)
         self._ends = [each for each in self._endings() if each[2] is not reservation.holding]
 
-    def reserve(self, sites: Iterable[Site], gpus: int, workers: int, now: float, seconds: float) -> Reservation | None:
+    def reserve(
+        self, sites: Iterable[NodePool], gpus: int, workers: int, now: float, seconds: float
+    ) -> Reservation | None:
         """Reserve `gpus` (> 0) for each of `workers` where they can start first, for as many seconds from then.
 
         None where it is not known by when they start: too many others wait before, or pods of others would have to
@@ -199,7 +201,7 @@ class Reservations:
         """
         if len(self._made) >= self._most:
             return None
-        taken: dict[str, Goods] = {}
+        taken: dict[str, ResourceVector] = {}
         for each in self._made:
             for node, goods in each.expected.items():
                 taken[node] = taken.get(node, NOTHING) + goods
@@ -210,8 +212,8 @@ class Reservations:
         if not starts:
             return None
         start, prospect, site = min(starts, key=lambda each: each[0])
-        needed, nodes = Goods(gpus, site.requests), list[str]()
-        made = Reservation(start, site, Holding(site.gpu_type, nodes, needed))
+        needed, nodes = ResourceVector(gpus, site.requests), list[str]()
+        made = Reservation(start, site, HeldGpus(site.gpu_type, nodes, needed))
         for node, fits in prospect.rooms:  # not the fullest first: the next plan, after starts, must choose the same
             if workers == 0:
                 break
@@ -228,12 +230,12 @@ class Reservations:
         return made
 
     def _start(
-        self, site: Site, gpus: int, workers: int, now: float, more: Mapping[str, Goods]
-    ) -> tuple[float, _Prospect] | None:
+        self, site: NodePool, gpus: int, workers: int, now: float, more: Mapping[str, ResourceVector]
+    ) -> tuple[float, _GangForecast] | None:
         """Return when a gang can start on `site` at the latest, and what the site has then."""
         if workers >= self._vain.get((site, gpus), workers + 1):
             return None
-        prospect, start = _Prospect(self._capacity, site, gpus, more), now
+        prospect, start = _GangForecast(self._capacity, site, gpus, more), now
         for time, _, holding in self._endings():
             if time > start and prospect.workers >= workers:
                 break
@@ -245,14 +247,14 @@ class Reservations:
         self._vain[site, gpus] = workers
         return None
 
-    def _endings(self) -> list[tuple[float, int, Holding]]:
+    def _endings(self) -> list[tuple[float, int, HeldGpus]]:
         if self._running is not None:
             self._ends += [(time, number, holding) for number, (time, holding) in enumerate(self._running())]
             self._ends.sort()
             self._running = None
         return self._ends
 
-    def _add_end(self, time: float, holding: Holding) -> None:
+    def _add_end(self, time: float, holding: HeldGpus) -> None:
         self._added += 1
         insort(self._ends, (time, -self._added, holding))
 

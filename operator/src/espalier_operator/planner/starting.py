@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Supply
-from espalier_operator.cluster.headroom import Goods
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.headroom import ResourceVector
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts
 from espalier_operator.model.actions import Admit
 from espalier_operator.model.constraints import Amounts
-from espalier_operator.planner.cycle import Tick
+from espalier_operator.planner.cycle import PlanningCycle
 from espalier_operator.planner.lifecycle import ends_by
-from espalier_operator.planner.reservations import Holding, Reservation
+from espalier_operator.planner.reservations import HeldGpus, Reservation
 
 _Tries = tuple[tuple[str, ...], str | None]
 """Gangs that may use these types of GPUs, of one namespace; None: of all."""
-Attempt = tuple[tuple[Site, ...], int, int, tuple[int, ...]]
+Attempt = tuple[tuple[NodePool, ...], int, int, tuple[int, ...]]
 """Where a gang was to start, its workers' GPUs, its workers, and what it must not touch."""
 _Place = tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]
 """The groups of nodes of each site, the GPUs of a worker, and what it must not touch."""
@@ -37,9 +37,9 @@ class _Reserved(NamedTuple):
 class Starting:
     """The starts of one tick."""
 
-    def __init__(self, tick: Tick) -> None:
+    def __init__(self, tick: PlanningCycle) -> None:
         self._tick, self._record = tick, tick.record
-        self._vain = Vain()
+        self._vain = FailedPlacements()
         self._tried: Counter[_Tries] = Counter()
         """How many found none."""
         namespaces = {job.claim.namespace for job in tick.waiting}
@@ -48,7 +48,7 @@ class Starting:
         self._reserved: dict[str, _Reserved] = {}
         """By job that waits."""
 
-    def start_or_wait(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+    def start_or_wait(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
         """Start a job on one of `sites` without touching what is kept for others when it still runs, or let it wait.
 
         Return whether it starts, or gets what is being given back.
@@ -87,7 +87,7 @@ class Starting:
         tried, most = self._tried[types, None], self._tick.rules.backfill_depth
         return tried < most or (tried < 2 * most and self._tried[own] < self._share)
 
-    def gets_gpus(self, job: JobFacts, sites: Sequence[Site]) -> bool:
+    def gets_gpus(self, job: JobFacts, sites: Sequence[NodePool]) -> bool:
         """Return whether a job that waits would get GPUs of one of `sites` now, or of what is lent or given back."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         until = ends_by(job, self._tick.now, self._tick.rules)
@@ -102,7 +102,7 @@ class Starting:
         for each in self._reserved.values():
             self._tick.namespaces.hold(each.job, -each.job.terms.min_replicas)
 
-    def start_elsewhere(self, job: JobFacts, sites: Sequence[Site]) -> None:
+    def start_elsewhere(self, job: JobFacts, sites: Sequence[NodePool]) -> None:
         """Start a job that waits on one of `sites` if it can start there, and give up what it has reserved."""
         known = self._reserved.get(job.key)
         reserved = None if known is None else known.reservation
@@ -111,7 +111,7 @@ class Starting:
         # Those that wait for the same quotas by now come after it.
         sites = self._tick.allowed(job, sites, borrowing=True, is_first=True)
         fits = self._tick.namespaces.fits(job, job.terms.min_replicas) if known is None else known.fits_namespace
-        started: Holding | Reason | None = Reason.QUOTA_EXCEEDED
+        started: HeldGpus | Reason | None = Reason.QUOTA_EXCEEDED
         if sites and fits:
             started = self._start_beside_others(job, sites, ends_by(job, self._tick.now, self._tick.rules))
         if not isinstance(started, Reason):
@@ -125,32 +125,32 @@ class Starting:
             self._tick.hold_quota(job, reserved.site)
 
     def _start_beside_others(
-        self, job: JobFacts, sites: Sequence[Site], until: float, *, in_vain: bool = False
-    ) -> Holding | Reason | None:
+        self, job: JobFacts, sites: Sequence[NodePool], until: float, *, in_vain: bool = False
+    ) -> HeldGpus | Reason | None:
         """Do what `_start` does with what is not kept for others while a job would run until `until`.
 
         `in_vain`: it is known that there are too few GPUs, and only asked why.
         """
         self._tick.reservations.lift(until)
         started = self._shortage(job, sites) if in_vain else self._start(job, sites)
-        self._tick.reservations.restore(until, started if isinstance(started, Holding) else None)
+        self._tick.reservations.restore(until, started if isinstance(started, HeldGpus) else None)
         return started
 
-    def _start(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
+    def _start(self, job: JobFacts, sites: Sequence[NodePool]) -> HeldGpus | Reason | None:
         """Start a job on the first of `sites` where all its workers can start now; return what they hold.
 
         They go to the nodes that the policy wishes, if these have room for all of them. If there is no such site, let
         lent GPUs be reclaimed for the job, and return None; or return why that is not enough either. Nodes that the job
         avoids are used where all others are not enough.
         """
-        started: Holding | Reason | None = Reason.NO_FREE_GPU
+        started: HeldGpus | Reason | None = Reason.NO_FREE_GPU
         for level in self._tick.places.levels(job, [site.gpu_type for site in sites]):
             started = self._start_on(job, level)
             if not isinstance(started, Reason):
                 break
         return started
 
-    def _start_on(self, job: JobFacts, sites: Sequence[Site]) -> Holding | Reason | None:
+    def _start_on(self, job: JobFacts, sites: Sequence[NodePool]) -> HeldGpus | Reason | None:
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         wished = self._tick.order.wished_nodes(job)[:workers] if job.pinned else ()
         for site in sites if wished else ():
@@ -169,13 +169,13 @@ class Starting:
                 return self._admit(job, site, mark)
             if supply is Supply.LATER:
                 if self._tick.reclaims.surplus > surplus:
-                    self._vain = Vain()
+                    self._vain = FailedPlacements()
                 self._tick.hold_quota(job, site)
                 self._record.refuse(job, reason)
                 return None
         return reason
 
-    def _shortage(self, job: JobFacts, sites: Sequence[Site]) -> Reason:
+    def _shortage(self, job: JobFacts, sites: Sequence[NodePool]) -> Reason:
         """Return why a job finds too few nodes of `sites`: other resources are used up, or GPUs are."""
         gpus, workers = job.terms.gpus_per_worker, job.terms.min_replicas
         # Where they request nothing but GPUs, it was tried just now.
@@ -183,7 +183,7 @@ class Starting:
         free = (self._tick.pool.has_gang(site, gpus, workers) for site in bare)
         return Reason.UNSCHEDULABLE if any(free) else Reason.NO_FREE_GPU
 
-    def _preempt(self, job: JobFacts, sites: Sequence[Site], until: float, reason: Reason) -> bool:
+    def _preempt(self, job: JobFacts, sites: Sequence[NodePool], until: float, reason: Reason) -> bool:
         """Let jobs yield their base GPUs to a job that would run until `until`, if that gives it all its workers."""
         mark = self._tick.capacity.mark()
         room = self._tick.preemption.make_room(job, sites, self._tick.reservations.relied_on(until), self._tick.is_busy)
@@ -198,7 +198,7 @@ class Starting:
         self._record.refuse(job, reason)
         return True
 
-    def _admit(self, job: JobFacts, site: Site, mark: int) -> Holding:
+    def _admit(self, job: JobFacts, site: NodePool, mark: int) -> HeldGpus:
         """Admit a job whose workers were placed on `site` since `mark`; return what they hold."""
         placed = self._tick.places.placed(job, mark)
         self._tick.places.base_nodes[job.key].update(zip(job.base_indexes, placed, strict=True))
@@ -206,13 +206,13 @@ class Starting:
         self._record.act(Admit(job=job.key, gpu_type=site.gpu_type))
         return self._held(job, site, mark)
 
-    def _held(self, job: JobFacts, site: Site, mark: int) -> Holding:
+    def _held(self, job: JobFacts, site: NodePool, mark: int) -> HeldGpus:
         """Return what the workers of a job hold that were placed on `site` since `mark`."""
-        goods = Goods(job.terms.gpus_per_worker, site.requests)
-        return Holding(site.gpu_type, self._tick.capacity.placed_since(mark), goods)
+        goods = ResourceVector(job.terms.gpus_per_worker, site.requests)
+        return HeldGpus(site.gpu_type, self._tick.capacity.placed_since(mark), goods)
 
 
-class Vain:
+class FailedPlacements:
     """The attempts that were in vain. A start takes GPUs from those after it, and a reclaim brings no more than was
     counted, so they stay so; except where jobs yield, or a reservation is given up (`hope`).
     """

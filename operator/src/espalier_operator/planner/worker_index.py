@@ -11,16 +11,16 @@ from collections.abc import Collection, Iterable
 from operator import attrgetter
 from typing import Final
 
-from espalier_operator.model import Role, Worker, WorkerState
+from espalier_operator.model import Worker, WorkerRole, WorkerState
 
-_BASE, _EXTRA, _GATED, _TERMINATING = Role.BASE, Role.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
+_BASE, _EXTRA, _GATED, _TERMINATING = WorkerRole.BASE, WorkerRole.EXTRA, WorkerState.GATED, WorkerState.TERMINATING
 _JOB: Final = attrgetter("job")
 MOST_KINDS: Final = 100
 """Pods of further kinds are left to kube-scheduler, which may bind them to free GPUs: none are kept or reclaimed for
 them."""
 
 
-class Census:
+class WorkerIndex:
     """Who is where. Workers that terminate are on a list of their own."""
 
     def __init__(self, workers: Collection[Worker]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from espalier_operator.policies.fifo import oldest_first
 from espalier_operator.policies.leases import Group, Table, fastest_first, gpus_of, leased, resumed, state_of
-from espalier_operator.policies.view import Decision, Elasticity, Speeds, View
+from espalier_operator.policies.view import Decision, Elasticity, TypeSpeeds, View
 
 _PAIRS: Final = "pairs"
 _RANDOM: Final = "random"
@@ -65,7 +65,7 @@ class GandivaPolicy:
         return leased(view, allocate, fastest_first(view))
 
 
-def _pairs(view: View, speeds: Speeds, before: Iterable[Group], generator: random.Random | None) -> list[Group]:
+def _pairs(view: View, speeds: TypeSpeeds, before: Iterable[Group], generator: random.Random | None) -> list[Group]:
     """Return the pairs from before that still pay, and new ones, if there is a generator to draw them."""
     sizes = {job.key: gpus_of(job) for job in view.jobs}
     pairs = [pair for pair in before if all(job in sizes for job in pair) and _kept(speeds, pair, view) >= _LEAST]
@@ -82,7 +82,7 @@ def _pairs(view: View, speeds: Speeds, before: Iterable[Group], generator: rando
     return pairs
 
 
-def _kept(speeds: Speeds, pair: Group, view: View) -> float:
+def _kept(speeds: TypeSpeeds, pair: Group, view: View) -> float:
     """Return the sum, over types of GPU and both jobs, of the speed together over that alone; 0: impossible."""
     total = 0.0
     for gpu_type in view.gpu_types:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.fifo import oldest_first
 from espalier_operator.policies.leases import Table, fastest_first, gpus_of, leased, resumed, state_of
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, Speeds, View, remaining_steps
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, TypeSpeeds, View, remaining_steps
 
 _ORDER: Final = "order"
 """The state of the generator that orders the types."""
@@ -105,7 +105,7 @@ class GavelPolicy:
         return (largest_sum if self.objective == "fifo" else largest_smallest)(values, sizes, gpus)
 
 
-def _speeds_of(view: View, speeds: Speeds) -> dict[str, dict[str, float]]:
+def _speeds_of(view: View, speeds: TypeSpeeds) -> dict[str, dict[str, float]]:
     """Return the steps a second of each job on each type; 0 where it does not fit."""
 
     def row_of(job: Candidate) -> dict[str, float]:

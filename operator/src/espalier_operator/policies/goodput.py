@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from espalier_operator.policies.goodput_by_type import Objective, by_type
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, SpeedModel, View
 
 ROUND_SECONDS: Final = 60.0
 """The goodput of a job changes as it trains, and what is known of it: it is asked for so often."""
@@ -124,13 +124,13 @@ class GoodputPolicy:
     def _spare_restarts(
         self,
         now: float,
-        prospects: dict[Candidate, _Prospect],
+        prospects: dict[Candidate, _WorkerGain],
         workers: dict[Candidate, int],
         free: int,
         restarts: Mapping[str, int],
     ) -> int:
         """Undo changes that are not worth a restart; return the GPUs that are free then."""
-        smaller: list[tuple[float, _Prospect]] = []
+        smaller: list[tuple[float, _WorkerGain]] = []
         for job, prospect in prospects.items():
             before, after = job.workers, workers[job]
             if before and after > before:
@@ -164,11 +164,11 @@ def _restarts(view: View) -> dict[str, int]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Prospect:
+class _WorkerGain:
     """What a job gains by more workers."""
 
     job: Candidate
-    outlook: Outlook
+    outlook: SpeedModel
     node_gpus: int
     """Of the largest node."""
     most: int
@@ -213,8 +213,8 @@ class _Prospect:
         return best if best[0] > 0 else None
 
 
-def _prospect(view: View, job: Candidate, outlook: Outlook, fairness: float, growth: float) -> _Prospect:
-    prospect = _Prospect(
+def _prospect(view: View, job: Candidate, outlook: SpeedModel, fairness: float, growth: float) -> _WorkerGain:
+    prospect = _WorkerGain(
         job=job,
         outlook=outlook,
         node_gpus=max(view.nodes.values(), default=_UNBOUNDED),
@@ -226,11 +226,11 @@ def _prospect(view: View, job: Candidate, outlook: Outlook, fairness: float, gro
     return prospect
 
 
-def _fill(prospects: Iterable[_Prospect], workers: dict[Candidate, int], free: int) -> int:
+def _fill(prospects: Iterable[_WorkerGain], workers: dict[Candidate, int], free: int) -> int:
     """Take the best step again and again, until there is none; return the GPUs that are left."""
-    steps: list[tuple[float, int, int, _Prospect]] = []
+    steps: list[tuple[float, int, int, _WorkerGain]] = []
 
-    def consider(place: int, prospect: _Prospect) -> None:
+    def consider(place: int, prospect: _WorkerGain) -> None:
         step = prospect.step(workers[prospect.job], free)
         if step is not None:
             heapq.heappush(steps, (-step[0], place, step[1], prospect))
@@ -267,7 +267,7 @@ def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, .
         for node in nodes:
             # A job still holds GPUs that are announced to depart, and that its node no longer offers.
             free[node] = max(0, free[node] - job.gpus_per_worker)
-    room = _Room(free)
+    room = _FreeNodes(free)
     for job, count in sorted(moving, key=lambda each: -each[1] * each[0].gpus_per_worker):
         taken = room.take(count, job.gpus_per_worker)
         if taken:
@@ -275,7 +275,7 @@ def near(view: View, workers: Mapping[Candidate, int]) -> dict[str, tuple[str, .
     return found
 
 
-class _Room:
+class _FreeNodes:
     """Free GPUs, and nodes by their number."""
 
     def __init__(self, free: Mapping[str, int]) -> None:

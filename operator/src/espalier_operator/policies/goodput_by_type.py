@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from espalier_operator.policies.fair import weight_of
 from espalier_operator.policies.leases import LEASE_SECONDS, gpus_of
-from espalier_operator.policies.view import Candidate, Speeds, View, remaining_steps
+from espalier_operator.policies.view import Candidate, TypeSpeeds, View, remaining_steps
 
 TYPES: Final = "types"
 """In the memory: the type of GPU that each job was given last."""
@@ -42,7 +42,7 @@ Objective = Literal["completion", "makespan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class TypeOccupancy:
     """Who runs on which type of GPU until `until`."""
 
     chosen: Mapping[Candidate, str]
@@ -53,7 +53,7 @@ class Places:
     memory: Mapping[str, Any]
 
 
-def by_type(view: View, speeds: Speeds, restart_seconds: float, objective: Objective) -> Places:
+def by_type(view: View, speeds: TypeSpeeds, restart_seconds: float, objective: Objective) -> TypeOccupancy:
     """Return a type of GPU for each job that runs until the next lease, the most valuable first.
 
     In a `continuous` view what was leased is leased again until its round ends, and what is idle goes to the most
@@ -89,10 +89,10 @@ def by_type(view: View, speeds: Speeds, restart_seconds: float, objective: Objec
         TYPES: {job.key: gpu_type for job, gpu_type in chosen.items()},
         **({UNTIL: until} if view.continuous else {}),
     }
-    return Places(chosen=chosen, free=free, until=until, memory=memory)
+    return TypeOccupancy(chosen=chosen, free=free, until=until, memory=memory)
 
 
-def _values(view: View, speeds: Speeds, objective: Objective) -> dict[Candidate, dict[str, float]]:
+def _values(view: View, speeds: TypeSpeeds, objective: Objective) -> dict[Candidate, dict[str, float]]:
     """Return the value of each job on each type of GPU on which it can run."""
     known = {
         job: {

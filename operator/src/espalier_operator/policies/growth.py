@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from espalier_operator.policies.fair import served_before, weight_of
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, Prospect, Share, View
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, ExpectedGrowth, Share, View
 
 AGAIN_SECONDS: Final = 60.0
 """While jobs wait for a loan they are compared again so often: what growing gains falls with the time that is left."""
@@ -75,7 +75,7 @@ class GrowthPolicy:
     def _rate(self, job: Candidate, view: View) -> float:
         prospect = view.prospects.get(job.key)
         if prospect is None:
-            prospect = Prospect(gains=(self.untold,), seconds=(self.untold_seconds,))
+            prospect = ExpectedGrowth(gains=(self.untold,), seconds=(self.untold_seconds,))
         held = _HOLDER if job.workers > job.min_workers else 1.0
         if not self.predicts:
             return held if prospect.gains else 0.0

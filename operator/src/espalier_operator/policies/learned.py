@@ -51,7 +51,7 @@ class Allotment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PolicyAnswer:
     """What a policy file says of one view."""
 
     policy: str
@@ -69,8 +69,8 @@ class Answer:
         return found
 
 
-def answer_of(raw: Any) -> Answer:
-    """Read what `Answer.to_json` gave. Raises `PolicyFileError`."""
+def answer_of(raw: Any) -> PolicyAnswer:
+    """Read what `PolicyAnswer.to_json` gave. Raises `PolicyFileError`."""
     try:
         return _ANSWERS.validate_python(raw)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def answer_of(raw: Any) -> Answer:
 class PolicyFile(Protocol):
     """A policy file that was read."""
 
-    def answer(self, view: View) -> Answer:
+    def answer(self, view: View) -> PolicyAnswer:
         """Return who should have what. Raises `PolicyFileError` where it cannot serve this cluster."""
 
 
@@ -163,7 +163,7 @@ class LearnedPolicy:
 class _Remembered:
     """What is remembered: the last answer, and why there is no newer one."""
 
-    answer: Answer | None = None
+    answer: PolicyAnswer | None = None
     jobs: tuple[str, ...] = ()
     """About which it was asked."""
     gpus: int = 0
@@ -188,7 +188,7 @@ def read_file(path: Path) -> PolicyFile:
         raise PolicyFileError(f"{path}: nothing here reads such a file: {ending}") from error
 
 
-def answered(view: View, answer: Answer, hold: float) -> dict[str, Any]:
+def answered(view: View, answer: PolicyAnswer, hold: float) -> dict[str, Any]:
     """Return what is remembered of an answer about `view`, which holds for `hold` seconds at most."""
     until = view.now + hold if answer.until is None else min(view.now + hold, answer.until)
     kept = _Remembered(answer=answer, jobs=tuple(job.key for job in view.jobs), gpus=view.gpus, until=until)
@@ -245,5 +245,5 @@ def _fallback(view: View, why: str, until: float | None) -> Decision:
     return Decision(shares=shares, until=until, memory=view.memory, fallback=why)
 
 
-_ANSWERS: Final[TypeAdapter[Answer]] = TypeAdapter(Answer)
+_ANSWERS: Final[TypeAdapter[PolicyAnswer]] = TypeAdapter(PolicyAnswer)
 _MEMORY: Final[TypeAdapter[_Remembered]] = TypeAdapter(_Remembered)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from espalier_operator.policies.view import Candidate, Decision, Share, Speeds, View
+from espalier_operator.policies.view import Candidate, Decision, Share, TypeSpeeds, View
 
 LEASE_SECONDS: Final = 360.0
 ALLOCATION_SECONDS: Final = 1920.0
@@ -166,7 +166,7 @@ def gpus_of(job: Candidate) -> int:
     return job.min_workers * job.gpus_per_worker
 
 
-def _runs(speeds: Speeds | None, group: Group, gpu_type: str) -> bool:
+def _runs(speeds: TypeSpeeds | None, group: Group, gpu_type: str) -> bool:
     """Tell whether all of a group can train on a type of GPU, as far as is known."""
     if speeds is None:
         return True

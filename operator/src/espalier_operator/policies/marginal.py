@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from espalier_operator.policies.view import Candidate, Decision, Elasticity, Outlook, Share, View, remaining_steps
+from espalier_operator.policies.view import Candidate, Decision, Elasticity, Share, SpeedModel, View, remaining_steps
 
 Worth = Callable[[Candidate, int], float]
 """What one more worker is worth to a job, by the number that it has."""
@@ -97,7 +97,7 @@ def _need(job: Candidate) -> tuple[int, float]:
     return job.min_workers * job.gpus_per_worker, math.inf if rest is None or rest > job.service else rest
 
 
-def _gain(outlook: Outlook, workers: int) -> float:
+def _gain(outlook: SpeedModel, workers: int) -> float:
     """Return the seconds by which a worker more shortens the rest of the job."""
     return (outlook.step_seconds(workers) - outlook.step_seconds(workers + 1)) * outlook.remaining_steps
 
@@ -140,7 +140,7 @@ def _base_gpus(job: Candidate) -> int:
     return max(1, job.min_workers * job.gpus_per_worker)
 
 
-def _log_gain(outlook: Outlook, workers: int) -> float:
+def _log_gain(outlook: SpeedModel, workers: int) -> float:
     now, then = outlook.step_seconds(workers), outlook.step_seconds(workers + 1)
     return math.log(now / then) if now > 0 < then else 0.0
 

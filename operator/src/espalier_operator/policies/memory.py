@@ -24,7 +24,7 @@ _MOST_BYTES: Final = 32 * 1024 * 1024
 """Of the JSON: a text that becomes longer when it is read is not of this Espalier."""
 
 
-class _Kept(BaseModel):
+class _KeptGpus(BaseModel):
     policy: str
     """With its settings."""
     memory: dict[str, Any] = Field(default_factory=dict)
@@ -79,11 +79,11 @@ def remembered(policy: str, kept: str) -> Mapping[str, Any] | None:
     return found.memory if found is not None and found.policy == policy else None
 
 
-def _read(kept: str) -> _Kept | None:
+def _read(kept: str) -> _KeptGpus | None:
     try:
         packed = base64.b64decode(kept, validate=True)
         unpacking = zlib.decompressobj()
         plain = unpacking.decompress(packed, _MOST_BYTES)
-        return _Kept.model_validate_json(plain) if unpacking.eof else None
+        return _KeptGpus.model_validate_json(plain) if unpacking.eof else None
     except (binascii.Error, zlib.error, ValidationError):
         return None

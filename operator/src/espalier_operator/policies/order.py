@@ -23,7 +23,7 @@ _BELOW, _SPARE = 0, 1
 _NO_SHARE: Final = Share(job="", workers=0)
 
 
-class Weighing(NamedTuple):
+class WeightedOrder(NamedTuple):
     """Compares jobs by their spare GPUs over their weight."""
 
     gpus: int
@@ -32,7 +32,7 @@ class Weighing(NamedTuple):
     weight: float
 
     @classmethod
-    def of(cls, share: Share, gpus_per_worker: int) -> Weighing:
+    def of(cls, share: Share, gpus_per_worker: int) -> WeightedOrder:
         """Return the weighing of a job by its share."""
         if share.weight is ONE:  # nearly all are; fractions are slow
             return cls(gpus_per_worker, 1, 1.0)
@@ -43,7 +43,7 @@ class Weighing(NamedTuple):
         return spare * self.gpus / self.divisor, -self.weight
 
 
-class _Standing(NamedTuple):
+class _RankedShare(NamedTuple):
     """A share in the form in which it is compared."""
 
     place: int
@@ -54,13 +54,13 @@ class _Standing(NamedTuple):
     """The extra workers that it allows."""
     is_shared: bool
     """There is a share; without one, the job keeps what it holds."""
-    weighing: Weighing
+    weighing: WeightedOrder
     nodes: tuple[str, ...]
     """Wished for its workers, base workers first."""
     gpu_type: str | None
 
 
-class Order:
+class LendingOrder:
     """The order of `jobs`, and of what is lent to them, by one decision."""
 
     def __init__(self, decision: Decision, jobs: Iterable[JobFacts]) -> None:
@@ -153,15 +153,15 @@ class Order:
         return may
 
 
-def _standing(job: JobFacts, place: int, share: Share) -> _Standing:
+def _standing(job: JobFacts, place: int, share: Share) -> _RankedShare:
     base = job.terms.min_replicas
-    return _Standing(
+    return _RankedShare(
         place=place,
         workers=share.workers,
         target=max(0, share.workers - base),
         most=max(0, share.workers + share.spare - base),
         is_shared=share is not _NO_SHARE,
-        weighing=Weighing.of(share, job.terms.gpus_per_worker),
+        weighing=WeightedOrder.of(share, job.terms.gpus_per_worker),
         nodes=share.nodes,
         gpu_type=share.gpu_type,
     )

@@ -17,7 +17,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from espalier_operator.model import JobFacts, Snapshot
-from espalier_operator.model.queues import Queue
+from espalier_operator.model.queues import QueueLimits
 
 SHARES_KEPT: Final = 200
 """How many shares the text of `to_json` names, the largest: it is kept in an annotation."""
@@ -28,12 +28,12 @@ _DIGITS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptUse:
     at: float
     gpus: dict[str, float] = field(default_factory=dict)
 
 
-_KEPT: Final = TypeAdapter(_Kept)
+_KEPT: Final = TypeAdapter(_KeptUse)
 
 _Ranked = tuple[JobFacts, tuple[float, int], JobFacts]
 """Facts of a job that waits, its recent use and age, and the facts with these."""
@@ -90,7 +90,7 @@ class RecentUse:
         self._at = now
 
     def _ranked(
-        self, job: JobFacts, queues: Mapping[str, Queue], snapshot: Snapshot, ranked: dict[str, _Ranked]
+        self, job: JobFacts, queues: Mapping[str, QueueLimits], snapshot: Snapshot, ranked: dict[str, _Ranked]
     ) -> JobFacts:
         if job.admitted_at is not None or job.finished:
             return job
@@ -106,6 +106,6 @@ class RecentUse:
         return known[2]
 
 
-def _share_of(job: JobFacts, queues: Mapping[str, Queue]) -> str:
+def _share_of(job: JobFacts, queues: Mapping[str, QueueLimits]) -> str:
     """Return whose use a job counts for. No name of a queue or of a namespace contains a space."""
     return f"queue {job.terms.queue}" if job.terms.queue in queues else f"namespace {job.namespace}"

@@ -22,14 +22,14 @@ from pydantic import TypeAdapter, ValidationError
 from espalier_core.files.documents import first_fault
 from espalier_operator.model import Snapshot
 from espalier_operator.policies import Policy
-from espalier_operator.policies.learned import Answer, LearnedPolicy, PolicyFileError, answered, unanswered
+from espalier_operator.policies.learned import LearnedPolicy, PolicyAnswer, PolicyFileError, answered, unanswered
 from espalier_operator.policies.snapshot_view import view_of
-from espalier_operator.policies.view import Candidate, Outlook, Prospect, View
+from espalier_operator.policies.view import Candidate, ExpectedGrowth, SpeedModel, View
 
 QUESTION_VERSION: Final = 1
 MOST_TOLD: Final = 64
 """Speeds are sent for at most this many workers of a job; with more it is expected to be as fast as with these."""
-Ask = Callable[[View], Awaitable[Answer]]
+Ask = Callable[[View], Awaitable[PolicyAnswer]]
 """Raises `AwayError` and `PolicyFileError`."""
 
 
@@ -39,7 +39,7 @@ class QuestionError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedTable:
-    """What is expected of the speed of a job (`policies.view.Outlook`), as a table."""
+    """What is expected of the speed of a job (`policies.view.SpeedModel`), as a table."""
 
     remaining_steps: float
     tried_workers: int
@@ -67,7 +67,7 @@ class Question:
     nodes: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     outlooks: Mapping[str, SpeedTable] = field(default_factory=dict)
-    prospects: Mapping[str, Prospect] = field(default_factory=dict)
+    prospects: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
     gpu_types: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -123,7 +123,7 @@ def asked(view: View) -> Question:
     )
 
 
-def _table(outlook: Outlook, job: Candidate, node_gpus: int) -> SpeedTable:
+def _table(outlook: SpeedModel, job: Candidate, node_gpus: int) -> SpeedTable:
     counts = range(1, min(job.max_workers, max(job.min_workers, MOST_TOLD)) + 1)
     return SpeedTable(
         remaining_steps=outlook.remaining_steps,
@@ -143,7 +143,7 @@ def _place(workers: int, table: tuple[float, ...]) -> int:
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Question)
 
 
-class Outcome(StrEnum):
+class QuestionOutcome(StrEnum):
     """What became of a question."""
 
     ANSWERED = "answered"
@@ -159,17 +159,17 @@ class AwayError(Exception):
     """Nobody answers; the message says why."""
 
 
-class Observer(Protocol):
+class PolicyObserver(Protocol):
     """Receives what became of questions, for metrics."""
 
-    def asked(self, outcome: Outcome, seconds: float) -> None:
+    def asked(self, outcome: QuestionOutcome, seconds: float) -> None:
         """Record a question and the wall seconds that the plan waited for it."""
 
 
 class Asking:
     """Has answers put into what a policy remembers."""
 
-    def __init__(self, policy: LearnedPolicy, ask: Ask, observer: Observer | None = None) -> None:
+    def __init__(self, policy: LearnedPolicy, ask: Ask, observer: PolicyObserver | None = None) -> None:
         """`ask` is given the time that the policy waits; what it does then is cancelled."""
         self._policy, self._ask, self._observer = policy, ask, observer
 
@@ -187,23 +187,23 @@ class Asking:
             self._observer.asked(outcome, time.monotonic() - began)
         return memory
 
-    async def _asked(self, view: View) -> tuple[Outcome, dict[str, Any]]:
+    async def _asked(self, view: View) -> tuple[QuestionOutcome, dict[str, Any]]:
         wait = self._policy.wait
         try:
             async with asyncio.timeout(wait):
                 answer = await self._ask(view)
-            return Outcome.ANSWERED, answered(view, answer, self._policy.hold)
+            return QuestionOutcome.ANSWERED, answered(view, answer, self._policy.hold)
         except TimeoutError:
-            return Outcome.LATE, unanswered(view, f"its policy file did not answer within {wait:g} s")
+            return QuestionOutcome.LATE, unanswered(view, f"its policy file did not answer within {wait:g} s")
         except AwayError as error:
-            return Outcome.AWAY, unanswered(view, f"its policy server is away: {error}")
+            return QuestionOutcome.AWAY, unanswered(view, f"its policy server is away: {error}")
         except PolicyFileError as error:
-            return Outcome.REFUSED, unanswered(view, f"its policy file cannot decide: {error}")
+            return QuestionOutcome.REFUSED, unanswered(view, f"its policy file cannot decide: {error}")
         except Exception as error:  # Evaluating a file must never end the scheduler.
-            return Outcome.FAILED, unanswered(view, f"its policy file failed: {type(error).__name__}: {error}")
+            return QuestionOutcome.FAILED, unanswered(view, f"its policy file failed: {type(error).__name__}: {error}")
 
 
-def asked_here(policy: Policy, observer: Observer | None = None) -> tuple[Policy, Asking | None]:
+def asked_here(policy: Policy, observer: PolicyObserver | None = None) -> tuple[Policy, Asking | None]:
     """Return a policy whose file is evaluated in a thread of this process, and how it is asked.
 
     Any other policy is returned as it is.
@@ -211,7 +211,7 @@ def asked_here(policy: Policy, observer: Observer | None = None) -> tuple[Policy
     if not isinstance(policy, LearnedPolicy) or (file := policy.evaluates) is None:
         return policy, None
 
-    async def ask(view: View) -> Answer:
+    async def ask(view: View) -> PolicyAnswer:
         return await asyncio.to_thread(file.answer, view)
 
     return replace(policy, file=""), Asking(policy, ask, observer)

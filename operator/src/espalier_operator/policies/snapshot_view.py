@@ -9,10 +9,10 @@ from fractions import Fraction
 from functools import cached_property
 
 from espalier_core.types.measurements import GrowthForecast
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Worker, WorkerState
+from espalier_operator.model import JobFacts, Node, Snapshot, Worker, WorkerRole, WorkerState
 from espalier_operator.policies import Policy
 from espalier_operator.policies.speed_models import MeasuredSpeeds, outlooks_of
-from espalier_operator.policies.view import ONE, Candidate, Decision, Prospect, Share, View
+from espalier_operator.policies.view import ONE, Candidate, Decision, ExpectedGrowth, Share, View
 
 
 def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> Decision:
@@ -24,7 +24,7 @@ def decided(policy: Policy, snapshot: Snapshot, jobs: Sequence[JobFacts], now: f
 def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
     """Return what a policy sees: the GPUs that pods of others hold are not there for it."""
     nodes = {node.name: node.offered for node in snapshot.nodes if node.takes_pods}
-    foreign = Role.FOREIGN
+    foreign = WorkerRole.FOREIGN
     for worker in snapshot.workers:
         if worker.role is foreign and (place := worker.node or worker.pinned_to) in nodes:
             nodes[place] = max(0, nodes[place] - worker.gpus)
@@ -34,7 +34,7 @@ def view_of(snapshot: Snapshot, jobs: Sequence[JobFacts], now: float) -> View:
         gpus=sum(nodes.values()),
         nodes=nodes,
         jobs=tuple(candidate_of(job, now) for job in jobs),
-        held=_Held(snapshot.workers),
+        held=_WorkerNodes(snapshot.workers),
         outlooks=outlooks_of(snapshot, jobs, now),
         prospects={job.key: prospect_of(job.growth) for job in jobs if job.growth is not None},
         gpu_types=typed,
@@ -56,14 +56,14 @@ def _by_type(nodes: Sequence[Node], gpus: Mapping[str, int]) -> dict[str, int]:
     return typed if len(typed) > 1 else {}
 
 
-def prospect_of(forecast: GrowthForecast) -> Prospect:
+def prospect_of(forecast: GrowthForecast) -> ExpectedGrowth:
     """Return a job's forecast as policies see it: one decision more, if it gains anything."""
     if forecast.gain <= 0:
-        return Prospect(gains=(), seconds=())
-    return Prospect(gains=(forecast.gain,), seconds=(forecast.seconds,))
+        return ExpectedGrowth(gains=(), seconds=())
+    return ExpectedGrowth(gains=(forecast.gain,), seconds=(forecast.seconds,))
 
 
-class _Held(Mapping[str, tuple[str, ...]]):
+class _WorkerNodes(Mapping[str, tuple[str, ...]]):
     """The nodes of the workers of each job, base workers first, in the order of their indices.
 
     Few policies ask, so they are looked up when one does.
@@ -87,7 +87,7 @@ class _Held(Mapping[str, tuple[str, ...]]):
         for worker in self._workers:
             node = worker.node or worker.pinned_to
             if worker.job is not None and node is not None and worker.state is not WorkerState.TERMINATING:
-                found[worker.job].append((worker.role is Role.EXTRA, worker.index, node))
+                found[worker.job].append((worker.role is WorkerRole.EXTRA, worker.index, node))
         return {job: tuple(node for _, _, node in sorted(places)) for job, places in found.items()}
 
 

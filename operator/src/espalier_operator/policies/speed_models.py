@@ -24,8 +24,8 @@ from espalier_core.estimates.goodput import LEAST_SECONDS, StepTime, Throughput,
 from espalier_core.types.measurements import GradientNoise
 from espalier_operator.model import JobFacts, Snapshot
 from espalier_operator.model.constraints import Constraints
-from espalier_operator.model.queues import Ledger
-from espalier_operator.policies.view import Outlook
+from espalier_operator.model.queues import QueueUsage
+from espalier_operator.policies.view import SpeedModel
 
 PRIOR_STEP_SECONDS = 1.0
 """A step of a job of which nothing was measured, with its base workers. Policies weigh it by the number of steps that
@@ -37,8 +37,8 @@ _RIDGE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredOutlook:
-    """A job's speed by the throughput model that fits its measurements (`policies.view.Outlook`)."""
+class MeasuredSpeedModel:
+    """A job's speed by the throughput model that fits its measurements (`policies.view.SpeedModel`)."""
 
     job: JobFacts
     gpus_per_node: int
@@ -118,7 +118,7 @@ class MeasuredOutlook:
         return float(last.batch_size * workers)
 
 
-def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, Outlook]:
+def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dict[str, SpeedModel]:
     """Return the outlooks of those jobs that more workers make faster, by key. Models are fitted when they are asked.
 
     They are asked for by few policies, and kept (`fitted`) for as long as measurements stay the same.
@@ -128,9 +128,9 @@ def outlooks_of(snapshot: Snapshot, jobs: Iterable[JobFacts], now: float) -> dic
     return {job.key: outlook_of(job, largest, now) for job in elastic}
 
 
-def outlook_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredOutlook:
+def outlook_of(job: JobFacts, gpus_per_node: int, now: float = 0.0) -> MeasuredSpeedModel:
     """Return the outlook at `now` of one job, whose workers train together, on nodes with `gpus_per_node` GPUs each."""
-    return MeasuredOutlook(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
+    return MeasuredSpeedModel(job=_on_its_type(job), gpus_per_node=gpus_per_node, now=now)
 
 
 def _on_its_type(job: JobFacts) -> JobFacts:
@@ -148,7 +148,7 @@ class MeasuredSpeeds:
         """Take the jobs that may be asked for, and the types of GPU."""
         self._jobs, self._types = {job.key: job for job in jobs}, gpu_types
         self._nodes = snapshot.nodes
-        self._ledger = Ledger(snapshot.queues, ())
+        self._ledger = QueueUsage(snapshot.queues, ())
         self._admitted: dict[tuple[str, Constraints], bool] = {}
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
@@ -208,6 +208,6 @@ def _measured(job: JobFacts, gpu_types: Sequence[str], gpus_per_node: int) -> di
     for gpu_type in gpu_types:
         points = on_type(job.speeds, gpu_type)
         if points:
-            outlook = MeasuredOutlook(job=replace(job, speeds=points), gpus_per_node=gpus_per_node)
+            outlook = MeasuredSpeedModel(job=replace(job, speeds=points), gpus_per_node=gpus_per_node)
             found[gpu_type] = outlook.goodput(nodes, workers)
     return found

@@ -51,7 +51,7 @@ class Candidate:
         return self.service * max(0.0, 1 - self.done) / self.done
 
 
-class Outlook(Protocol):
+class SpeedModel(Protocol):
     """What is known, or expected, of the speed of a job. Measured in the job, or true in a simulation."""
 
     @property
@@ -70,7 +70,7 @@ class Outlook(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prospect:
+class ExpectedGrowth:
     """What a job is expected to gain by growing, if extra workers are lent to it from now on."""
 
     gains: tuple[float, ...]
@@ -97,7 +97,7 @@ class Elasticity(Enum):
     """The number of workers, at least one; the job chooses the best batch size for them."""
 
 
-class Speeds(Protocol):
+class TypeSpeeds(Protocol):
     """How fast jobs train on each type of GPU, with the workers that they requested. Measured."""
 
     def steps_per_second(self, job: str, gpu_type: str, beside: str | None = None) -> float:
@@ -117,13 +117,13 @@ class View:
     """The GPUs of each node that takes workers; empty if nodes are not known."""
     held: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By job, the node of each of its workers, as far as it is known."""
-    outlooks: Mapping[str, Outlook] = field(default_factory=dict)
+    outlooks: Mapping[str, SpeedModel] = field(default_factory=dict)
     """By job, where something is known."""
-    prospects: Mapping[str, Prospect] = field(default_factory=dict)
+    prospects: Mapping[str, ExpectedGrowth] = field(default_factory=dict)
     """By job, where its trainer or agent has reported what growing would gain."""
     gpu_types: Mapping[str, int] = field(default_factory=dict)
     """GPUs of each type, the preferred types first; empty where they are all alike."""
-    speeds: Speeds | None = None
+    speeds: TypeSpeeds | None = None
     """By type of GPU, of all jobs; None where nothing is known."""
     continuous: bool = False
     """True on a cluster: the policy may be asked at any moment, not once per round, so it must repeat what it gives for

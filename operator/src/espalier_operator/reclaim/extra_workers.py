@@ -11,32 +11,32 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from espalier_core.types.reasons import Reason
-from espalier_operator.cluster.headroom import NOTHING, Goods
+from espalier_operator.cluster.headroom import NOTHING, ResourceVector
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
-from espalier_operator.policies.order import Order, Rank
+from espalier_operator.policies.order import LendingOrder, Rank
 
 _Before = tuple[str, int | None, float]
 """One entry of the journal, of which a plan may write tens of thousands: a job, what it was to keep and until when the
 others before it was asked again; None: it had not been asked for anything."""
 
 
-class Loan(NamedTuple):
+class ExtraWorker(NamedTuple):
     """An extra worker that can be reclaimed."""
 
     job: JobFacts
     worker: Worker
     """Bound, or expected on its node."""
-    goods: Goods
+    goods: ResourceVector
     """What it holds of the node."""
     place: int
     """Among the loans of the job, in the order in which they are asked back."""
 
 
-class Line:
+class ReclaimOrder:
     """The loans on one type of GPU in the order of reclaim."""
 
-    def __init__(self, in_order: Callable[[], list[Loan]]) -> None:
+    def __init__(self, in_order: Callable[[], list[ExtraWorker]]) -> None:
         """Sort them when the first is read: most plans read none."""
         self._in_order = in_order
         self.read = 0
@@ -47,18 +47,18 @@ class Line:
         """By place where there is nothing to be had any more: the next place where there may be."""
 
     @cached_property
-    def loans(self) -> list[Loan]:
+    def loans(self) -> list[ExtraWorker]:
         """All of them."""
         return self._in_order()
 
-    def __iter__(self) -> Iterator[Loan]:
+    def __iter__(self) -> Iterator[ExtraWorker]:
         """Yield from `first`."""
         place = self.first
         while (loan := self.at(place)) is not None:
             yield loan
             place += 1
 
-    def at(self, place: int) -> Loan | None:
+    def at(self, place: int) -> ExtraWorker | None:
         """Return the loan at `place`, no further than the next that was not read; None if there is none."""
         if place >= self.read:
             if self.read == len(self.loans):
@@ -66,13 +66,13 @@ class Line:
             self.read += 1
         return self.loans[place]
 
-    def pass_over(self, is_out: Callable[[Loan], bool]) -> None:
+    def pass_over(self, is_out: Callable[[ExtraWorker], bool]) -> None:
         """Start the next search after the entries at the head that are out, as far as they were read."""
         while self.first < self.read and is_out(self.loans[self.first]):
             self.first += 1
 
 
-class Loans:
+class ExtraWorkers:
     """The loans of running jobs: live or promised extra workers that are not leaving."""
 
     def __init__(
@@ -84,15 +84,15 @@ class Loans:
         """Take the running jobs and their extra workers; those named in `leaving` are excluded."""
         self._extras, self._leaving = extras, leaving
         self._holders = {job.key: job for job in jobs if job.extra}
-        self._by_job: dict[str, list[Loan]] = {}
+        self._by_job: dict[str, list[ExtraWorker]] = {}
         self._falling: dict[str, list[int]] = {}
         """By job: the indices of its loans, negated, so that they rise."""
-        self._lent: dict[str, Goods] = {}
+        self._lent: dict[str, ResourceVector] = {}
         """By node: what is lent there, as of the last call of `by_node`."""
-        self._counted: dict[str, tuple[int, dict[str, Goods]]] = {}
+        self._counted: dict[str, tuple[int, dict[str, ResourceVector]]] = {}
         """By job: how many workers it was to keep then, and what of `_lent` is its."""
 
-    def of(self, key: str) -> list[Loan]:
+    def of(self, key: str) -> list[ExtraWorker]:
         """Return the loans of a job, the first to be asked back first."""
         loans = self._by_job.get(key)
         if loans is None:
@@ -100,34 +100,34 @@ class Loans:
             lent = [worker for worker in self._extras[key] if worker.node and worker.name not in self._leaving]
             lent.sort(key=attrgetter("index"), reverse=True)
             requests = job.terms.constraints.requests
-            goods = {gpus: Goods(gpus, requests) for gpus in {worker.gpus for worker in lent}}
-            loans = [Loan(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent)]
+            goods = {gpus: ResourceVector(gpus, requests) for gpus in {worker.gpus for worker in lent}}
+            loans = [ExtraWorker(job, worker, goods[worker.gpus], place) for place, worker in enumerate(lent)]
             self._by_job[key], self._falling[key] = loans, [-worker.index for worker in lent]
         return loans
 
-    def below(self, key: str, kept: int) -> Loan | None:
+    def below(self, key: str, kept: int) -> ExtraWorker | None:
         """Return the next loan of a job whose loans were read, if it keeps `kept` extra workers; None: it has none."""
         loans = self._by_job[key]
         place = bisect_right(self._falling[key], -kept)
         return loans[place] if place < len(loans) else None
 
-    def lines(self, order: Order) -> dict[str, Line]:
+    def lines(self, order: LendingOrder) -> dict[str, ReclaimOrder]:
         """Return by type of GPU its loans in reverse order of lending rank, within a job from the highest index."""
         holders: dict[str, list[JobFacts]] = defaultdict(list)
         for job in self._holders.values():
             holders[job.gpu_type or ""].append(job)
 
-        def in_order(jobs: Iterable[JobFacts]) -> list[Loan]:
-            levels: dict[Rank, list[Loan]] = defaultdict(list)
+        def in_order(jobs: Iterable[JobFacts]) -> list[ExtraWorker]:
+            levels: dict[Rank, list[ExtraWorker]] = defaultdict(list)
             for job in order.last_first(jobs):
                 loans = self.of(job.key)
                 for level, loan in zip(order.levels(job, [loan.worker.index for loan in loans]), loans, strict=True):
                     levels[level].append(loan)
             return [loan for level in sorted(levels, reverse=True) for loan in levels[level]]
 
-        return {gpu_type: Line(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}
+        return {gpu_type: ReclaimOrder(partial(in_order, jobs)) for gpu_type, jobs in holders.items()}
 
-    def by_node(self, keeps: Callable[[JobFacts], int]) -> Mapping[str, Goods]:
+    def by_node(self, keeps: Callable[[JobFacts], int]) -> Mapping[str, ResourceVector]:
         """Return by node what is lent there beyond what each job `keeps` (extra workers, the lowest indices)."""
         for key, job in self._holders.items():
             kept, known = keeps(job), self._counted.get(key)
@@ -141,23 +141,23 @@ class Loans:
             self._counted[key] = kept, after
         return self._lent
 
-    def _held_beyond(self, key: str, kept: int) -> dict[str, Goods]:
+    def _held_beyond(self, key: str, kept: int) -> dict[str, ResourceVector]:
         """Return by node what those of a job's loans hold that can still be asked back: it keeps `kept` workers."""
         workers: dict[tuple[str, int], int] = defaultdict(int)
         for loan in self.of(key):
             worker = loan.worker
             if worker.index < kept and worker.node is not None:
                 workers[worker.node, worker.gpus] += 1
-        requests, held = self._holders[key].terms.constraints.requests, dict[str, Goods]()
+        requests, held = self._holders[key].terms.constraints.requests, dict[str, ResourceVector]()
         kinds = {(gpus, count) for (_, gpus), count in workers.items()}  # few: nodes are filled
-        goods = {(gpus, count): Goods(gpus, requests) * count for gpus, count in kinds}
+        goods = {(gpus, count): ResourceVector(gpus, requests) * count for gpus, count in kinds}
         for (node, gpus), count in workers.items():
             held[node] = held.get(node, NOTHING) + goods[gpus, count]
         return held
 
 
 @dataclass(slots=True)
-class Ask:
+class ReclaimRequest:
     """What one job is asked for."""
 
     job: JobFacts
@@ -167,13 +167,13 @@ class Ask:
     reason: Reason
 
 
-class Asks:
+class ReclaimRequests:
     """The asks of one plan, with a journal to undo what was only tried."""
 
     def __init__(self, now: float) -> None:
         """Ask for nothing."""
         self._now = now
-        self.made: dict[str, Ask] = {}
+        self.made: dict[str, ReclaimRequest] = {}
         """By job."""
         self._journal: list[_Before] = []
 
@@ -195,12 +195,12 @@ class Asks:
         made = self.made.get(job.key)
         return job.extra if made is None else made.extra
 
-    def is_out(self, loan: Loan) -> bool:
+    def is_out(self, loan: ExtraWorker) -> bool:
         """Return whether a loan is asked back."""
         made = self.made.get(loan.job.key)
         return made is not None and loan.worker.index >= made.extra
 
-    def ask(self, loan: Loan, reason: Reason, by: float | None) -> None:
+    def ask(self, loan: ExtraWorker, reason: Reason, by: float | None) -> None:
         """Ask for a loan and those of its job with higher indices, after the job's notice, or earlier: `by` a time."""
         job, index = loan.job, loan.worker.index
         deadline = self._now + job.terms.notice_seconds
@@ -209,7 +209,7 @@ class Asks:
         made = self.made.get(job.key)
         if made is None:
             self._journal.append((job.key, None, deadline))
-            self.made[job.key] = Ask(job, min(job.extra, index), deadline, reason)
+            self.made[job.key] = ReclaimRequest(job, min(job.extra, index), deadline, reason)
             return
         self._journal.append((job.key, made.extra, made.deadline))
         if index < made.extra:
@@ -217,7 +217,7 @@ class Asks:
         if deadline < made.deadline:
             made.deadline = deadline
 
-    def ask_more(self, made: Ask, loan: Loan) -> None:
+    def ask_more(self, made: ReclaimRequest, loan: ExtraWorker) -> None:
         """Do what `ask` does where the job is asked already, and keeps this loan; at the deadline that stands."""
         self._journal.append((made.job.key, made.extra, made.deadline))
         made.extra = loan.worker.index

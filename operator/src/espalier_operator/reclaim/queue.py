@@ -8,19 +8,25 @@ from functools import partial
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.cluster.capacity import Capacity, Supply, Swap
-from espalier_operator.cluster.headroom import Goods
-from espalier_operator.cluster.node_pools import Site
+from espalier_operator.cluster.headroom import ResourceVector
+from espalier_operator.cluster.node_pools import NodePool
 from espalier_operator.model import JobFacts, Worker
 from espalier_operator.model.actions import NoticeReclaim
-from espalier_operator.policies.order import Order
-from espalier_operator.reclaim.extra_workers import Ask, Asks, Line, Loan, Loans
+from espalier_operator.policies.order import LendingOrder
+from espalier_operator.reclaim.extra_workers import (
+    ExtraWorker,
+    ExtraWorkers,
+    ReclaimOrder,
+    ReclaimRequest,
+    ReclaimRequests,
+)
 
 MayTake = Callable[[JobFacts, int], bool]
 """Takes a holder, and how many extra workers would be left to it. The search ends where it returns False."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class UndoMark:
     """A point to which `ReclaimQueue.undo` can return."""
 
     asked: int
@@ -40,23 +46,23 @@ class ReclaimQueue:
         jobs: Iterable[JobFacts],
         extras: Mapping[str | None, Sequence[Worker]],
         leaving: Container[str],
-        order: Order,
+        order: LendingOrder,
         now: float,
     ) -> None:
         """Take the running jobs and their live or promised extra workers; those named in `leaving` are excluded."""
-        self._futile: set[tuple[Site, int]] = set()
+        self._futile: set[tuple[NodePool, int]] = set()
         """(Site, GPUs of a worker) for which a wish found nothing that it may take; nor will one that comes later."""
         self.surplus = 0
         """How often a reclaim gave more back than was needed."""
-        self._asks = Asks(now)
-        self._loans = Loans(jobs, extras, leaving)
+        self._asks = ReclaimRequests(now)
+        self._loans = ExtraWorkers(jobs, extras, leaving)
         self._lines = self._loans.lines(order)
 
-    def mark(self) -> Mark:
+    def mark(self) -> UndoMark:
         """Return the reclaims chosen so far, for `undo`."""
-        return Mark(self._asks.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
+        return UndoMark(self._asks.mark(), {gpu_type: line.first for gpu_type, line in self._lines.items()})
 
-    def undo(self, mark: Mark) -> None:
+    def undo(self, mark: UndoMark) -> None:
         """Drop the reclaims chosen since `mark`."""
         self._asks.undo(mark.asked)
         self._futile.clear()
@@ -68,18 +74,18 @@ class ReclaimQueue:
         """Return whether `job` must give back workers in this tick."""
         return job in self._asks.made
 
-    def is_vain(self, site: Site, gpus: int) -> bool:
+    def is_vain(self, site: NodePool, gpus: int) -> bool:
         """Return whether a wish for `gpus` of one node of `site` has found none, nor will one that comes later."""
         return (site, gpus) in self._futile
 
-    def loans(self) -> Mapping[str, Goods]:
+    def loans(self) -> Mapping[str, ResourceVector]:
         """Return by node what can still be reclaimed."""
         return self._loans.by_node(self._asks.kept)
 
     def cover(
         self,
         capacity: Capacity,
-        site: Site,
+        site: NodePool,
         gpus: int,
         may_take: MayTake | None = None,
         spared: Callable[[JobFacts], bool] | None = None,
@@ -99,7 +105,7 @@ class ReclaimQueue:
             self._futile.add((site, gpus))
         return supply
 
-    def cover_some(self, capacity: Capacity, site: Site, gpus: int, workers: int) -> tuple[Supply, int]:
+    def cover_some(self, capacity: Capacity, site: NodePool, gpus: int, workers: int) -> tuple[Supply, int]:
         """Do so for each of as many of `workers` as take all that is given back for them.
 
         Return when the last of them has its GPUs, and for how many that was done, one that leaves something included.
@@ -107,7 +113,7 @@ class ReclaimQueue:
         """
         return self._cover(capacity, site, gpus, workers, None, None)
 
-    def _swap(self, swap: Swap, line: Line, gpus: int, workers: int) -> int:
+    def _swap(self, swap: Swap, line: ReclaimOrder, gpus: int, workers: int) -> int:
         """Serve as many of `workers` as the loans at the head of the line can, one each, as `_cover` would.
 
         Thousands of loans go back in a plan, nearly all of them like this. `swap` is that of the capacity.
@@ -127,7 +133,7 @@ class ReclaimQueue:
                 line.pass_over(is_out)
         return workers
 
-    def _swap_one(self, swap: Swap, loan: Loan, taken: Ask | None, gpus: int) -> bool:
+    def _swap_one(self, swap: Swap, loan: ExtraWorker, taken: ReclaimRequest | None, gpus: int) -> bool:
         """Ask for a loan where a worker of `gpus` takes its GPUs; return whether that is so.
 
         `taken` is what its job is asked for already.
@@ -149,7 +155,7 @@ class ReclaimQueue:
     def _cover(
         self,
         capacity: Capacity,
-        site: Site,
+        site: NodePool,
         gpus: int,
         workers: int,
         may_take: MayTake | None,
@@ -159,7 +165,7 @@ class ReclaimQueue:
         if line is None:
             return Supply.NEVER, 0
         turns = partial(in_turn, line, self._loans, self._asks.made, may_take)
-        search, tried, found, begin = turns(), list[Loan](), dict[str, Goods](), line.first
+        search, tried, found, begin = turns(), list[ExtraWorker](), dict[str, ResourceVector](), line.first
         """By node: what those tried hold of it."""
         takes_all, served, swap = may_take is None and spared is None, 0, capacity.swapping(site, gpus)
         while served < workers:
@@ -225,13 +231,13 @@ class ReclaimQueue:
                     capacity.expect(other.worker.node, other.worker.gpus, other.goods.requests)
                 self._asks.ask(loan, Reason.GPU_LOST, by)
 
-    def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[Loan] | None:
+    def lent_in_namespace(self, key: str, lacks: Mapping[str, int]) -> list[ExtraWorker] | None:
         """Return as few loans in the namespace of the job `key` as request what it `lacks`, by resource.
 
         None where there are not enough.
         """
         prefix, missing = f"{key.partition('/')[0]}/", dict(lacks)
-        found: list[Loan] = []
+        found: list[ExtraWorker] = []
         for line in self._lines.values():
             for loan in line:
                 if not any(amount > 0 for amount in missing.values()):
@@ -244,7 +250,7 @@ class ReclaimQueue:
                     missing = {name: amount - demand.get(name, 0) for name, amount in missing.items()}
         return None if any(amount > 0 for amount in missing.values()) else found
 
-    def ask_back(self, capacity: Capacity, loans: Iterable[Loan]) -> None:
+    def ask_back(self, capacity: Capacity, loans: Iterable[ExtraWorker]) -> None:
         """Reclaim these loans, whoever gets their GPUs."""
         for loan in loans:
             capacity.expect(loan.worker.node, loan.worker.gpus, loan.goods.requests)
@@ -254,11 +260,11 @@ class ReclaimQueue:
         """Return the notice for each job that must give back workers."""
         return self._asks.notices()
 
-    def _above(self, loan: Loan) -> list[Loan]:
+    def _above(self, loan: ExtraWorker) -> list[ExtraWorker]:
         above = (other for other in self._loans.of(loan.job.key) if other.worker.index >= loan.worker.index)
         return [other for other in above if not self._asks.is_out(other)]
 
-    def _ask_for(self, tried: list[Loan], node: str) -> tuple[list[Loan], bool]:
+    def _ask_for(self, tried: list[ExtraWorker], node: str) -> tuple[list[ExtraWorker], bool]:
         """Of `tried`, reclaim those on `node` and those that must leave before them.
 
         Return those, and whether all their holders were asked for something before.
@@ -280,7 +286,7 @@ class ReclaimQueue:
         return asked, all_known
 
 
-def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -> bool:
+def _is_even(capacity: Capacity, asked: Sequence[ExtraWorker], site: NodePool, gpus: int) -> bool:
     """Return whether a worker of `gpus` takes all that `asked` give back: nothing is left that others could use."""
     if len(asked) != 1 or asked[0].worker.gpus != gpus:
         return False
@@ -288,7 +294,9 @@ def _is_even(capacity: Capacity, asked: Sequence[Loan], site: Site, gpus: int) -
     return same or not capacity.can_run_short(asked[0].worker.node)
 
 
-def in_turn(line: Line, loans: Loans, made: Mapping[str, Ask], may_take: MayTake | None) -> Iterator[Loan]:
+def in_turn(
+    line: ReclaimOrder, loans: ExtraWorkers, made: Mapping[str, ReclaimRequest], may_take: MayTake | None
+) -> Iterator[ExtraWorker]:
     """Yield candidates for reclaim.
 
     Where one loan is not enough, its holder's other loans follow directly: a worker of many GPUs thus takes from as

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from espalier_core.types.reasons import Reason
 from espalier_operator.kube.objects.names import worker_of
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from espalier_operator.model.actions import Plan, Requeue
 from operator_world.history.demands import demand
 from operator_world.history.seen import Seen, identity
@@ -39,7 +39,7 @@ class Completed:
         """No worker is made again that was done."""
         metadata, uid = manifest["metadata"], owner_of(dict(manifest))
         worker = worker_of(metadata["ownerReferences"][0]["name"], metadata["name"])
-        if worker is not None and worker[0] is Role.BASE:
+        if worker is not None and worker[0] is WorkerRole.BASE:
             checked["made again"] += worker[2] > 0
             demand((uid, worker[1]) not in self._world.done, 9, f"{metadata['name']} is made, and that worker was done")
 

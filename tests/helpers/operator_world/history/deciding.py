@@ -9,7 +9,7 @@ from typing import Final
 
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fair import FairPolicy
-from espalier_operator.policies.learned import Allotment, Answer, LearnedPolicy, PolicyFileError
+from espalier_operator.policies.learned import Allotment, LearnedPolicy, PolicyAnswer, PolicyFileError
 from espalier_operator.policies.remote import Asking, AwayError
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, View
@@ -57,11 +57,11 @@ class _Server:
     def __init__(self, seed: str, answers: bool) -> None:
         self._chance, self._answers = Random(seed), answers
 
-    async def ask(self, view: View) -> Answer:
+    async def ask(self, view: View) -> PolicyAnswer:
         chance = self._chance
         match chance.choice(("answer", "answer", "away", "late", "refuses", "fails")):
             case "answer" if self._answers:
-                return Answer(
+                return PolicyAnswer(
                     policy="drawn@1",
                     allotments=tuple(self._allotment(job, view) for job in chance.sample(view.jobs, len(view.jobs))),
                     preempts=chance.random() < 0.5,

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from espalier_cli.main import cli
 from espalier_operator.kube.audit import AuditLog
-from espalier_operator.model import JobFacts, Node, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot
 from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
@@ -22,7 +22,7 @@ from espalier_operator.policies.learned import FALLBACK, LearnedPolicy
 
 
 def seen_at(time: float, jobs: int = 1) -> Snapshot:
-    terms = Terms(min_replicas=1, max_replicas=1, time_budget_seconds=60.0)
+    terms = JobTerms(min_replicas=1, max_replicas=1, time_budget_seconds=60.0)
     waiting = tuple(JobFacts(key=f"ns/{number}", terms=terms, submitted_at=0.0) for number in range(jobs))
     return Snapshot(taken_at=time, nodes=(Node(name="n", gpu_type="a", allocatable=1),), jobs=waiting)
 

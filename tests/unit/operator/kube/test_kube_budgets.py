@@ -17,7 +17,7 @@ from espalier_operator.job.state import JobState, Observation
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import (
     EPOCH,
@@ -120,7 +120,7 @@ def test_gpu_seconds_are_of_base_workers_and_of_lent_ones_that_have_their_gpus(a
     account.state = replace(account.state, extra=2)
     account.look(15)
     assert (account.state.used_seconds, account.state.gpu_seconds_used) == (15, 30), "none is bound"
-    account.pods.append(raw_worker(JOB, 0, role=Role.EXTRA, uid="lent"))
+    account.pods.append(raw_worker(JOB, 0, role=WorkerRole.EXTRA, uid="lent"))
     account.look(20)
     assert (account.state.used_seconds, account.state.gpu_seconds_used) == (20, 50)
 

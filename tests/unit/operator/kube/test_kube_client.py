@@ -15,7 +15,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Retries, Status
-from espalier_operator.kube.client import PAGE, ApiRefusalError, Client, NotOwnedError
+from espalier_operator.kube.client import PAGE, ApiRefusalError, KubeClient, NotOwnedError
 from espalier_operator.loop import BackendError
 
 QUICK = Retries(deadline=0.5, tries=4, first_wait=0.01, longest_wait=0.2)
@@ -42,7 +42,7 @@ class Script:
 
 
 @asynccontextmanager
-async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[Client]:
+async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: True) -> AsyncIterator[KubeClient]:
     """Give a client of a server that follows `script`."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", script.answer)
@@ -55,16 +55,16 @@ async def talking_to(script: Script, may_write: Callable[[], bool] = lambda: Tru
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)
     try:
-        yield Client(api, QUICK, may_write=may_write)
+        yield KubeClient(api, QUICK, may_write=may_write)
     finally:
         await api.close()  # type: ignore[no-untyped-call]
         await runner.cleanup()
 
 
-def play(script: Script, do: Callable[[Client], Awaitable[Any]]) -> tuple[Any, Client]:
+def play(script: Script, do: Callable[[KubeClient], Awaitable[Any]]) -> tuple[Any, KubeClient]:
     """Return what `do` returns with a client of `script`; nothing of the script may be left."""
 
-    async def run() -> tuple[Any, Client]:
+    async def run() -> tuple[Any, KubeClient]:
         async with talking_to(script) as client:
             return await do(client), client
 

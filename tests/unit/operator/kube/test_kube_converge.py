@@ -23,7 +23,7 @@ from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import extra_runs_by, sort_pods
-from espalier_operator.model import Ended, Placement, Reclaim, Role, Stopping
+from espalier_operator.model import Ended, Placement, Reclaim, Stopping, WorkerRole
 from espalier_operator.model.actions import Admit, GrantExtra, Requeue
 from operator_world.kube_looks import lost_but_on, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, terminated, time_at
@@ -32,7 +32,7 @@ SETTINGS = KubeSettings(promise_seconds=20)
 JOB = kube_job("one", {"minReplicas": 2, "maxReplicas": 5})
 NOW = EPOCH
 PROMISED = NOW + 20
-BASE, EXTRA = Role.BASE, Role.EXTRA
+BASE, EXTRA = WorkerRole.BASE, WorkerRole.EXTRA
 
 
 def does(state: JobState, *actions: Any) -> JobState:
@@ -55,7 +55,7 @@ OVER = replace(
 
 
 def pod(
-    role: Role,
+    role: WorkerRole,
     index: int,
     attempt: int = 0,
     *,
@@ -74,7 +74,7 @@ def pod(
     return parse_pod(raw, SETTINGS)
 
 
-def ended(role: Role, index: int, attempt: int = 0, at: float = EPOCH + 10, **changes: Any) -> Pod:
+def ended(role: WorkerRole, index: int, attempt: int = 0, at: float = EPOCH + 10, **changes: Any) -> Pod:
     return pod(role, index, attempt, phase="Failed", state=terminated(1, at), **changes)
 
 

@@ -10,7 +10,7 @@ import pytest
 from espalier_core.k8s import resources
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.apply.steps import DeletePod
-from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.objects.jobs import KubeJob, parse_job
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
@@ -39,7 +39,7 @@ def test_a_pod_that_is_gone_at_once_may_be_answered_without_a_version(versioned:
     store = Store(SETTINGS)
     store.take(resources.PODS, "ADDED", raw)
     pod = parse_pod(raw, SETTINGS)
-    writer = Writer(cast("Any", Client()), store, SETTINGS, WallClock(), cast("Any", None))
+    writer = JobWriter(cast("Any", Client()), store, SETTINGS, WallClock(), cast("Any", None))
     asyncio.run(writer._delete(DeletePod(pod=pod)))
     kept = store.pods.get(pod.key)
     assert kept is not None, "the watch tells when it is gone"

@@ -19,7 +19,7 @@ from espalier_operator.kube.objects.limits import parse_quota
 from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.store import Store, optional_kinds
-from espalier_operator.model import HANGING_SECONDS, Role, WorkerState
+from espalier_operator.model import HANGING_SECONDS, WorkerRole, WorkerState
 from operator_world.kube_devices import (
     CLASS,
     DRIVER,
@@ -334,7 +334,7 @@ def test_a_worker_has_as_many_gpus_as_its_template_claims(number: int) -> None:
     job = parsed(claiming(), asking(number))
     assert isinstance(job, KubeJob)
     assert (job.terms.gpu_resource, job.terms.gpus_per_worker) == (RESOURCE, number)
-    made = worker_pod(job, JobStatus(), Role.BASE, 0, 0, SETTINGS, RESOURCE, f"node/{RESOURCE}")["spec"]
+    made = worker_pod(job, JobStatus(), WorkerRole.BASE, 0, 0, SETTINGS, RESOURCE, f"node/{RESOURCE}")["spec"]
     assert made["resourceClaims"] == claiming()["resourceClaims"]
     assert made["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
 
@@ -342,7 +342,7 @@ def test_a_worker_has_as_many_gpus_as_its_template_claims(number: int) -> None:
 def test_the_ready_trainer_gets_no_gpu_besides_those_that_it_claims() -> None:
     spec = claiming()
     spec["containers"] = [{"name": "trainer", "resources": {"claims": [{"name": "gpu"}]}}]
-    made = worker_pod(parsed(spec, asking()), JobStatus(), Role.BASE, 0, 0, SETTINGS, RESOURCE)["spec"]
+    made = worker_pod(parsed(spec, asking()), JobStatus(), WorkerRole.BASE, 0, 0, SETTINGS, RESOURCE)["spec"]
     assert made["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
 
 

@@ -11,7 +11,7 @@ from kubernetes.aio.client.configuration import Configuration
 from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.clock import WallClock
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import KubeClient
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
@@ -42,7 +42,7 @@ def test_an_answer_that_does_not_come_delays_no_other() -> None:
     async def run() -> None:
         doubt, answers = asyncio.Event(), Answers()
         store = Store(SETTINGS, doubted=doubt.set)
-        client = cast(Client, answers)
+        client = cast(KubeClient, answers)
         informer = Informer(client, Configuration(), store, SETTINGS, WallClock(), lambda: None, doubt)
         looking = asyncio.create_task(informer._look_at_doubtful())
         pods: list[dict[str, Any]] = []

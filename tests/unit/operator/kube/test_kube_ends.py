@@ -20,7 +20,7 @@ from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.progress import counted
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods
-from espalier_operator.model import Blame, Ended, Role, Stopping
+from espalier_operator.model import Blame, Ended, Stopping, WorkerRole
 from espalier_operator.model.actions import Fail, Requeue
 from espalier_operator.planner.lifecycle import ending
 from operator_world.kube_looks import facts_of, look, observed
@@ -413,7 +413,7 @@ def test_a_node_is_blamed_once_for_each_loan_whose_extra_workers_it_refuses():
     lent = replace(STATE, extra=2, extra_generation=7)
 
     def refused(index: int, loan: int) -> dict[str, Any]:
-        raw = raw_worker(JOB, index, loan, role=Role.EXTRA, phase="Failed", uid=f"{index} {loan}")
+        raw = raw_worker(JOB, index, loan, role=WorkerRole.EXTRA, phase="Failed", uid=f"{index} {loan}")
         return {**raw, "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}
 
     once = seen(leader(), worker(), refused(0, 7), refused(1, 7), said=says(TRAINING), state=lent)
@@ -721,7 +721,7 @@ def test_nothing_more_is_judged_once_the_job_has_ended():
 def test_a_promise_is_over_once_all_that_were_promised_have_a_node(bound, kept):
     promised = replace(STATE, extra=2, extra_generation=2, promised_until=NOW + 60)
     extras = [
-        raw_worker(JOB, index, 2, role=Role.EXTRA, node=node, phase="Running" if node else "Pending")
+        raw_worker(JOB, index, 2, role=WorkerRole.EXTRA, node=node, phase="Running" if node else "Pending")
         for index, node in enumerate(bound)
     ]
     after = seen(leader(), worker(), *extras, said=says(TRAINING), state=promised)

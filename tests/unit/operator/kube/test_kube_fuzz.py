@@ -25,14 +25,14 @@ from espalier_operator.job.state import Grant, JobState
 from espalier_operator.job.status import memory_of
 from espalier_operator.kube.apply.steps import steps
 from espalier_operator.kube.backend import KubeBackend
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects.events import events
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import seen_by_operator
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import JobFacts, Role
+from espalier_operator.model import JobFacts, WorkerRole
 from espalier_operator.model.actions import NoticeReclaim
 from espalier_operator.planner import plan
 from espalier_operator.policies.recent_use import RecentUse
@@ -84,7 +84,7 @@ def objects_of(name: str) -> Objects:
     document = {"allocation": {"generation": 2, "replicas": 2}, "job": f"ns/{name}"}
     leader["metadata"]["annotations"] = {"espalier.dev/allocation": json.dumps(document)}
     leader["status"]["conditions"] = [{"type": "PodScheduled", "status": "True", "reason": "", "message": "m"}]
-    extra = raw_worker(job, 0, 2, role=Role.EXTRA, node=f"node-of-{name}")
+    extra = raw_worker(job, 0, 2, role=WorkerRole.EXTRA, node=f"node-of-{name}")
     told = report(
         f"uid-of-{name}-base-0-0",
         at=EPOCH + 10,
@@ -201,7 +201,7 @@ def test_an_operator_that_runs_sees_plans_and_measures_whatever_changes(turns: l
 
 
 async def _live(turns: list[tuple[Objects, str]]) -> None:
-    clock, metrics = Clock(), Metrics(lambda: NOW)
+    clock, metrics = Clock(), OperatorMetrics(lambda: NOW)
     store = Store(SETTINGS, clock.now)
     for resource, listed in lists_of(NODES, GOOD, BAD).items():
         store.replace(resource, listed.items, 1)

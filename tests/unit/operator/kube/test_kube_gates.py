@@ -19,7 +19,7 @@ from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, observation_of, sort_pods, trouble_of, workers_of
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, WorkerRole
 from espalier_operator.model.actions import Admit, Requeue
 from espalier_operator.planner import plan
 from espalier_operator.planner.lifecycle import ending
@@ -145,7 +145,7 @@ def test_the_gpus_of_gated_workers_are_for_others(fates: list[Fate], now: float,
     workers = tuple(workers_of(story.job.key, story.pods(now), story.state))
     free = spare + sum(now < fate.ungated for fate in fates)
     for wanted in (free, free + 1):
-        terms = Terms(min_replicas=wanted, max_replicas=wanted, gpus_per_worker=1, time_budget_seconds=100.0)
+        terms = JobTerms(min_replicas=wanted, max_replicas=wanted, gpus_per_worker=1, time_budget_seconds=100.0)
         other = JobFacts(key="ns/other", terms=terms, submitted_at=EPOCH)
         node = Node(name="node", gpu_type="", allocatable=len(fates) + spare)
         jobs = (facts, other) if wanted else (facts,)
@@ -204,7 +204,7 @@ def test_when_others_have_the_gpu_of_a_worker_whose_gates_are_gone_its_job_waits
         replace(each, node=None, pinned_to="node") if each.index else each
         for each in workers_of("ns/one", story.pods(200.0), story.state)
     ]
-    taken = replace(workers[0], name="x/y", job=None, role=Role.FOREIGN)
+    taken = replace(workers[0], name="x/y", job=None, role=WorkerRole.FOREIGN)
     seen = Snapshot(
         taken_at=EPOCH, nodes=(Node(name="node", gpu_type="", allocatable=2),), workers=(*workers, taken), jobs=(facts,)
     )

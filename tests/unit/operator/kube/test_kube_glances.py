@@ -16,23 +16,23 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.job.state import Grant, JobState
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import LATER, NEVER, SOON, Picture, urgency_of
-from espalier_operator.model import JobFacts, Reclaim, Role, Rules, Terms, Worker, WorkerState
+from espalier_operator.kube.state.due import LATER, NEVER, SOON, PlanInputs, urgency_of
+from espalier_operator.model import JobFacts, JobTerms, Reclaim, Rules, Worker, WorkerRole, WorkerState
 from espalier_operator.policies.fair import FairPolicy
 from operator_world.kube_objects import GPU, Raw, template
 from operator_world.kube_operator import KINDS, LiveOperator
 from operator_world.kubernetes import Kubernetes
 from operator_world.leaders import Temper
 
-TERMS = Terms(min_replicas=1, max_replicas=3, time_budget_seconds=60)
-BASE = Worker(name="ns/a-base-0-0", job="ns/a", role=Role.BASE, node="n", gpus=1, state=WorkerState.RUNNING)
-EXTRA = Worker(name="ns/a-extra-0-1", job="ns/a", role=Role.EXTRA, node=None, gpus=1, state=WorkerState.PENDING)
+TERMS = JobTerms(min_replicas=1, max_replicas=3, time_budget_seconds=60)
+BASE = Worker(name="ns/a-base-0-0", job="ns/a", role=WorkerRole.BASE, node="n", gpus=1, state=WorkerState.RUNNING)
+EXTRA = Worker(name="ns/a-extra-0-1", job="ns/a", role=WorkerRole.EXTRA, node=None, gpus=1, state=WorkerState.PENDING)
 FACTS = JobFacts(key="ns/a", terms=TERMS, submitted_at=0.0, admitted_at=1.0, extra=1, training=True)
 STATE = JobState(admitted_at=1.0, extra=1, promised_until=90.0)
-PICTURE = Picture(state=STATE, facts=FACTS, workers=(BASE,))
+PICTURE = PlanInputs(state=STATE, facts=FACTS, workers=(BASE,))
 
 
-def with_extra(node: str | None, state: WorkerState) -> Picture:
+def with_extra(node: str | None, state: WorkerState) -> PlanInputs:
     return replace(PICTURE, workers=(BASE, replace(EXTRA, node=node, state=state)))
 
 

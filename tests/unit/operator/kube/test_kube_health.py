@@ -7,12 +7,12 @@ import asyncio
 import aiohttp
 import pytest
 
-from espalier_operator.kube.process.health import ALIVE_SECONDS, Address, Pulse, serve_health
+from espalier_operator.kube.process.health import ALIVE_SECONDS, Address, Heartbeats, serve_health
 from espalier_operator.model import Snapshot
 from ports import free_port
 
 
-async def _asked(pulse: Pulse, *paths: str) -> list[tuple[int, str]]:
+async def _asked(pulse: Heartbeats, *paths: str) -> list[tuple[int, str]]:
     port = free_port()
     answers = []
     async with serve_health(pulse, Address("127.0.0.1", port), None), aiohttp.ClientSession() as session:
@@ -37,7 +37,7 @@ def test_an_operator_is_ready_when_it_has_planned_or_could_take_over(
     age: float | None, waits_for: str | None, planned: bool, healthy: int, ready: int
 ) -> None:
     snapshot = Snapshot(taken_at=0.0) if planned else None
-    pulse = Pulse(age=lambda: age, waits_for=lambda: waits_for, snapshot=lambda: snapshot)
+    pulse = Heartbeats(age=lambda: age, waits_for=lambda: waits_for, snapshot=lambda: snapshot)
     answers = asyncio.run(_asked(pulse, "/healthz", "/readyz"))
     assert [status for status, _ in answers] == [healthy, ready]
     if (healthy, ready) == (200, 503):

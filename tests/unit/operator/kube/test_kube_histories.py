@@ -34,12 +34,12 @@ from espalier_operator.kube.watch.jobs import JobInputs
 from espalier_operator.model import JobFacts, Node
 from espalier_operator.model.actions import Refusal
 from espalier_operator.model.constraints import ANYWHERE
-from espalier_operator.model.queues import Ledger
+from espalier_operator.model.queues import QueueUsage
 from espalier_operator.planner import lifecycle
 from espalier_operator.planner.admission import Admission
 from espalier_operator.planner.claims import Claims
 from espalier_operator.planner.lending import Lending
-from espalier_operator.planner.lifecycle import Record
+from espalier_operator.planner.lifecycle import PlanBuilder
 from espalier_operator.planner.starting import Starting
 from espalier_operator.policies import learned
 from espalier_operator.policies.fair import FairPolicy
@@ -105,7 +105,7 @@ def test_one_gpu_too_many_on_each_node_breaks_clause_1(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("whole", "name", "words", "first"),
-    [(Ledger, "allows", "holds", 0), (NamespaceLedger, "fits", "a ResourceQuota refuses", 1)],
+    [(QueueUsage, "allows", "holds", 0), (NamespaceLedger, "fits", "a ResourceQuota refuses", 1)],
 )
 def test_a_quota_that_is_not_looked_at_breaks_clause_2(
     whole: type, name: str, words: str, first: int, monkeypatch: pytest.MonkeyPatch
@@ -150,10 +150,10 @@ def test_pods_of_others_that_fit_nowhere_break_clause_3_if_they_are_served(monke
 
 @pytest.mark.parametrize("reason", [Reason.NO_FREE_GPU, Reason.QUOTA_EXCEEDED, Reason.TOO_LARGE])
 def test_a_reason_that_is_always_the_same_breaks_clause_4(reason: Reason, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Record, job: JobFacts, _: Reason, *, starts_by: float | None = None) -> None:
+    def refuse(self: PlanBuilder, job: JobFacts, _: Reason, *, starts_by: float | None = None) -> None:
         self.refusals[job.key] = Refusal(job=job.key, reason=reason, starts_by=starts_by)
 
-    monkeypatch.setattr(Record, "refuse", refuse)
+    monkeypatch.setattr(PlanBuilder, "refuse", refuse)
     breaks(4)
 
 

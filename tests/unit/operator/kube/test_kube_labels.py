@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from espalier_core.types.report import MAX_METRICS, MAX_PROBABILITIES, Adaptation, Metric
 from espalier_core.types.status import JobStatus, TrainingStatus
-from espalier_operator.kube.metrics.exporter import MOST_NAMES, Metrics
+from espalier_operator.kube.metrics.exporter import MOST_NAMES, OperatorMetrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.model import Snapshot
@@ -39,7 +39,7 @@ def live(owner: Owner, named: JobStatus) -> LiveJob:
     return LiveJob(owner=owner, name="one", status=named, facts=None)
 
 
-def scraped(metrics: Metrics) -> Counter[str]:
+def scraped(metrics: OperatorMetrics) -> Counter[str]:
     """Return the number of samples by name; all labels have values as every reader of metrics can show them."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(metrics.text(leads=True).decode()):
@@ -56,7 +56,7 @@ def test_whatever_a_job_names_its_labels_are_few_and_short(
 ) -> None:
     """Also of what is counted, where each new value would be a series for ever."""
     owner = Owner(namespace="ns", queue=queue, base_gpus=1, gpus_per_worker=1, created_at=0.0)
-    metrics, named = Metrics(lambda: NOW), status(figures, made)
+    metrics, named = OperatorMetrics(lambda: NOW), status(figures, made)
     metrics.add(measurements(None, named, owner))
     metrics.look([live(owner, named)], Snapshot(taken_at=NOW), {}, {}, {})
     found = scraped(metrics)
@@ -67,7 +67,7 @@ def test_whatever_a_job_names_its_labels_are_few_and_short(
 
 def test_new_names_with_each_report_do_not_make_new_series_without_end() -> None:
     """The first ones stay; a job of the same name that was made later chooses its own."""
-    metrics, seen, made = Metrics(lambda: NOW), set[str](), set[str]()
+    metrics, seen, made = OperatorMetrics(lambda: NOW), set[str](), set[str]()
 
     def look(owner: Owner, figures: list[str], choices: list[str]) -> None:
         named = status(figures, [advised("Nothing", choices, "t")])

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from espalier_core.metrics.catalogue import FAMILIES, Exporter
 from espalier_core.types.reasons import Reason
 from espalier_core.types.status import JobStatus, SchedulingStatus, TimeBudgetStatus
-from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, Metrics
+from espalier_operator.kube.metrics.exporter import KEPT_SECONDS, MOST_REMEMBERED, REMEMBERED_SECONDS, OperatorMetrics
 from espalier_operator.kube.metrics.measurements import Owner, measurements
 from espalier_operator.kube.metrics.series import LiveJob
 from espalier_operator.kube.metrics.signals import Signals
@@ -23,7 +23,7 @@ NOW = 1_000.0
 OWNER = Owner(namespace="team", queue="research", base_gpus=1, gpus_per_worker=1, created_at=NOW)
 
 
-def scraped(metrics: Metrics, *, leads: bool = True) -> dict[tuple[str, frozenset[str]], float]:
+def scraped(metrics: OperatorMetrics, *, leads: bool = True) -> dict[tuple[str, frozenset[str]], float]:
     """Return the samples by name and set of label values."""
     return {
         (sample.name, frozenset(sample.labels.values())): sample.value
@@ -39,7 +39,7 @@ def live(name: str, used: float = 0.0) -> LiveJob:
 
 
 def test_what_happened_is_counted_under_its_labels() -> None:
-    metrics = Metrics(lambda: NOW)
+    metrics = OperatorMetrics(lambda: NOW)
     before, after = JobStatus(), JobStatus(restarts=2, preemptions=1)
     metrics.add(measurements(before, after, OWNER))
     metrics.add(measurements(before, after, OWNER))
@@ -50,7 +50,7 @@ def test_what_happened_is_counted_under_its_labels() -> None:
 
 
 def test_a_tick_tells_its_time_and_its_decisions() -> None:
-    metrics = Metrics(lambda: NOW)
+    metrics = OperatorMetrics(lambda: NOW)
     grant = GrantExtra(job="team/one", extra=1)
     metrics.ticked(Plan(actions=(grant, grant, Admit(job="a", gpu_type="x")), refusals={}, wake_at=None), 0.02, 0.03)
     found = scraped(metrics)
@@ -60,7 +60,7 @@ def test_a_tick_tells_its_time_and_its_decisions() -> None:
 
 
 def test_series_of_a_job_go_with_it() -> None:
-    metrics = Metrics(lambda: NOW)
+    metrics = OperatorMetrics(lambda: NOW)
     jobs = [live("one", 5.0), live("two", 6.0)]
     metrics.look(jobs, Snapshot(taken_at=NOW), {"pods": NOW - 7}, {"pods": 2}, {"TooLarge": 3})
     used = "espalier_job_time_used_seconds_total"
@@ -78,7 +78,7 @@ def test_series_of_a_job_go_with_it() -> None:
 def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
     """Names that people choose: a queue for each job would leave a series for each that ever was."""
     now = NOW
-    metrics = Metrics(lambda: now)
+    metrics = OperatorMetrics(lambda: now)
     others = [replace(OWNER, queue=f"queue-{number}") for number in range(50)]
     admitted = JobStatus(scheduling=SchedulingStatus(admitted_at=datetime.fromtimestamp(NOW + 3, UTC)))
     for owner in (OWNER, *others):
@@ -100,7 +100,7 @@ def test_series_of_queues_that_nobody_uses_any_more_go_after_a_while() -> None:
 def test_series_of_a_queue_that_is_used_again_begin_at_zero() -> None:
     """Else the next event would make them, and who knows them from before would see no rise. Not for ever, nor all."""
     now = NOW
-    metrics = Metrics(lambda: now)
+    metrics = OperatorMetrics(lambda: now)
     created = "espalier_jobs_created_total"
     others = [replace(OWNER, queue=f"queue-{number}") for number in range(MOST_REMEMBERED + 1)]
     for owner in (OWNER, *others):
@@ -127,13 +127,13 @@ def test_series_of_a_queue_that_is_used_again_begin_at_zero() -> None:
 
 
 def test_a_replica_that_waits_says_so_and_which_version_it_is() -> None:
-    found = scraped(Metrics(), leads=False)
+    found = scraped(OperatorMetrics(), leads=False)
     assert found["espalier_operator_leader", frozenset()] == 0
     assert found["espalier_build_info", frozenset({version("espalier-operator")})] == 1
 
 
 def test_all_of_the_operator_s_catalogue_is_declared() -> None:
-    text = Metrics().text(leads=True).decode()
+    text = OperatorMetrics().text(leads=True).decode()
     for family in FAMILIES:
         assert (f"# TYPE {family.name} " in text) == (family.exporter is Exporter.OPERATOR), family.name
 

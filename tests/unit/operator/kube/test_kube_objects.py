@@ -22,7 +22,7 @@ from espalier_operator.kube.objects.pod_status import trainer_of
 from espalier_operator.kube.objects.requirements import constraints_of
 from espalier_operator.kube.objects.worker_pod import DEFAULT_CONTAINER, worker_pod
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_job, template
 
 SETTINGS = KubeSettings(departing_nodes=())
@@ -106,7 +106,7 @@ def a_spec(container=None, **changes):
     return {key: value for key, value in (plain | changes).items() if value is not None}
 
 
-def spec_of(job: KubeJob, role: Role = Role.BASE, index: int = 0, settings=SETTINGS, gpu_type=None):
+def spec_of(job: KubeJob, role: WorkerRole = WorkerRole.BASE, index: int = 0, settings=SETTINGS, gpu_type=None):
     return worker_pod(job, STATUS, role, index, 0, settings, gpu_type)["spec"]
 
 
@@ -142,7 +142,7 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one-trainer", **OWNED}},
         {
             "apiVersion": f"{rbac}/v1",
-            "kind": "Role",
+            "kind": "WorkerRole",
             "metadata": {"name": "one-trainer", **OWNED},
             "rules": [
                 {
@@ -163,7 +163,7 @@ def test_the_objects_of_a_job_in_the_order_in_which_they_are_made():
             "apiVersion": f"{rbac}/v1",
             "kind": "RoleBinding",
             "metadata": {"name": "one-trainer", **OWNED},
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "one-trainer"},
+            "roleRef": {"apiGroup": rbac, "kind": "WorkerRole", "name": "one-trainer"},
             "subjects": [{"kind": "ServiceAccount", "name": "one-trainer", "namespace": "ns"}],
         },
     )
@@ -186,7 +186,7 @@ def test_the_key_of_workers_that_train_together_is_in_a_secret_of_this_very_job(
     }
 
 
-@pytest.mark.parametrize(("role", "index"), [(Role.BASE, 0), (Role.BASE, 1), (Role.EXTRA, 0)])
+@pytest.mark.parametrize(("role", "index"), [(WorkerRole.BASE, 0), (WorkerRole.BASE, 1), (WorkerRole.EXTRA, 0)])
 def test_each_worker_finds_the_key_in_a_file_and_neither_in_its_environment_nor_its_job(role, index):
     spec = spec_of(kube_job("one", {**TOGETHER, "template": template()}), role, index)
     folder = "/var/run/secrets/espalier.dev/workers"
@@ -241,7 +241,7 @@ def test_an_account_of_the_template_gets_the_rights_and_runs_the_pods(field):
 def test_a_leader_whole():
     job = templated()
     env = [{**entry, "value": "7"} if entry["name"] == "ESPALIER_ATTEMPT" else entry for entry in CONTRACT]
-    pod = worker_pod(job, STATUS, Role.BASE, 0, 7, SETTINGS)
+    pod = worker_pod(job, STATUS, WorkerRole.BASE, 0, 7, SETTINGS)
     annotations = pod["metadata"].pop("annotations")
     assert pod == {
         "apiVersion": "v1",
@@ -271,8 +271,8 @@ def test_a_leader_whole():
 def test_building_changes_nothing_in_the_job():
     job = templated({"env": [{"name": "A", "value": "b"}]}, tolerations=[], nodeSelector={"a": "b"}, affinity={})
     before = copy.deepcopy(job)
-    first = worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS, "")
-    assert worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS, "") == first
+    first = worker_pod(job, STATUS, WorkerRole.BASE, 0, 0, SETTINGS, "")
+    assert worker_pod(job, STATUS, WorkerRole.BASE, 0, 0, SETTINGS, "") == first
     assert job == before
 
 
@@ -286,14 +286,14 @@ def test_an_extra_worker_yields_to_everybody():
         for entry in CONTRACT
     ]
     job = kube_job("one", {"template": template(priority=7, preemptionPolicy="Never"), "priorityClassName": "high"})
-    assert spec_of(job, Role.EXTRA, 2) == a_spec(
+    assert spec_of(job, WorkerRole.EXTRA, 2) == a_spec(
         a_container(env=env, ports=None), hostname="one-extra-2", priorityClassName="espalier-extra"
     )
     assert spec_of(job) == a_spec(priorityClassName="high", preemptionPolicy="Never"), "base workers take the job's"
     plain = KubeSettings(extra_priority_class=None)
-    assert spec_of(job, Role.EXTRA, 2, plain)["priorityClassName"] == "high"
+    assert spec_of(job, WorkerRole.EXTRA, 2, plain)["priorityClassName"] == "high"
     lower = replace(job, has_lower_class=True)
-    assert spec_of(lower, Role.EXTRA, 2)["priorityClassName"] == "high"
+    assert spec_of(lower, WorkerRole.EXTRA, 2)["priorityClassName"] == "high"
 
 
 def test_the_ready_trainer_has_the_pull_secrets_of_its_image_and_those_of_its_template():
@@ -447,19 +447,19 @@ def test_the_contract_s_variables_win_and_the_template_s_may_refer_to_them():
 
 
 def test_the_leader_alone_has_a_token_for_the_agent_and_only_where_there_is_one():
-    def has_token(worker: Role, index: int, agent_url: str | None, adaptation: dict[str, object]) -> bool:
+    def has_token(worker: WorkerRole, index: int, agent_url: str | None, adaptation: dict[str, object]) -> bool:
         spec = spec_of(kube_job("one", {"adaptation": adaptation}), worker, index, KubeSettings(agent_url=agent_url))
         found = [name for name in (TOKEN["name"], TOKEN_MOUNT["name"]) if name in json.dumps(spec)]
         assert len(found) in (0, 2)
         return bool(found)
 
     installed, own = "http://agent", {"agent": {"url": "http://mine"}}
-    assert has_token(Role.BASE, 0, installed, {})
-    assert has_token(Role.BASE, 0, None, own)
-    assert not has_token(Role.BASE, 0, None, {})
-    assert not has_token(Role.BASE, 0, installed, {"mode": "Off"})
-    assert not has_token(Role.BASE, 1, installed, own)
-    assert not has_token(Role.EXTRA, 0, installed, own)
+    assert has_token(WorkerRole.BASE, 0, installed, {})
+    assert has_token(WorkerRole.BASE, 0, None, own)
+    assert not has_token(WorkerRole.BASE, 0, None, {})
+    assert not has_token(WorkerRole.BASE, 0, installed, {"mode": "Off"})
+    assert not has_token(WorkerRole.BASE, 1, installed, own)
+    assert not has_token(WorkerRole.EXTRA, 0, installed, own)
 
 
 def test_no_template_takes_the_place_of_the_token():
@@ -574,9 +574,9 @@ def test_a_job_on_nodes_without_type_stays_off_those_with_one():
 def test_a_worker_whose_node_kube_scheduler_chooses_prefers_others_than_those_that_refused_the_job():
     refused = [AvoidedNode(node=node, last_time=utc(EPOCH)) for node in ("a", "b")]
     status = JobStatus(scheduling=SchedulingStatus(avoided_nodes=tuple(refused)))
-    chosen = worker_pod(kube_job("one"), status, Role.BASE, 0, 0, KubeSettings(), "x", "b")
+    chosen = worker_pod(kube_job("one"), status, WorkerRole.BASE, 0, 0, KubeSettings(), "x", "b")
     assert "preferred" not in json.dumps(chosen["spec"]["affinity"])
-    free = worker_pod(kube_job("one"), status, Role.BASE, 0, 0, KubeSettings(), "x")
+    free = worker_pod(kube_job("one"), status, WorkerRole.BASE, 0, 0, KubeSettings(), "x")
     terms = free["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     wanted = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("a", "b")]
     assert [term["preference"]["matchFields"] for term in terms] == [[each] for each in wanted]
@@ -587,7 +587,7 @@ def test_kube_scheduler_chooses_no_node_that_is_about_to_go():
     signs = ({"maintenance": "ONGOING"}, {"spot-itn": ""}, {"maintenance": "NONE"}, {})
     nodes = [parse_node({"metadata": {"name": "n", "labels": labels}}, settings) for labels in signs]
     for wanted in (None, ""):  # two terms
-        pod = worker_pod(kube_job("one"), STATUS, Role.BASE, 0, 0, settings, wanted)
+        pod = worker_pod(kube_job("one"), STATUS, WorkerRole.BASE, 0, 0, settings, wanted)
         asked = constraints_of(pod["spec"], GPU, settings.tolerated_taints)
         assert [node.admits(asked) for node in nodes] == [node.departing == 0 for node in nodes]
         assert [node.departing for node in nodes] == [1, 1, 0, 0]
@@ -600,7 +600,7 @@ def test_a_worker_is_bound_where_the_planner_sees_gpus_without_type():
         assert node.gpu_type == gpu_type
         for wanted in ("", "a"):
             for pin in (None, "n"):
-                pod = worker_pod(kube_job("one"), STATUS, Role.BASE, 0, 0, SETTINGS, gpu_type=wanted, node=pin)
+                pod = worker_pod(kube_job("one"), STATUS, WorkerRole.BASE, 0, 0, SETTINGS, gpu_type=wanted, node=pin)
                 asked = constraints_of(pod["spec"], GPU, SETTINGS.tolerated_taints)
                 assert node.admits(asked) == (wanted == gpu_type)
 
@@ -613,7 +613,7 @@ def test_labels_and_annotations_of_the_template_are_put_on_but_for_ours():
             "name": "mine",
         }
     }
-    metadata = worker_pod(kube_job("one", {"template": given}), STATUS, Role.EXTRA, 1, 4, SETTINGS)["metadata"]
+    metadata = worker_pod(kube_job("one", {"template": given}), STATUS, WorkerRole.EXTRA, 1, 4, SETTINGS)["metadata"]
     assert metadata["name"] == "one-extra-1-4"
     assert metadata["labels"] == {
         **OWNED["labels"],
@@ -629,7 +629,7 @@ def test_labels_and_annotations_of_the_template_are_put_on_but_for_ours():
 # ---- limits of Kubernetes
 
 
-@pytest.mark.parametrize("role", [Role.BASE, Role.EXTRA])
+@pytest.mark.parametrize("role", [WorkerRole.BASE, WorkerRole.EXTRA])
 def test_the_longest_names_fit(role):
     name = "a" * MAX_NAME_LENGTH
     pod = worker_pod(kube_job(name), STATUS, role, 9999, 10**6, SETTINGS)
@@ -646,7 +646,7 @@ def test_annotations_of_the_largest_job_fit_into_a_pod():
     options = {"text": "é" * 20_000, "more": "x" * 90_000}
     big = {"training": {"model": {"name": "digits", "options": options}}}
     job = kube_job("one", {**big, "template": template({"env": [{"name": "A", "value": "x" * 300_000}]})})
-    pod = worker_pod(job, STATUS, Role.BASE, 0, 0, SETTINGS)
+    pod = worker_pod(job, STATUS, WorkerRole.BASE, 0, 0, SETTINGS)
     size = sum(len(key.encode()) + len(value.encode()) for key, value in pod["metadata"]["annotations"].items())
     assert 200_000 < size <= 256 * 1024
 
@@ -702,7 +702,7 @@ def test_an_odd_template_is_refused_with_its_field_or_built(given_template, gpu_
     settings = KubeSettings(trainer_image="ours:1", image_pull_secrets=("ours",))
     parsed = parse_job(raw_job("one", {"template": given_template}), settings)
     if isinstance(parsed, KubeJob):
-        pod = worker_pod(parsed, STATUS, Role.BASE, 0, 0, settings, gpu_type)
+        pod = worker_pod(parsed, STATUS, WorkerRole.BASE, 0, 0, settings, gpu_type)
         json.dumps(pod)
         objects.owned_objects(parsed)
         assert CONTRACT_MOUNT in pod["spec"]["containers"][0]["volumeMounts"]

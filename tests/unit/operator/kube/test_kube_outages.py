@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_operator.job import progress, view
-from espalier_operator.job.state import Incarnation, JobState, Observation, Timing
+from espalier_operator.job.state import JobState, Observation, Timing, WorkerStart
 from espalier_operator.kube.objects.nodes import parse_node
 from espalier_operator.kube.objects.pods import Pod, parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import sort_pods, trouble_of
-from espalier_operator.kube.watch.nodes import OUT_OF_SERVICE, Reach, given_up_at, is_widespread, reach_of
-from espalier_operator.model import JobFacts, Node, Role
+from espalier_operator.kube.watch.nodes import OUT_OF_SERVICE, UnreachablePods, given_up_at, is_widespread, reach_of
+from espalier_operator.model import JobFacts, Node, WorkerRole
 from espalier_operator.model.constraints import Taint
 from operator_world.kube_objects import EPOCH, kube_job, raw_node, raw_worker, report, time_at
 
@@ -30,7 +30,9 @@ WELL = Node(name="node", gpu_type="", allocatable=4)
 SILENT = replace(WELL, ready=False, schedulable=False, silent_since=EPOCH)
 
 
-def pod_of(*tolerations: dict[str, Any], role: Role = Role.BASE, index: int = 0, deleting: bool = False) -> Pod:
+def pod_of(
+    *tolerations: dict[str, Any], role: WorkerRole = WorkerRole.BASE, index: int = 0, deleting: bool = False
+) -> Pod:
     raw = raw_worker(JOB, index, role=role, uid=f"{role}-{index}")
     raw["spec"]["tolerations"] = list(tolerations)
     if deleting:
@@ -99,7 +101,7 @@ def test_what_is_certain_is_not_waited_for(pod: Pod, node: Node | None, widespre
 
 
 def test_an_extra_worker_has_nothing_to_lose() -> None:
-    pod = pod_of(role=Role.EXTRA)
+    pod = pod_of(role=WorkerRole.EXTRA)
     assert reach_of([pod], {"node": SILENT}, EPOCH, widespread=False).lost == {pod.uid}
     assert reach_of([pod], {"node": SILENT}, EPOCH, widespread=True).silent == {pod.uid}
 
@@ -134,7 +136,7 @@ def test_more_silent_nodes_never_make_an_outage_less_widespread(silent: int, mor
 PODS = st.builds(
     pod_of,
     st.one_of(st.none(), st.integers(0, 900)).map(tolerating),
-    role=st.sampled_from([Role.BASE, Role.EXTRA]),
+    role=st.sampled_from([WorkerRole.BASE, WorkerRole.EXTRA]),
     index=st.integers(0, 3),
     deleting=st.booleans(),
 )
@@ -151,7 +153,7 @@ def test_the_rule_as_a_whole(pod: Pod, node: Node, first: float, then: float, wi
     before, after = (reach_of([pod], {"node": node}, EPOCH + at, widespread=widespread) for at in (early, late))
     assert not (before.lost & before.silent)
     if node.ready:
-        assert before == after == Reach(), "a node that reports gives nobody up"
+        assert before == after == UnreachablePods(), "a node that reports gives nobody up"
         return
     assert before.lost <= after.lost, "time alone brings nobody back"
     assert {pod.uid} == before.lost | before.silent
@@ -159,7 +161,7 @@ def test_the_rule_as_a_whole(pod: Pod, node: Node, first: float, then: float, wi
     if widespread and not certain:
         assert not after.lost
         assert after.next_at is None
-    if not certain and pod.role is Role.BASE:
+    if not certain and pod.role is WorkerRole.BASE:
         assert not before.lost or early >= pod.patience
     if after.lost and not before.lost:
         assert before.next_at is not None
@@ -183,9 +185,9 @@ def looked(seconds: float, reported: float, *, lost: bool = False) -> tuple[JobS
     )
     now = EPOCH + 100 + seconds
     said: Report = report("base-0", TrainerPhase.TRAINING, at=now - reported, used_seconds=90.0)
-    leader = Incarnation(id="base-0", running=True, started_at=EPOCH, silent=not lost)
+    leader = WorkerStart(id="base-0", running=True, started_at=EPOCH, silent=not lost)
     leader = replace(leader, lost=Reason.NODE_LOST if lost else None)
-    worker = Incarnation(id="base-1", running=True, started_at=EPOCH)
+    worker = WorkerStart(id="base-1", running=True, started_at=EPOCH)
     seen = Observation(base=(leader, worker), report=said, reporter="base-0", reported_at=now - reported)
     timing = Timing()
     state = progress.look(state, seen, JOB.terms, now, timing)
@@ -209,12 +211,12 @@ def test_a_start_up_that_was_not_seen_is_not_counted() -> None:
     """The kubelet may be heard again a moment before it says that the leader has ended."""
     timing = Timing()
     state = JobState(admitted_at=EPOCH, counted_until=EPOCH, attempts=(0, 0), incarnations=("base-0", "base-1"))
-    worker = Incarnation(id="base-1", running=True, started_at=EPOCH)
+    worker = WorkerStart(id="base-1", running=True, started_at=EPOCH)
     for seconds, silent in ((1, False), (2, True), (290, True), (291, False)):
-        leader = Incarnation(id="base-0", running=True, started_at=EPOCH, silent=silent)
+        leader = WorkerStart(id="base-0", running=True, started_at=EPOCH, silent=silent)
         state = progress.look(state, Observation(base=(leader, worker)), JOB.terms, EPOCH + seconds, timing)
     assert state.used_seconds == 0.0
-    leader = Incarnation(id="base-0", running=True, started_at=EPOCH)
+    leader = WorkerStart(id="base-0", running=True, started_at=EPOCH)
     later = EPOCH + 290 + timing.start_up_allowance
     state = progress.look(state, Observation(base=(leader, worker)), JOB.terms, later, timing)
     assert state.used_seconds == timing.start_up_allowance, "one that goes on without a report is counted"
@@ -227,7 +229,7 @@ def test_one_that_is_given_up_is_started_again() -> None:
 
 def test_what_people_learn_of_a_silent_node() -> None:
     state = JobState(admitted_at=EPOCH, attempts=(0, 0), incarnations=("base-0", ""))
-    pods = sort_pods(JOB, state, [pod_of()], Reach(silent=frozenset({"base-0"})))
+    pods = sort_pods(JOB, state, [pod_of()], UnreachablePods(silent=frozenset({"base-0"})))
     trouble = trouble_of(pods)
     assert trouble is not None
     assert (trouble.reason, trouble.message) == (

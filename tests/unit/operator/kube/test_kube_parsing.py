@@ -24,9 +24,15 @@ from espalier_operator.kube.objects.queues import parse_queue_object
 from espalier_operator.kube.objects.requirements import constraints_of, request_of, requests_of
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import foreign_worker
-from espalier_operator.model import Node, Role
-from espalier_operator.model.constraints import Constraints, Expression, Taint, Term, Toleration
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model import Node, WorkerRole
+from espalier_operator.model.constraints import (
+    Constraints,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
+from espalier_operator.model.queues import QueueLimits, Quota
 from operator_world.kube_objects import (
     EPOCH,
     GPU,
@@ -238,8 +244,8 @@ def test_what_a_pod_asks_of_nodes():
     assert constraints_of(spec, GPU, ("gpu",)) == Constraints(
         node_selector=(("zone", "a"),),
         affinity=(
-            Term(labels=(Expression("rack", "In", ("1", "2")),)),
-            Term(fields=(Expression("metadata.name", "In", ("n1",)),)),
+            NodeSelectorTerm(labels=(NodeSelectorRequirement("rack", "In", ("1", "2")),)),
+            NodeSelectorTerm(fields=(NodeSelectorRequirement("metadata.name", "In", ("n1",)),)),
         ),
         tolerations=(
             Toleration("team", "Equal", "vision"),
@@ -303,9 +309,9 @@ def test_from_how_many_nodes_kube_scheduler_keeps_a_pod_for_reasons_unknown_here
 
 
 def test_a_worker_of_ours():
-    pod = pod_of(raw_worker(JOB, 3, 7, role=Role.EXTRA))
+    pod = pod_of(raw_worker(JOB, 3, 7, role=WorkerRole.EXTRA))
     assert (pod.key, pod.owner) == ("ns/one-extra-3-7", JobRef("ns", "one", "uid-1"))
-    assert (pod.role, pod.index, pod.attempt) == (Role.EXTRA, 3, 7)
+    assert (pod.role, pod.index, pod.attempt) == (WorkerRole.EXTRA, 3, 7)
     assert (pod.node, pod.gpus, pod.phase, pod.started_at) == ("node", 1, "Running", EPOCH)
     assert (pod.exit_code, pod.ended, pod.done, pod.trouble) == (None, False, False, None)
 
@@ -325,10 +331,10 @@ def test_a_worker_of_ours():
 )
 def test_pods_that_only_look_like_ours_are_foreign(change):
     raw = raw_worker(JOB)
-    raw["metadata"]["labels"] = names.worker_labels("one", Role.BASE, 0, 0)
+    raw["metadata"]["labels"] = names.worker_labels("one", WorkerRole.BASE, 0, 0)
     raw["metadata"] |= change
     pod = pod_of(raw)
-    assert (pod.owner, pod.role, pod.index, pod.attempt) == (None, Role.FOREIGN, 0, 0)
+    assert (pod.owner, pod.role, pod.index, pod.attempt) == (None, WorkerRole.FOREIGN, 0, 0)
     assert pod.gpus == 1
 
 
@@ -342,12 +348,12 @@ def test_labels_that_somebody_took_off_are_not_foreign():
     raw = raw_worker(JOB, 1, 2)
     raw["metadata"]["labels"] = {"espalier.dev/role": "extra", "espalier.dev/index": "7"}
     pod = pod_of(raw)
-    assert (pod.role, pod.index, pod.attempt) == (Role.BASE, 1, 2)
+    assert (pod.role, pod.index, pod.attempt) == (WorkerRole.BASE, 1, 2)
 
 
 @given(
     st.text("abc-0123456789", max_size=12),
-    st.sampled_from((Role.BASE, Role.EXTRA)),
+    st.sampled_from((WorkerRole.BASE, WorkerRole.EXTRA)),
     st.integers(0, 9999),
     st.integers(0, 10**6),
 )
@@ -363,10 +369,10 @@ def test_names_tell_the_worker(job, role, index, attempt):
 )
 def test_pods_of_two_jobs_never_share_a_name(jobs, role):
     one, two = jobs
-    made = {names.pod_name(one, Role(role), index, attempt) for index in (0, 1) for attempt in (0, 1)}
+    made = {names.pod_name(one, WorkerRole(role), index, attempt) for index in (0, 1) for attempt in (0, 1)}
     others = {
         names.pod_name(two, each, index, attempt)
-        for each in (Role.BASE, Role.EXTRA)
+        for each in (WorkerRole.BASE, WorkerRole.EXTRA)
         for index in (0, 1)
         for attempt in (0, 1)
     }
@@ -704,7 +710,7 @@ def full_job() -> dict[str, Any]:
 def test_no_pod_is_too_strange(raw):
     pod = parse_pod(raw, SETTINGS)
     assert pod.gpus >= 0
-    assert (pod.owner is None) == (pod.role is Role.FOREIGN)
+    assert (pod.owner is None) == (pod.role is WorkerRole.FOREIGN)
     json.dumps([pod.message, pod.name])
 
 
@@ -729,7 +735,7 @@ def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> No
     text = (Path(__file__).parents[4] / "examples" / "queues" / "two-teams.yaml").read_text(encoding="utf-8")
     read = [parse_queue_object(raw) for raw in YAML(typ="safe", pure=True).load_all(text)]
     vision, language, default = (each.queue for each in read)
-    assert vision == Queue(
+    assert vision == QueueLimits(
         name="vision",
         cohort="research",
         namespaces=("vision",),
@@ -738,5 +744,5 @@ def test_a_queue_is_read_with_its_quotas_and_a_damaged_one_holds_nothing() -> No
     )
     assert (language.quotas, language.max_priority) == ((Quota(nominal=4),), None)
     assert (default.cohort, default.max_priority) == (None, 0)
-    damaged = {"kind": "Queue", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
-    assert parse_queue_object(damaged).queue == Queue(name="vision", quotas=(Quota(nominal=0),))
+    damaged = {"kind": "QueueLimits", "metadata": {"name": "vision"}, "spec": {"quotas": "all"}}
+    assert parse_queue_object(damaged).queue == QueueLimits(name="vision", quotas=(Quota(nominal=0),))

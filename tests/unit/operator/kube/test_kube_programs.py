@@ -22,7 +22,7 @@ from espalier_operator.job.state import JobState
 from espalier_operator.job.status import memory_of, utc
 from espalier_operator.job.view import facts_of
 from espalier_operator.kube.apply.steps import DeletePod, steps
-from espalier_operator.kube.client import ApiRefusalError, Client
+from espalier_operator.kube.client import ApiRefusalError, KubeClient
 from espalier_operator.kube.objects.manifests import owned_objects
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.objects.worker_pod import worker_pod
@@ -30,8 +30,8 @@ from espalier_operator.kube.progress import LOG_BYTES, STARTED_A_TICK, ProgressR
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.progress import ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.workers import observation_of, sort_pods
-from espalier_operator.model import NOWHERE, Role, Stopping
-from espalier_operator.programs import MAX_PAGE_BYTES, Reading
+from espalier_operator.model import NOWHERE, Stopping, WorkerRole
+from espalier_operator.programs import MAX_PAGE_BYTES, ProgramReading
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, terminated
 
 SETTINGS = KubeSettings()
@@ -54,13 +54,13 @@ def program(program: Any = LOG, workers: int = 1) -> Any:
 def test_a_program_gets_what_it_needs_and_no_rights() -> None:
     job = program(workers=2)
     assert [each["kind"] for each in owned_objects(job)] == ["Service", "ServiceAccount"]
-    pod = worker_pod(job, JobStatus(), Role.BASE, 1, 0, replace(SETTINGS, agent_url="http://agent"))
+    pod = worker_pod(job, JobStatus(), WorkerRole.BASE, 1, 0, replace(SETTINGS, agent_url="http://agent"))
     variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
     assert variables["ESPALIER_WORKERS"] == "2"
     assert variables["ESPALIER_WORKER_INDEX"] == "1"
     assert variables["ESPALIER_LEADER"].endswith(".one")
     assert variables["ESPALIER_CHECKPOINT_DIR"] == "/checkpoints"
-    leader = worker_pod(job, JobStatus(), Role.BASE, 0, 0, replace(SETTINGS, agent_url="http://agent"))
+    leader = worker_pod(job, JobStatus(), WorkerRole.BASE, 0, 0, replace(SETTINGS, agent_url="http://agent"))
     assert leader["spec"]["automountServiceAccountToken"] is False
     assert "ports" not in leader["spec"]["containers"][0]
     volumes = {each["name"] for each in leader["spec"]["volumes"]}
@@ -141,7 +141,7 @@ def test_the_end_is_unread_until_it_was_read_and_what_was_read_stays() -> None:
     assert progress.is_unread(ended)
     progress.take(ended, {}, EPOCH + 5)
     assert not progress.is_unread(ended)
-    assert (progress.reading, progress.read_at) == (Reading({"step": 3.0}), utc(EPOCH))
+    assert (progress.reading, progress.read_at) == (ProgramReading({"step": 3.0}), utc(EPOCH))
 
 
 def test_the_status_of_a_program() -> None:
@@ -151,7 +151,7 @@ def test_the_status_of_a_program() -> None:
     facts = facts_of("ns/one", state, seen, job.terms, EPOCH, SETTINGS.timing, done=0.3)
     before = status_of(facts, state, Observed(), None, utc(EPOCH))
     assert (before.training.progress_percentage, before.training.done_percentage) == (25, None)
-    said = Observed(reading=Reading({"step": 3.0, "steps": 10.0, "loss": 0.5}), read_at=utc(EPOCH + 1))
+    said = Observed(reading=ProgramReading({"step": 3.0, "steps": 10.0, "loss": 0.5}), read_at=utc(EPOCH + 1))
     status = status_of(facts, state, said, before, utc(EPOCH + 1))
     assert (status.training.step, status.training.done_percentage, status.phase) == (3, 30, "Running")
     assert status.training.metrics == (Metric(name="loss", value=0.5),)
@@ -178,7 +178,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[tuple[Client, int]]:
+async def serving(handler: Handler) -> AsyncIterator[tuple[KubeClient, int]]:
     """Serve with `handler`; give a client of that as an API server, and the port."""
     app = web.Application()
     app.router.add_route("GET", "/{path:.*}", handler)
@@ -191,7 +191,7 @@ async def serving(handler: Handler) -> AsyncIterator[tuple[Client, int]]:
     configuration.client_session_kwargs = {"trust_env": False}
     api = ApiClient(configuration)
     try:
-        yield Client(api), port
+        yield KubeClient(api), port
     finally:
         await api.close()  # type: ignore[no-untyped-call]
         await runner.cleanup()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from espalier_operator.kube.objects.limits import parse_quota, scopes_of
-from espalier_operator.model.constraints import Expression
+from espalier_operator.model.constraints import NodeSelectorRequirement
 
 
 @pytest.mark.parametrize(
@@ -35,18 +35,18 @@ def test_the_scopes_of_a_pod(spec: dict[str, Any], scopes: set[str]) -> None:
     ("spec", "scopes"),
     [
         ({}, ()),
-        ({"scopes": ["BestEffort"]}, (Expression("BestEffort", "Exists"),)),
+        ({"scopes": ["BestEffort"]}, (NodeSelectorRequirement("BestEffort", "Exists"),)),
         (
             {
                 "scopeSelector": {
                     "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["a", "b"]}]
                 }
             },
-            (Expression("PriorityClass", "In", ("a", "b")),),
+            (NodeSelectorRequirement("PriorityClass", "In", ("a", "b")),),
         ),
         ({"scopes": "BestEffort", "scopeSelector": []}, ()),
     ],
 )
-def test_the_scopes_of_a_quota(spec: dict[str, Any], scopes: tuple[Expression, ...]) -> None:
+def test_the_scopes_of_a_quota(spec: dict[str, Any], scopes: tuple[NodeSelectorRequirement, ...]) -> None:
     [limit] = parse_quota({"metadata": {"name": "q"}, "spec": spec, "status": {"hard": {"pods": "1"}}})
     assert limit.scopes == scopes

@@ -17,13 +17,13 @@ from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import Grant, JobState, Timing
 from espalier_operator.job.status import state_of, utc
 from espalier_operator.job.transitions import after
-from espalier_operator.model import Ended, JobFacts, Reclaim, Stopping, Terms
+from espalier_operator.model import Ended, JobFacts, JobTerms, Reclaim, Stopping
 from espalier_operator.model.actions import Admit, Fail, Finish, GrantExtra, NoticeReclaim, ReleaseExtra, Requeue
 from operator_world.kube_objects import EPOCH
 from operator_world.kube_strategies import actions, states
 
 TIMING = Timing(promise=20)
-TERMS = Terms(min_replicas=2, max_replicas=5, gpus_per_worker=2, time_budget_seconds=100)
+TERMS = JobTerms(min_replicas=2, max_replicas=5, gpus_per_worker=2, time_budget_seconds=100)
 NOW = EPOCH
 J = "ns/one"
 

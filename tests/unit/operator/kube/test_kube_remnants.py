@@ -23,10 +23,10 @@ from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, D
 from espalier_operator.kube.objects.jobs import parse_status
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble, seen_by_operator
-from espalier_operator.kube.state.due import News
+from espalier_operator.kube.state.due import PendingChanges
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import Ended, Role, WorkerState
+from espalier_operator.model import Ended, WorkerRole, WorkerState
 from espalier_operator.model.actions import Admit, Fail, NoticeReclaim, Requeue
 from espalier_operator.planner import plan
 from espalier_operator.policies.settings import configured
@@ -82,7 +82,7 @@ def pods(**leader: Any) -> list[Raw]:
     return [
         raw_worker(JOB, 0, uid="b0", **leader),
         raw_worker(JOB, 1, uid="b1"),
-        raw_worker(JOB, 0, 2, role=Role.EXTRA, uid="e0"),
+        raw_worker(JOB, 0, 2, role=WorkerRole.EXTRA, uid="e0"),
     ]
 
 
@@ -134,9 +134,9 @@ class Started:
             seen = self.store.job(uid)
             assert seen is not None
             self.job.update(seen)
-            self.job.mark_dirty(News.PODS)
+            self.job.mark_dirty(PendingChanges.PODS)
         if self.store.take_reported():
-            self.job.mark_dirty(News.REPORT)
+            self.job.mark_dirty(PendingChanges.REPORT)
         self.job.look(self.now)
         return self.job
 
@@ -178,7 +178,7 @@ def test_an_operator_that_starts_counts_what_it_does_not_understand(broken: Raw)
     assert terms.notice_seconds == (30 if "preemption" in broken else 7)
     workers = [(worker.job, worker.role, worker.state, worker.gpus) for worker in seen.snapshot.workers]
     running = WorkerState.RUNNING
-    assert workers == [("ns/one", role, running, 1) for role in (Role.BASE, Role.BASE, Role.EXTRA)]
+    assert workers == [("ns/one", role, running, 1) for role in (WorkerRole.BASE, WorkerRole.BASE, WorkerRole.EXTRA)]
     assert seen.left_out == {}
 
 
@@ -188,7 +188,7 @@ def test_what_it_was_lent_is_taken_back_with_notice() -> None:
     actions = plan(snapshot, configured(SETTINGS.policy), NOW).actions
     assert actions == (NoticeReclaim(job="ns/one", extra=0, deadline=NOW + 7, reason=Reason.AT_MAX_REPLICAS),)
     acknowledged = replace(snapshot.jobs[0], extra=0)
-    freed = tuple(worker for worker in snapshot.workers if worker.role is not Role.EXTRA)
+    freed = tuple(worker for worker in snapshot.workers if worker.role is not WorkerRole.EXTRA)
     rest = replace(snapshot, jobs=(acknowledged, *snapshot.jobs[1:]), workers=freed)
     assert any(isinstance(action, Admit) for action in plan(rest, configured(SETTINGS.policy), NOW).actions)
 
@@ -237,7 +237,7 @@ def test_a_worker_that_ends_sends_it_back_to_wait_for_its_specification(how: str
     assert status.time_budget.used_seconds >= 25.0
     # Its pods hold their GPUs until they are gone, as anybody's.
     held = assemble([started.job], started.store, started.now, SETTINGS.rules).workers
-    assert {worker.role for worker in held} == {Role.FOREIGN}
+    assert {worker.role for worker in held} == {WorkerRole.FOREIGN}
     started.remove(second)
     started.remove(extra)
     started.look(1.0)

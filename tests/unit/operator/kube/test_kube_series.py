@@ -27,8 +27,8 @@ from espalier_operator.job.conditions import Observed, status_of
 from espalier_operator.job.state import JobState
 from espalier_operator.kube.metrics.measurements import Owner
 from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, gpus_of, series_of
-from espalier_operator.model import JobFacts, Node, Role, Snapshot, Terms, Worker, WorkerState
-from espalier_operator.model.queues import Queue, Quota
+from espalier_operator.model import JobFacts, JobTerms, Node, Snapshot, Worker, WorkerRole, WorkerState
+from espalier_operator.model.queues import QueueLimits, Quota
 from espalier_operator.policies.view import Share
 
 NOW = 1_000.0
@@ -37,7 +37,7 @@ TIME = datetime.fromtimestamp(NOW - 10, UTC)
 
 
 def facts(name: str, **more: object) -> JobFacts:
-    terms = Terms(min_replicas=2, max_replicas=4, gpus_per_worker=2, time_budget_seconds=100)
+    terms = JobTerms(min_replicas=2, max_replicas=4, gpus_per_worker=2, time_budget_seconds=100)
     return JobFacts(key=f"team/{name}", terms=terms, submitted_at=0.0, **more)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
         training=TrainingStatus(depth=1, metrics=(Metric(name="loss", value=0.5),)),
         adaptations=(decision(1, "Nothing", {"Nothing": 1.0}),),
     )
-    worker = Worker(name="w", job=None, role=Role.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
+    worker = Worker(name="w", job=None, role=WorkerRole.FOREIGN, node="n", gpus=1, state=WorkerState.RUNNING)
     snapshot = Snapshot(taken_at=NOW, nodes=(Node(name="n", gpu_type="a", allocatable=2),), workers=(worker,))
     for metric, values in series_of([live("one", status, facts("one"))], snapshot, NOW).items():
         assert metric in SCRAPED
@@ -240,11 +240,11 @@ def test_all_labels_fit_and_nothing_else_is_scraped() -> None:
 
 def test_each_quota_is_reported_with_what_is_held_of_it() -> None:
     queues = (
-        Queue(name="a", quotas=(Quota(gpu_type="x", nominal=3), Quota(nominal=5))),
-        Queue(name="free"),
-        Queue(name="unused", quotas=(Quota(nominal=1),)),
+        QueueLimits(name="a", quotas=(Quota(gpu_type="x", nominal=3), Quota(nominal=5))),
+        QueueLimits(name="free"),
+        QueueLimits(name="unused", quotas=(Quota(nominal=1),)),
     )
-    terms = Terms(min_replicas=2, max_replicas=2, queue="a", time_budget_seconds=100.0)
+    terms = JobTerms(min_replicas=2, max_replicas=2, queue="a", time_budget_seconds=100.0)
     one = JobFacts(key="team/one", terms=terms, submitted_at=0.0, admitted_at=1.0, gpu_type="x")
     more = replace(terms, min_replicas=4)
     jobs = (
@@ -270,7 +270,7 @@ workers = st.builds(
     Worker,
     name=st.text(min_size=1, max_size=3),
     job=st.none(),
-    role=st.sampled_from(Role),
+    role=st.sampled_from(WorkerRole),
     node=st.sampled_from([None, "a", "b", "c", "gone"]),
     gpus=st.integers(1, 4),
     state=st.sampled_from(WorkerState),

@@ -22,19 +22,19 @@ from espalier_core.types.status import ConditionType, JobStatus
 from espalier_operator.job.conditions import MAX_METRICS, Observed, status_of, status_of_invalid
 from espalier_operator.job.state import JobState
 from espalier_operator.job.transitions import MAX_MESSAGE
-from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
+from espalier_operator.kube.objects.events import LONGEST_MESSAGE, EventObject, events
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import solid
 from espalier_operator.kube.state.workers import sort_pods
-from espalier_operator.model import Ended, JobFacts, Terms
+from espalier_operator.model import Ended, JobFacts, JobTerms
 from operator_world.kube_looks import look, observed, status_at
 from operator_world.kube_objects import EPOCH, kube_job, raw_worker, report
 
 T0 = datetime(2027, 1, 15, 8, tzinfo=UTC)
 FACTS = JobFacts(
     key="ns/one",
-    terms=Terms(min_replicas=1, max_replicas=2, time_budget_seconds=100),
+    terms=JobTerms(min_replicas=1, max_replicas=2, time_budget_seconds=100),
     submitted_at=0,
     admitted_at=EPOCH,
     leader_running=True,
@@ -293,5 +293,5 @@ def test_an_invalid_job_says_so_once_and_keeps_what_is_known():
     fresh = status_of_invalid(1, ("x" * 10**6,), None, T0)
     assert len(fresh.conditions[0].message) == MAX_MESSAGE
     assert events(before, status) == (
-        Event(reason="InvalidSpec", message="spec.a: is wrong; spec.b: too", warning=True),
+        EventObject(reason="InvalidSpec", message="spec.a: is wrong; spec.b: too", warning=True),
     )

@@ -18,9 +18,9 @@ from espalier_operator.kube.objects.template import require_node
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.snapshot import assemble
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.kube.watch.nodes import Reach
+from espalier_operator.kube.watch.nodes import UnreachablePods
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import Role, Rules, Worker
+from espalier_operator.model import Rules, Worker, WorkerRole
 from operator_world.kube_objects import (
     EPOCH,
     kube_job,
@@ -337,11 +337,11 @@ def test_workers_of_another_operator_keep_the_node_that_was_chosen_for_them(worl
     require_node(raw["spec"], "n1")
     waits = seen()
     assert waits is not None
-    assert (waits.role, waits.node, waits.pinned_to, waits.is_rival) == (Role.FOREIGN, None, "n1", True)
+    assert (waits.role, waits.node, waits.pinned_to, waits.is_rival) == (WorkerRole.FOREIGN, None, "n1", True)
     raw["spec"]["nodeName"] = "n1"
     bound = seen()
     assert bound is not None
-    assert (bound.role, bound.node, bound.pinned_to, bound.is_rival) == (Role.FOREIGN, "n1", None, True)
+    assert (bound.role, bound.node, bound.pinned_to, bound.is_rival) == (WorkerRole.FOREIGN, "n1", None, True)
     raw["spec"]["nodeName"], raw["spec"]["schedulingGates"] = "", [{"name": "later"}]
     assert seen() is None
 
@@ -445,9 +445,9 @@ def test_nodes_that_nobody_has_heard_of_count_as_ready_until_a_list_lacks_them(w
     """Pods' events may overtake those of their nodes."""
     world.take(resources.PODS, raw_worker(kube_job(), node="new"))
     pods = list(world.store.pods_by_job[ONE].values())
-    assert world.store.reach_of(pods, EPOCH) == Reach()
+    assert world.store.reach_of(pods, EPOCH) == UnreachablePods()
     world.store.replace(resources.NODES, [], 50)
-    assert world.store.reach_of(pods, EPOCH) == Reach(lost=frozenset({pods[0].uid}))
+    assert world.store.reach_of(pods, EPOCH) == UnreachablePods(lost=frozenset({pods[0].uid}))
 
 
 def test_a_node_that_falls_silent_is_news_to_the_jobs_on_it(world: World) -> None:
@@ -536,7 +536,7 @@ def test_a_forged_pod_on_a_node_holds_its_gpus(world: World) -> None:
     world.take(resources.PODS, forged)
     snapshot = assemble([], world.store, EPOCH, Rules())
     assert [(worker.name, worker.role, worker.node, worker.gpus) for worker in snapshot.workers] == [
-        ("evil/one-base-0-0", Role.FOREIGN, "node", 1)
+        ("evil/one-base-0-0", WorkerRole.FOREIGN, "node", 1)
     ]
 
 

@@ -16,10 +16,10 @@ from espalier_operator.kube.apply.steps import CreatePod, steps
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.settings import FIGURES_A_SECOND, KubeSettings
-from espalier_operator.kube.state.due import SOON, Due, FigurePace, News, urgency_of
+from espalier_operator.kube.state.due import SOON, FigurePace, FlushPriority, PendingChanges, urgency_of
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.model import Placement, Role
+from espalier_operator.model import Placement, WorkerRole
 from espalier_operator.model.actions import Admit, Finish, GrantExtra, ReleaseExtra, Requeue
 from operator_world.kube_objects import (
     EPOCH,
@@ -63,9 +63,9 @@ class Desk:
         """Let time pass, hand the news on as the backend does, and look."""
         self.now += seconds
         if self.store.take_changed():
-            self.managed.mark_dirty(News.PODS)
+            self.managed.mark_dirty(PendingChanges.PODS)
         if self.store.take_reported():
-            self.managed.mark_dirty(News.REPORT)
+            self.managed.mark_dirty(PendingChanges.REPORT)
         self.managed.look(self.now)
         return self.managed
 
@@ -156,7 +156,7 @@ def test_what_is_lent_is_counted_from_when_it_is_bound() -> None:
     desk.managed.act(GrantExtra(job="ns/one", extra=3))
     assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0)
     for index in range(3):
-        desk.take(resources.PODS, raw_worker(desk.job, index, role=Role.EXTRA))
+        desk.take(resources.PODS, raw_worker(desk.job, index, role=WorkerRole.EXTRA))
     desk.look()
     assert facts(desk.look(2.0)).gpu_seconds_at(desk.now) == pytest.approx(6.0 + 4 * 2.0)
     desk.managed.act(ReleaseExtra(job="ns/one", extra=0, forced=False, reason=Reason.RECLAIM_ACKNOWLEDGED))
@@ -178,15 +178,15 @@ def test_figures_are_written_now_and_then_and_all_else_at_once() -> None:
     desk.train()
     assert desk.flush()
     desk.look(3.0)
-    assert desk.managed.due is Due.NOTHING
+    assert desk.managed.due is FlushPriority.NOTHING
     assert not desk.flush(), "figures have time"
     assert desk.managed.due_at is not None
     assert desk.now < desk.managed.due_at <= EPOCH + 10
     desk.look(desk.managed.due_at - desk.now)
-    assert desk.managed.due is Due.FIGURES
+    assert desk.managed.due is FlushPriority.FIGURES
     assert desk.flush()
     desk.managed.refuse(Reason.COOLDOWN)
-    assert desk.managed.due is Due.CHANGES
+    assert desk.managed.due is FlushPriority.CHANGES
     assert desk.flush()
 
 
@@ -215,7 +215,7 @@ def test_the_count_of_a_leader_that_reports_after_its_job_waits_again_is_written
     desk.flush()
     said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, used_seconds=5.0)
     desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
-    assert desk.look(6.0).due is Due.FIGURES
+    assert desk.look(6.0).due is FlushPriority.FIGURES
     desk.flush()
     assert desk.managed.due_at is not None
     desk.look(desk.managed.due_at - desk.now)
@@ -231,11 +231,11 @@ def test_a_report_stirs_by_what_it_says_and_not_by_its_figures() -> None:
     desk.flush()
     said = report("uid-of-one-base-0-0", TrainerPhase.TRAINING, acknowledged_generation=1, epoch=5, step=50)
     desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
-    assert desk.look(0.5).due is Due.NOTHING
+    assert desk.look(0.5).due is FlushPriority.NOTHING
     assert desk.managed.status(desk.now).training.epoch == 5
     said = said.model_copy(update={"phase": TrainerPhase.EVALUATING})
     desk.take(resources.CONFIG_MAPS, raw_report(desk.job, said))
-    assert desk.look(0.5).due is Due.CHANGES
+    assert desk.look(0.5).due is FlushPriority.CHANGES
 
 
 def test_the_next_operator_takes_it_up_where_its_status_says() -> None:

@@ -9,14 +9,24 @@ import pytest
 
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.types.report import TrainerPhase
-from espalier_operator.job.state import Grant, JobState, Watch
+from espalier_operator.job.state import Grant, JobState, LeaderWatch
 from espalier_operator.job.status import memory_of
 from espalier_operator.job.view import Trouble, promise_of
 from espalier_operator.kube.apply.steps import CreatePod, DeletePod, steps
 from espalier_operator.kube.objects.pods import parse_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.workers import JobPods, foreign_worker, sort_pods, trouble_of, workers_of
-from espalier_operator.model import NOWHERE, Ended, JobFacts, Promise, Reclaim, Role, Stopping, Worker, WorkerState
+from espalier_operator.model import (
+    NOWHERE,
+    Ended,
+    JobFacts,
+    Promise,
+    Reclaim,
+    Stopping,
+    Worker,
+    WorkerRole,
+    WorkerState,
+)
 from operator_world.kube_looks import facts_of, lost_but_on
 from operator_world.kube_objects import EPOCH, GPU, kube_job, raw_worker, report, terminated, time_at
 
@@ -28,7 +38,7 @@ STATE = JobState(
 PENDING, RUNNING, TERMINATING = WorkerState.PENDING, WorkerState.RUNNING, WorkerState.TERMINATING
 
 
-def pod(role: Role, index: int, attempt: int = 0, *, deleting: bool = False, **changes: Any):
+def pod(role: WorkerRole, index: int, attempt: int = 0, *, deleting: bool = False, **changes: Any):
     raw = raw_worker(JOB, index, attempt, role=role, uid=f"{role[0]}{index}", **changes)
     if deleting:
         raw["metadata"]["deletionTimestamp"] = time_at(EPOCH)
@@ -39,11 +49,13 @@ def pods_of(*pods: Any, state: JobState = STATE) -> JobPods:
     return sort_pods(JOB, state, pods, lost_but_on(("node",), pods))
 
 
-def worker(name: str, role: Role, index: int, state: WorkerState = RUNNING, node: str | None = "node", gpus: int = 1):
+def worker(
+    name: str, role: WorkerRole, index: int, state: WorkerState = RUNNING, node: str | None = "node", gpus: int = 1
+):
     return Worker(name=f"ns/{name}", job="ns/one", role=role, index=index, node=node, gpus=gpus, state=state)
 
 
-BASE, EXTRA = Role.BASE, Role.EXTRA
+BASE, EXTRA = WorkerRole.BASE, WorkerRole.EXTRA
 LEADER, SECOND = pod(BASE, 0), pod(BASE, 1)
 
 
@@ -149,7 +161,7 @@ def test_pods_of_others_hold_gpus_or_want_them(changes, expected):
     """And so do workers whose job is gone, but that those want nothing any more."""
     found = other(**changes)
     assert (None if found is None else (found.node, found.state, found.gpu_type)) == expected
-    assert found is None or (found.role, found.job, found.gpus) == (Role.FOREIGN, None, 1)
+    assert found is None or (found.role, found.job, found.gpus) == (WorkerRole.FOREIGN, None, 1)
 
 
 # ---- facts of a job
@@ -222,7 +234,7 @@ def test_a_report_of_an_earlier_leader_acknowledges_but_says_nothing_of_this_one
 
 
 def test_a_silent_leader_trains_but_has_not_reported():
-    watched = replace(STATE, watch=Watch(incarnation="b0", since=EPOCH))
+    watched = replace(STATE, watch=LeaderWatch(incarnation="b0", since=EPOCH))
     facts = facts_of(JOB, watched, EPOCH + 120, SETTINGS, pods_of(LEADER, SECOND))
     assert (facts.leader_running, facts.has_reported, facts.training) == (True, False, True)
     assert not facts_of(JOB, watched, EPOCH + 119, SETTINGS, pods_of(LEADER, SECOND)).training

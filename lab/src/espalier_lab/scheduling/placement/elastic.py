@@ -17,7 +17,7 @@ from espalier_lab.scheduling.placement.performance import bytes_sent
 from espalier_lab.scheduling.placement.tasks import Arrival, Episode, kinds
 from espalier_lab.simulator.jobs import RESTART_SECONDS
 from espalier_operator.policies.marginal import SoonestPolicy, weights_of
-from espalier_operator.policies.view import Outlook, View
+from espalier_operator.policies.view import SpeedModel, View
 
 MOST_WORKERS: Final = 8
 NOISE_SCALE: Final = 8.0
@@ -43,7 +43,7 @@ class ElasticJob(ContendingJob):
         return adascale_gain(1.0, noise, workers) / adascale_gain(1.0, noise, self.requested)
 
     @property
-    def outlook(self) -> Outlook:
+    def outlook(self) -> SpeedModel:
         """Its speed alone on ideal nodes."""
         return self
 

@@ -12,7 +12,7 @@ from espalier_lab.scheduling.learned.network import Weights
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.product.placing import placed
-from espalier_operator.policies.learned import Allotment, Answer, PolicyFileError
+from espalier_operator.policies.learned import Allotment, PolicyAnswer, PolicyFileError
 from espalier_operator.policies.view import View
 
 
@@ -52,7 +52,7 @@ class AllocationFile:
         """Name and version."""
         return f"{self._policy.lineage.name}@{self._policy.version}"
 
-    def answer(self, view: View) -> Answer:
+    def answer(self, view: View) -> PolicyAnswer:
         """Return the workers of each job.
 
         Raises `PolicyFileError` where it cannot serve the cluster, or its scores overflow.
@@ -72,7 +72,7 @@ class AllocationFile:
         )
         if self._prior is not None and len(view.gpu_types) < 2:  # a gang's nodes are to be of one type
             allotments = placed(self._prior, view, allotments)
-        return Answer(
+        return PolicyAnswer(
             policy=self.version,
             allotments=allotments,
             preempts=decision.preempts,

@@ -14,7 +14,7 @@ from typing import Final
 from espalier_core.k8s import resources
 from espalier_core.types.queue import QueueStatus
 from espalier_operator.clock import Clock
-from espalier_operator.kube.client import Client
+from espalier_operator.kube.client import KubeClient
 from espalier_operator.kube.objects.queues import statuses
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
@@ -30,7 +30,7 @@ WRITE_SECONDS: Final = 5.0
 class QueueStatuses:
     """The statuses of all queues, as of the last plan, and what was written of them."""
 
-    def __init__(self, client: Client, store: Store, clock: Clock, seconds: float = WRITE_SECONDS) -> None:
+    def __init__(self, client: KubeClient, store: Store, clock: Clock, seconds: float = WRITE_SECONDS) -> None:
         """Nothing is written before `run`."""
         self._client, self._store, self._clock, self._seconds = client, store, clock, seconds
         self._planned: tuple[Snapshot, Plan] | None = None

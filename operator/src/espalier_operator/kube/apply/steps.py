@@ -21,7 +21,7 @@ from espalier_operator.kube.objects.worker_pod import worker_pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.state.due import expires_at
 from espalier_operator.kube.state.workers import JobPods, extra_runs_by
-from espalier_operator.model import Placement, Role
+from espalier_operator.model import Placement, WorkerRole
 
 KEPT_ENDED = 2
 """Pods of earlier attempts that have ended and are kept, the newest, for their logs."""
@@ -105,11 +105,15 @@ def _steps(
     for index, attempt in _base_to_make(job, state, pods, now):
         if index in placement.base:
             node = placement.base[index]
-            yield CreatePod(manifest=worker_pod(job, status, Role.BASE, index, attempt, settings, state.gpu_type, node))
+            yield CreatePod(
+                manifest=worker_pod(job, status, WorkerRole.BASE, index, attempt, settings, state.gpu_type, node)
+            )
     yield from _extra_to_end(job, state, pods, placement, now, settings.timing)
     for index, node in zip(_extra_to_make(job, state, pods, now), placement.extra, strict=False):
         attempt = state.extra_generation
-        yield CreatePod(manifest=worker_pod(job, status, Role.EXTRA, index, attempt, settings, state.gpu_type, node))
+        yield CreatePod(
+            manifest=worker_pod(job, status, WorkerRole.EXTRA, index, attempt, settings, state.gpu_type, node)
+        )
     leader = pods.leader
     document = allocation_document(job.job, status)
     budget, waits = document.time_budget.budget_seconds, document.waits_for_workers
@@ -123,7 +127,7 @@ def _superseded(pods: JobPods, state: JobState) -> Iterator[Step]:
 
     And those of the loan that is being made: their names say that they are not made again (`_extra_to_make`).
     """
-    current = None if state.promised_until is None else (Role.EXTRA, state.extra_generation)
+    current = None if state.promised_until is None else (WorkerRole.EXTRA, state.extra_generation)
     over = (pod for pod in pods.rest if pod.ended and (pod.role, pod.attempt) != current)
     ended = sorted(over, key=lambda pod: (pod.finished_at or 0.0, pod.name))
     for pod in ended[: max(0, len(ended) - KEPT_ENDED)]:
@@ -151,7 +155,8 @@ def _predecessor_lives(pods: JobPods, index: int) -> bool:
     One whose node is lost is not waited for.
     """
     return any(
-        pod.role is Role.BASE and pod.index == index and not pod.done and pod.uid not in pods.lost for pod in pods.rest
+        pod.role is WorkerRole.BASE and pod.index == index and not pod.done and pod.uid not in pods.lost
+        for pod in pods.rest
     )
 
 
@@ -182,7 +187,7 @@ def _extra_to_make(job: KubeJob, state: JobState, pods: JobPods, now: float) -> 
     held = {pod.index for pod in kept}
     attempt, missing, index = state.extra_generation, state.extra - len(kept), 0
     while missing > 0:
-        name = names.pod_name(job.name, Role.EXTRA, index, attempt)
+        name = names.pod_name(job.name, WorkerRole.EXTRA, index, attempt)
         if index not in held:
             missing -= 1
             if name not in there:  # what has ended is not made again: the planner takes note of the loss

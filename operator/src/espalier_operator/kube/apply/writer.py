@@ -21,21 +21,21 @@ from espalier_core.types.status import JobStatus
 from espalier_operator.clock import Backoff, Clock
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.apply.steps import Annotate, CreatePod, DeleteJob, DeletePod, Step, steps
-from espalier_operator.kube.client import ApiRefusalError, Client, NotOwnedError
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.client import ApiRefusalError, KubeClient, NotOwnedError
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.measurements import measurements
 from espalier_operator.kube.metrics.series import owner
 from espalier_operator.kube.objects import names
-from espalier_operator.kube.objects.events import LONGEST_MESSAGE, Event, events
+from espalier_operator.kube.objects.events import LONGEST_MESSAGE, EventObject, events
 from espalier_operator.kube.objects.manifests import owned_objects, worker_secret
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.reports import TOO_LARGE
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, News
+from espalier_operator.kube.state.due import FlushPriority, PendingChanges
 from espalier_operator.kube.state.managed_job import ManagedJob
 from espalier_operator.kube.watch.store import Store
 from espalier_operator.loop import BackendError
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +44,12 @@ PODS_AT_ONCE: Final = 8
 _TOO_MUCH: Final = (400, 413, 422)
 
 
-class Writer:
+class JobWriter:
     """Makes all writes for jobs."""
 
-    def __init__(self, client: Client, store: Store, settings: KubeSettings, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, client: KubeClient, store: Store, settings: KubeSettings, clock: Clock, metrics: OperatorMetrics
+    ) -> None:
         """Join the parts."""
         self._metrics = metrics
         self._client, self._store, self._settings, self._clock = client, store, settings, clock
@@ -57,17 +59,17 @@ class Writer:
         due, now = job.take_due(), self._clock.now()
         status = job.status(now)
         state, pods, placement, before = job.state, job.pods, job.placement, job.written
-        news: tuple[Event, ...] = ()
+        news: tuple[EventObject, ...] = ()
         if job.must_write(status, due, now):
             try:
                 if not await self._write(job, status, now):
                     # It is gone, or somebody has changed it. The watch tells; until then it counts as not written.
-                    job.mark_dirty(News.NONE, due)
+                    job.mark_dirty(PendingChanges.NONE, due)
                     job.writing.failed(now)
                     job.plan_ahead(status, now)
                     return
             except BackendError as error:
-                job.mark_dirty(News.NONE, max(due, Due.CHANGES))
+                job.mark_dirty(PendingChanges.NONE, max(due, FlushPriority.CHANGES))
                 self._failed(job, error, "its status cannot be written")
                 return
             job.writing.succeeded()
@@ -118,7 +120,7 @@ class Writer:
             logger.warning("%s: %s: %s; trying again in %.0f s", job.key, what, error, job.writing.until - now)
         job.plan_ahead(job.status(now), now)
 
-    async def _post(self, job: ManagedJob, news: Iterable[Event]) -> None:
+    async def _post(self, job: ManagedJob, news: Iterable[EventObject]) -> None:
         """Post Events. They are for people, so a failure delays nothing else."""
         for event in news:
             try:
@@ -147,7 +149,7 @@ class Writer:
         mark = text if same is None else same
         if mark != job.complaints.get(reason):
             job.complaints[reason] = mark
-            await self._post(job, [Event(reason=str(reason), message=text, warning=True)])
+            await self._post(job, [EventObject(reason=str(reason), message=text, warning=True)])
 
     # ---- objects
 
@@ -237,7 +239,7 @@ class Writer:
             )
 
     async def _create(self, job: ManagedJob, manifest: Raw) -> None:
-        base = manifest["metadata"]["labels"][names.ROLE_LABEL] == Role.BASE
+        base = manifest["metadata"]["labels"][names.ROLE_LABEL] == WorkerRole.BASE
         try:
             answer = await self._client.create(manifest, owner=job.uid)
         except (ApiRefusalError, NotOwnedError) as error:
@@ -261,13 +263,13 @@ class Writer:
             self._store.pods.put(answer)
 
 
-def event_of(job: ManagedJob, event: Event, now: float) -> dict[str, Any]:
+def event_of(job: ManagedJob, event: EventObject, now: float) -> dict[str, Any]:
     """Return a Kubernetes Event about `job`."""
     namespace, name, uid = _name(job)
     time = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
-        "kind": "Event",
+        "kind": "EventObject",
         # Named here and not by the server: posted twice after a lost answer it is the same Event.
         "metadata": {"name": f"{name}.{secrets.token_hex(8)}", "namespace": namespace},
         "involvedObject": {

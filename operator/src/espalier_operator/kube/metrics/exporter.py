@@ -19,7 +19,7 @@ from espalier_operator.kube.metrics.series import SCRAPED, LiveJob, Series, labe
 from espalier_operator.kube.metrics.signals import Signals
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
-from espalier_operator.policies.remote import Outcome
+from espalier_operator.policies.remote import QuestionOutcome
 from espalier_operator.policies.view import Share
 
 MOST_NAMES: Final = {
@@ -36,7 +36,7 @@ MOST_REMEMBERED: Final = 1000
 """Namespaces and queues that are remembered so, the newest."""
 
 
-class Metrics:
+class OperatorMetrics:
     """The operator's counters. All methods can be called at any time; none fails or waits."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -85,7 +85,7 @@ class Metrics:
         for action in plan.actions:
             self._counted.count("espalier_scheduler_actions_total", type(action).__name__, action.reason)
 
-    def asked(self, outcome: Outcome, seconds: float) -> None:
+    def asked(self, outcome: QuestionOutcome, seconds: float) -> None:
         """Count a question to a policy file; seconds that the plan waited for the answer."""
         self._counted.count("espalier_scheduling_policy_questions_total", outcome)
         self._counted.observe("espalier_scheduling_policy_answer_seconds", seconds)

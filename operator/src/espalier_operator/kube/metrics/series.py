@@ -18,8 +18,8 @@ from espalier_core.types.report import MAX_METRICS, MAX_NAME, MAX_PROBABILITIES,
 from espalier_core.types.status import ConditionStatus, ConditionType, JobPhase, JobStatus
 from espalier_operator.kube.metrics.measurements import Owner, gpu_seconds
 from espalier_operator.kube.state.managed_job import ManagedJob
-from espalier_operator.model import JobFacts, Role, Snapshot
-from espalier_operator.model.queues import Ledger
+from espalier_operator.model import JobFacts, Snapshot, WorkerRole
+from espalier_operator.model.queues import QueueUsage
 from espalier_operator.policies.view import Share
 
 SCRAPED: Final = (
@@ -112,7 +112,7 @@ def series_of(jobs: Iterable[LiveJob], snapshot: Snapshot | None, now: float, sh
         made["espalier_job_policy_place"][of_job] = place
         for part, workers in (("share", share.workers), ("spare", share.spare)):
             made["espalier_job_share_workers"][*of_job, part, share.gpu_type or ""] = workers
-    for queue, gpu_type, nominal, held in Ledger(snapshot.queues, snapshot.held_claims()).usage():
+    for queue, gpu_type, nominal, held in QueueUsage(snapshot.queues, snapshot.held_claims()).usage():
         made["espalier_queue_gpus"][queue, gpu_type or ""] = held
         made["espalier_queue_nominal_gpus"][queue, gpu_type or ""] = nominal
     return {
@@ -137,7 +137,7 @@ def gpus_of(snapshot: Snapshot) -> dict[tuple[str, ...], float]:
     unavailable.
     """
     held: dict[str, Counter[str]] = defaultdict(Counter)
-    states = {Role.BASE: "base", Role.EXTRA: "extra", Role.FOREIGN: "others"}
+    states = {WorkerRole.BASE: "base", WorkerRole.EXTRA: "extra", WorkerRole.FOREIGN: "others"}
     for worker in snapshot.workers:
         if worker.node is not None:
             held[worker.node][states[worker.role]] += worker.gpus

@@ -65,7 +65,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class DeviceSlice:
     """A part of a pool of devices."""
 
     driver: str
@@ -84,12 +84,12 @@ def parse_class(raw: Mapping[str, Any]) -> DeviceClass:
     return DeviceClass(tuple(found for expression in expressions for found in requirements_of(expression)))
 
 
-def parse_slice(raw: Mapping[str, Any]) -> Slice:
+def parse_slice(raw: Mapping[str, Any]) -> DeviceSlice:
     """Return the devices of a ResourceSlice. Never raises."""
     spec = mapping(raw, "spec")
     driver, node = text(spec, "driver"), text(spec, "nodeName")
     found = ((each, text(each, "nodeName") or node) for each in entries(spec, "devices"))
-    return Slice(
+    return DeviceSlice(
         driver=driver,
         pool=text(spec, "pool", "name"),
         generation=whole(spec, "pool", "generation") or 0,
@@ -147,7 +147,7 @@ def _attributes(device: Mapping[str, Any], driver: str) -> Iterator[tuple[str, V
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DeviceRequest:
     """What a claim asks for."""
 
     amounts: tuple[tuple[str, int], ...] = ()
@@ -175,14 +175,14 @@ class DeviceClaim:
 
     pod: str | None
     """Key of the pod that it was made for, from a template; None: somebody made it, and pods may share it."""
-    asked: Asked
+    asked: DeviceRequest
     devices: tuple[ClaimedDevice, ...]
     """Those that it has, as long as it is allocated."""
     allocated: bool
     deleting: bool
 
 
-def parse_template(raw: Mapping[str, Any]) -> Asked:
+def parse_template(raw: Mapping[str, Any]) -> DeviceRequest:
     """Return what claims of a ResourceClaimTemplate ask for. Never raises."""
     return _asked(mapping(raw, "spec", "spec", "devices"))
 
@@ -205,7 +205,7 @@ def parse_claim(raw: Mapping[str, Any]) -> DeviceClaim:
     )
 
 
-def _asked(devices: Mapping[str, Any]) -> Asked:
+def _asked(devices: Mapping[str, Any]) -> DeviceRequest:
     amounts, problem = Counter[str](), ""
     for request in entries(devices, "requests"):
         exactly, place = mapping(request, "exactly"), f"request {text(request, 'name')!r}"
@@ -218,7 +218,7 @@ def _asked(devices: Mapping[str, Any]) -> Asked:
         else:
             count = whole(exactly, "count")
             amounts[text(exactly, "deviceClassName")] += 1 if count is None else max(0, count)
-    return Asked(tuple(sorted(amounts.items())), problem)
+    return DeviceRequest(tuple(sorted(amounts.items())), problem)
 
 
 def templates_of(pod_spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -251,7 +251,11 @@ def with_claimed(pod_spec: Mapping[str, Any], amounts: Amounts) -> Mapping[str, 
 
 
 def claimed_by_job(
-    pod_spec: Mapping[str, Any], classes: Mapping[str, str], template: Callable[[str], Asked | None], *, needed: bool
+    pod_spec: Mapping[str, Any],
+    classes: Mapping[str, str],
+    template: Callable[[str], DeviceRequest | None],
+    *,
+    needed: bool,
 ) -> tuple[Amounts, tuple[str, ...]]:
     """Return the devices that each worker of a job claims by templates, by resource, and what is wrong with that.
 

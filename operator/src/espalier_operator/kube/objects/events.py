@@ -40,7 +40,7 @@ _WARNINGS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class EventObject:
     """One Event."""
 
     reason: str
@@ -48,7 +48,7 @@ class Event:
     warning: bool = False
 
 
-def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
+def events(before: JobStatus | None, after: JobStatus) -> tuple[EventObject, ...]:
     """Return Events for the changes in `after`, oldest cause first."""
     was = before or JobStatus()
     found = [event for condition in after.conditions if (event := _of_condition(was, condition))]
@@ -68,11 +68,11 @@ def events(before: JobStatus | None, after: JobStatus) -> tuple[Event, ...]:
     for each in after.scheduling.avoided_nodes:
         if (each.node, each.last_time) not in known:
             found.append(_event(Reason.NODES_AVOIDED, f"node {each.node} is avoided for a while: {each.message}"))
-    unique: dict[tuple[str, str], Event] = {(event.reason, event.message): event for event in found}
+    unique: dict[tuple[str, str], EventObject] = {(event.reason, event.message): event for event in found}
     return tuple(unique.values())
 
 
-def _of_condition(was: JobStatus, condition: Condition) -> Event | None:
+def _of_condition(was: JobStatus, condition: Condition) -> EventObject | None:
     known = was.condition(condition.type)
     if known is not None and (known.status, known.reason) == (condition.status, condition.reason):
         return None
@@ -87,7 +87,7 @@ def _of_condition(was: JobStatus, condition: Condition) -> Event | None:
     return _event(condition.reason, condition.message)
 
 
-def _of_allocation(was: JobStatus, after: JobStatus) -> list[Event]:
+def _of_allocation(was: JobStatus, after: JobStatus) -> list[EventObject]:
     if after.allocation.generation == was.allocation.generation or not after.allocation.reason:
         return []
     if after.completion_time is not None:
@@ -116,14 +116,14 @@ def reclaim_ended(was: JobStatus, after: JobStatus) -> Reason | None:
     return Reason.RECLAIM_FORCED if forced else Reason.RECLAIM_ACKNOWLEDGED
 
 
-def _of_reclaim(was: JobStatus, after: JobStatus) -> list[Event]:
+def _of_reclaim(was: JobStatus, after: JobStatus) -> list[EventObject]:
     ended = reclaim_ended(was, after)
     if ended in (None, Reason.GPU_LOST) or after.scheduling.admitted_at is None:
         return []  # the event of the allocation says the same
     return [_event(ended, "")]
 
 
-def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:
+def _of_adaptations(was: JobStatus, after: JobStatus) -> list[EventObject]:
     known = {adaptation.decision_id for adaptation in was.adaptations}
     found = []
     for adaptation in after.adaptations:
@@ -133,12 +133,14 @@ def _of_adaptations(was: JobStatus, after: JobStatus) -> list[Event]:
         came = adaptation.timed or depth
         text = f"{adaptation.action} by {adaptation.source} {adaptation.policy}: {came} {adaptation.message}".strip()
         failed = adaptation.result is AdaptationResult.FAILED
-        found.append(Event(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed))
+        found.append(
+            EventObject(reason=f"Adaptation{adaptation.result}", message=text[:LONGEST_MESSAGE], warning=failed)
+        )
         if adaptation.reason is not None:
             found.append(_event(adaptation.reason, f"{SENTENCES[adaptation.reason]}: {adaptation.message}"))
     return found
 
 
-def _event(reason: Reason, message: str) -> Event:
+def _event(reason: Reason, message: str) -> EventObject:
     text = (message or SENTENCES[reason])[:LONGEST_MESSAGE]
-    return Event(reason=str(reason), message=text, warning=reason in _WARNINGS)
+    return EventObject(reason=str(reason), message=text, warning=reason in _WARNINGS)

@@ -14,14 +14,14 @@ from espalier_core.types.status import JobStatus
 from espalier_core.validation.reading import JobFileError, parse_jobs
 from espalier_operator.job.status import outcome_of
 from espalier_operator.kube.objects import nodes, template
-from espalier_operator.kube.objects.devices import Asked, claimed_by_job, with_claimed
+from espalier_operator.kube.objects.devices import DeviceRequest, claimed_by_job, with_claimed
 from espalier_operator.kube.objects.limits import Defaults, scopes_of, with_defaults
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.requirements import Terms as VolumeTerms
 from espalier_operator.kube.objects.requirements import claims_of, constraints_of, request_of, resource_of
 from espalier_operator.kube.reading import is_deeper, mapping, text, time, whole
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
-from espalier_operator.model import Terms, grace_of
+from espalier_operator.model import JobTerms, grace_of
 from espalier_operator.model.constraints import Amounts
 
 MAX_DEPTH: Final = 100
@@ -38,7 +38,7 @@ class KubeJob:
     """One job of the cluster, its specification understood. Its status is not in it: that is the `Record`."""
 
     job: AdaptiveTrainingJob
-    terms: Terms
+    terms: JobTerms
     uid: str
     generation: int
     """`metadata.generation`."""
@@ -85,7 +85,7 @@ def parse_job(
     settings: KubeSettings,
     priorities: Mapping[str, int] | None = None,
     affinity: Callable[[str], VolumeTerms | None] = lambda claim: None,
-    claim_template: Callable[[str], Asked | None] = lambda template: None,
+    claim_template: Callable[[str], DeviceRequest | None] = lambda template: None,
     defaults: Defaults | None = None,
 ) -> KubeJob | InvalidJob:
     """Parse an object of the API server; `priorities` are the values of the PriorityClasses by name, None: unknown.
@@ -196,14 +196,14 @@ def _terms(
     defaults: Defaults,
     *,
     has_lower_class: bool,
-) -> Terms:
+) -> JobTerms:
     given = {} if job.spec.template is None else job.spec.template.spec.to_json()
     pod_spec = with_claimed(with_defaults(given, defaults), claimed)
     resource, selected = resource_of(pod_spec, settings), text(pod_spec, "nodeSelector", settings.gpu_type_label)
     bound = (affinity(f"{job.metadata.namespace}/{claim}") for claim in sorted(set(claims_of(pod_spec))))
     name = job.spec.priority_class_name or text(pod_spec, "priorityClassName") or None
     extra_name = name if has_lower_class else settings.extra_priority_class or name
-    terms = Terms.of(
+    terms = JobTerms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
         gpu_type=nodes.type_of(selected, resource, settings) if selected else None,
@@ -225,7 +225,7 @@ def _terms(
 
 
 def _claimed(
-    job: AdaptiveTrainingJob, settings: KubeSettings, claim_template: Callable[[str], Asked | None]
+    job: AdaptiveTrainingJob, settings: KubeSettings, claim_template: Callable[[str], DeviceRequest | None]
 ) -> tuple[Amounts, tuple[str, ...]]:
     """Return the devices that a worker of the job claims, by resource, and what is wrong with its claims."""
     if job.spec.template is None or not settings.device_classes:

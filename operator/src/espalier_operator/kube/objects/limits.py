@@ -14,7 +14,7 @@ from espalier_operator.kube.objects.requirements import amount_of
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import DEVICE_CLASS
 from espalier_operator.model import NamespaceLimit
-from espalier_operator.model.constraints import NATIVE, Expression
+from espalier_operator.model.constraints import NATIVE, NodeSelectorRequirement
 
 _REQUESTS: Final = "requests."
 _PODS: Final = "count/pods"
@@ -31,11 +31,13 @@ def parse_quota(raw: Mapping[str, Any]) -> tuple[NamespaceLimit, ...]:
     reported.
     """
     named = mapping(raw, "spec").get("scopes")
-    scopes = [Expression(str(name), "Exists") for name in (named if isinstance(named, list | tuple) else ())]
+    scopes = [
+        NodeSelectorRequirement(str(name), "Exists") for name in (named if isinstance(named, list | tuple) else ())
+    ]
     for each in entries(raw, "spec", "scopeSelector", "matchExpressions"):
         values = each.get("values")
         values = tuple(map(str, values)) if isinstance(values, list | tuple) else ()
-        scopes.append(Expression(text(each, "scopeName"), text(each, "operator"), values))
+        scopes.append(NodeSelectorRequirement(text(each, "scopeName"), text(each, "operator"), values))
     hard = mapping(raw, "status", "hard") or mapping(raw, "spec", "hard")
     used = mapping(raw, "status", "used")
     return tuple(

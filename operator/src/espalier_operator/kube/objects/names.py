@@ -16,7 +16,7 @@ from typing import Final
 from espalier_core.k8s.resources import Raw
 from espalier_core.types.job import DEFAULT_CONTROLLER, GROUP, KIND
 from espalier_operator.kube.reading import entries, mapping, text
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 
 JOB_LABEL: Final = f"{GROUP}/job"
 ROLE_LABEL: Final = f"{GROUP}/role"
@@ -45,7 +45,9 @@ OWN_PODS: Final = f"{MANAGED_BY_LABEL}={MANAGER},{ROLE_LABEL}"
 REPORTS: Final = f"{REPORT_LABEL}=true"
 """Label selector: ConfigMaps that leaders report to."""
 
-_WORKER: Final = re.compile(rf"(?P<role>{Role.BASE}|{Role.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})")
+_WORKER: Final = re.compile(
+    rf"(?P<role>{WorkerRole.BASE}|{WorkerRole.EXTRA})-(?P<index>[0-9]{{1,9}})-(?P<attempt>[0-9]{{1,9}})"
+)
 
 
 def lease_name(controller: str) -> str:
@@ -55,18 +57,18 @@ def lease_name(controller: str) -> str:
     return f"{LEASE_NAME}-{hashlib.sha256(controller.encode()).hexdigest()[:10]}"
 
 
-def pod_name(job: str, role: Role, index: int, attempt: int) -> str:
+def pod_name(job: str, role: WorkerRole, index: int, attempt: int) -> str:
     """Return the name of a worker's pod; `attempt` is the allocation's generation for an extra worker."""
     return f"{host_name(job, role, index)}-{attempt}"
 
 
-def worker_of(job: str, pod: str) -> tuple[Role, int, int] | None:
+def worker_of(job: str, pod: str) -> tuple[WorkerRole, int, int] | None:
     """Return role, index and attempt of the worker whose pod `pod_name` names so; None for any other name."""
     found = _WORKER.fullmatch(pod.removeprefix(f"{job}-")) if pod.startswith(f"{job}-") else None
-    return None if found is None else (Role(found["role"]), int(found["index"]), int(found["attempt"]))
+    return None if found is None else (WorkerRole(found["role"]), int(found["index"]), int(found["attempt"]))
 
 
-def host_name(job: str, role: Role, index: int) -> str:
+def host_name(job: str, role: WorkerRole, index: int) -> str:
     """Return the worker's host name under the job's headless Service, the same for every attempt."""
     return f"{job}-{role}-{index}"
 
@@ -96,7 +98,7 @@ def labels(job: str) -> dict[str, str]:
     return {JOB_LABEL: job, MANAGED_BY_LABEL: MANAGER}
 
 
-def worker_labels(job: str, role: Role, index: int, attempt: int) -> dict[str, str]:
+def worker_labels(job: str, role: WorkerRole, index: int, attempt: int) -> dict[str, str]:
     """Return the labels of a worker's pod."""
     return {**labels(job), ROLE_LABEL: str(role), INDEX_LABEL: str(index), ATTEMPT_LABEL: str(attempt)}
 

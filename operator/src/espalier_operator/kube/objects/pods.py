@@ -25,7 +25,7 @@ from espalier_operator.kube.objects.requirements import (
 from espalier_operator.kube.objects.template import required_node
 from espalier_operator.kube.reading import entries, mapping, text, time, whole
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Role
+from espalier_operator.model import WorkerRole
 from espalier_operator.model.constraints import ANYWHERE, Amounts, Constraints
 
 
@@ -39,7 +39,7 @@ class Pod(PodStatus):
     resource_version: str
     owner: JobRef | None
     """The job whose worker it claims to be by its owner reference and its name; None for a foreign worker."""
-    role: Role
+    role: WorkerRole
     index: int
     attempt: int
     node: str | None
@@ -80,7 +80,7 @@ class Pod(PodStatus):
     ended_first: bool = False
     """Its worker was seen to have ended before it was deleted."""
     gone: bool = False
-    """It was deleted after its worker had ended, and is kept until that end is recorded (`FiledPods`)."""
+    """It was deleted after its worker had ended, and is kept until that end is recorded (`PodIndex`)."""
 
     @property
     def key(self) -> str:
@@ -168,11 +168,11 @@ def parse_pod(raw: Raw, settings: KubeSettings, claimed: Amounts = ()) -> Pod:
     )
 
 
-def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[Role, int, int]]:
+def worker_of(raw: Raw) -> tuple[JobRef | None, tuple[WorkerRole, int, int]]:
     """Return the job that a pod claims as its own, None if none, and which of its workers it is by its name."""
     owner = owner_of(raw)
     worker = None if owner is None else names.worker_of(owner.name, text(raw, "metadata", "name"))
-    return (None, (Role.FOREIGN, 0, 0)) if worker is None else (owner, worker)
+    return (None, (WorkerRole.FOREIGN, 0, 0)) if worker is None else (owner, worker)
 
 
 def _claims(raw: Raw, *, own: bool) -> Iterator[str]:

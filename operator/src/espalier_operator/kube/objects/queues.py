@@ -18,7 +18,7 @@ from espalier_core.types.status import ConditionStatus
 from espalier_operator.kube.reading import text, whole
 from espalier_operator.model import Snapshot
 from espalier_operator.model.actions import Plan
-from espalier_operator.model.queues import Ledger, Queue, Quota
+from espalier_operator.model.queues import QueueLimits, QueueUsage, Quota
 
 INVALID = "its specification cannot be read, so it takes no jobs with GPUs"
 
@@ -27,7 +27,7 @@ INVALID = "its specification cannot be read, so it takes no jobs with GPUs"
 class QueueObject:
     """A queue's object, read."""
 
-    queue: Queue
+    queue: QueueLimits
     uid: str
     generation: int
     version: str
@@ -55,14 +55,14 @@ def parse_queue_object(raw: Raw) -> QueueObject:
     )
 
 
-def _parsed(raw: Raw) -> tuple[Queue, bool]:
+def _parsed(raw: Raw) -> tuple[QueueLimits, bool]:
     """Return a queue, and whether it can be read: one that cannot takes no jobs with GPUs."""
     body = {key: value for key, value in raw.items() if key != "status"}
     try:
         spec = QueueManifest.model_validate_json(json.dumps(body), strict=True).spec
     except ValidationError:
-        return Queue(name=key_of(raw), quotas=(Quota(nominal=0),)), False
-    queue = Queue(
+        return QueueLimits(name=key_of(raw), quotas=(Quota(nominal=0),)), False
+    queue = QueueLimits(
         name=key_of(raw),
         cohort=spec.cohort,
         namespaces=spec.namespaces,
@@ -93,7 +93,7 @@ def statuses(
             refusal = plan.refusals.get(job.key)
             exhausted[name] += refusal is not None and refusal.reason in (Reason.QUOTA_EXCEEDED, Reason.MIN_RUNTIME)
     usage: dict[str, list[QuotaUsage]] = defaultdict(list)
-    for name, gpu_type, nominal, used in Ledger(snapshot.queues, snapshot.held_claims()).usage():
+    for name, gpu_type, nominal, used in QueueUsage(snapshot.queues, snapshot.held_claims()).usage():
         borrowed = max(0, used - nominal)
         usage[name].append(QuotaUsage(gpu_type=gpu_type, nominal=nominal, used=used, borrowed=borrowed))
     return {

@@ -13,13 +13,20 @@ from typing import Any, Final
 from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.reading import count, entries, mapping, text, whole
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model.constraints import Amounts, Constraints, Expression, Taint, Term, Toleration
+from espalier_operator.model.constraints import (
+    Amounts,
+    Constraints,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
 
 UNREACHABLE: Final = Taint("node.kubernetes.io/unreachable", "", "NoExecute")
 """The taint of a node that does not report."""
 DEFAULT_PATIENCE: Final = 300.0
 """What the API server fills in as `tolerationSeconds` of this taint unless a pod tolerates it already."""
-Terms = tuple[Term, ...]
+Terms = tuple[NodeSelectorTerm, ...]
 
 
 def resource_of(spec: Raw, settings: KubeSettings) -> str:
@@ -47,7 +54,7 @@ def constraints_of(spec: Raw, gpu_resource: str, tolerated: Iterable[str] = ()) 
     )
 
 
-def terms_of(required: Raw) -> tuple[Term, ...]:
+def terms_of(required: Raw) -> tuple[NodeSelectorTerm, ...]:
     """Return the terms of a required node affinity."""
     return tuple(map(_term, entries(required, "nodeSelectorTerms")))
 
@@ -57,14 +64,14 @@ def _toleration(raw: Raw) -> Toleration:
     return Toleration(text(raw, "key"), operator, text(raw, "value"), text(raw, "effect"))
 
 
-def _term(raw: Raw) -> Term:
-    def expressions(field: str) -> tuple[Expression, ...]:
+def _term(raw: Raw) -> NodeSelectorTerm:
+    def expressions(field: str) -> tuple[NodeSelectorRequirement, ...]:
         return tuple(
-            Expression(text(each, "key"), text(each, "operator"), tuple(map(str, _values(each))))
+            NodeSelectorRequirement(text(each, "key"), text(each, "operator"), tuple(map(str, _values(each))))
             for each in entries(raw, field)
         )
 
-    return Term(expressions("matchExpressions"), expressions("matchFields"))
+    return NodeSelectorTerm(expressions("matchExpressions"), expressions("matchFields"))
 
 
 def _values(expression: Raw) -> Iterable[Any]:

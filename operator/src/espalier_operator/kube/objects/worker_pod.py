@@ -33,7 +33,7 @@ from espalier_operator.kube.objects.template import (
     set_variables,
 )
 from espalier_operator.kube.settings import DEVICE_CLASS, KubeSettings
-from espalier_operator.model import Role, host_of
+from espalier_operator.model import WorkerRole, host_of
 
 CONTRACT_FOLDER: Final = "/etc/espalier"
 """Where a worker finds its job and its allocation: files that the kubelet writes from the pod's annotations."""
@@ -58,7 +58,7 @@ _SCRATCH_VOLUME: Final = "espalier-tmp"
 def worker_pod(
     job: KubeJob,
     status: JobStatus,
-    worker: Role,
+    worker: WorkerRole,
     index: int,
     attempt: int,
     settings: KubeSettings,
@@ -106,7 +106,7 @@ def worker_pod(
     _set_environment(container, job, worker, index, attempt, settings, folder)
     if gpu_type:
         set_variables(container, {environment.GPU_TYPE: gpu_type}, {})
-    if worker is Role.BASE and index == 0 and not job.terms.program:
+    if worker is WorkerRole.BASE and index == 0 and not job.terms.program:
         _name_metrics_port(spec, container)
     mount(spec, container, _CONTRACT_VOLUME, CONTRACT_FOLDER, _contract_volume(), reserved=True)
     if _reports_outcome(job, worker, index, settings):
@@ -162,9 +162,9 @@ def _limits(container: Manifest) -> Manifest:
     return limits
 
 
-def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSettings) -> None:
+def _set_class(spec: Manifest, job: KubeJob, worker: WorkerRole, settings: KubeSettings) -> None:
     name = job.job.spec.priority_class_name
-    if worker is Role.EXTRA and settings.extra_priority_class is not None and not job.has_lower_class:
+    if worker is WorkerRole.EXTRA and settings.extra_priority_class is not None and not job.has_lower_class:
         name = settings.extra_priority_class
         spec.pop("preemptionPolicy", None)  # the class has its own
     if name is not None:
@@ -173,7 +173,7 @@ def _set_class(spec: Manifest, job: KubeJob, worker: Role, settings: KubeSetting
 
 
 def _set_environment(
-    container: Manifest, job: KubeJob, worker: Role, index: int, attempt: int, settings: KubeSettings, folder: str
+    container: Manifest, job: KubeJob, worker: WorkerRole, index: int, attempt: int, settings: KubeSettings, folder: str
 ) -> None:
     contract: dict[str, Any] = {
         environment.JOB_FILE: JOB_FILE,
@@ -190,12 +190,12 @@ def _set_environment(
     }
     if job.terms.program:
         contract[environment.WORKERS] = str(job.terms.min_replicas)
-        contract[environment.LEADER] = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
+        contract[environment.LEADER] = f"{names.host_name(job.name, WorkerRole.BASE, 0)}.{job.name}"
         contract[environment.CHECKPOINT_DIR] = folder
     if _reports_outcome(job, worker, index, settings):
         contract[environment.AGENT_TOKEN_FILE] = f"{TOKEN_FOLDER}/{_TOKEN}"
     if job.terms.trains_together:
-        leader = f"{names.host_name(job.name, Role.BASE, 0)}.{job.name}"
+        leader = f"{names.host_name(job.name, WorkerRole.BASE, 0)}.{job.name}"
         contract[environment.RENDEZVOUS] = f"{leader}:{RENDEZVOUS_PORT}"
         contract[environment.RENDEZVOUS_KEY_FILE] = f"{KEY_FOLDER}/{KEY}"
     if folder != job.job.spec.checkpoint.path:
@@ -218,9 +218,9 @@ def _name_metrics_port(spec: Manifest, container: Manifest) -> None:
         container["env"].append({"name": environment.METRICS_PORT, "value": str(METRICS_PORT)})
 
 
-def _reports_outcome(job: KubeJob, worker: Role, index: int, settings: KubeSettings) -> bool:
+def _reports_outcome(job: KubeJob, worker: WorkerRole, index: int, settings: KubeSettings) -> bool:
     """Return whether the worker reports to an agent how the job ended: it is the leader, and there is an agent."""
-    if (worker, index) != (Role.BASE, 0) or job.terms.program:
+    if (worker, index) != (WorkerRole.BASE, 0) or job.terms.program:
         return False
     return job.job.spec.adaptation.agent_url(settings.agent_url) is not None
 

@@ -50,7 +50,7 @@ class Address:
 
 
 @dataclass(slots=True)
-class Pulse:
+class Heartbeats:
     """Where the signs of life come from. Ages are wall seconds, None where there was no sign yet."""
 
     age: Callable[[], float | None]
@@ -62,7 +62,7 @@ class Pulse:
 
 
 @asynccontextmanager
-async def serve_health(pulse: Pulse, public: Address | None, private: Address | None) -> AsyncIterator[None]:
+async def serve_health(pulse: Heartbeats, public: Address | None, private: Address | None) -> AsyncIterator[None]:
     """Serve `/healthz`, `/readyz` and `/metrics` on `public`, `/snapshot` on `private`.
 
     `OSError` if it cannot listen on an address.
@@ -90,7 +90,7 @@ async def serve_health(pulse: Pulse, public: Address | None, private: Address | 
 
 
 def _handler(
-    pulse: Pulse, answer: Callable[[Pulse], web.Response]
+    pulse: Heartbeats, answer: Callable[[Heartbeats], web.Response]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(_: web.Request) -> web.StreamResponse:
         return answer(pulse)
@@ -98,7 +98,7 @@ def _handler(
     return handle
 
 
-def _metrics_handler(pulse: Pulse) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _metrics_handler(pulse: Heartbeats) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     one_at_a_time = asyncio.Lock()
 
     async def handle(_: web.Request) -> web.StreamResponse:
@@ -111,7 +111,7 @@ def _metrics_handler(pulse: Pulse) -> Callable[[web.Request], Awaitable[web.Stre
     return handle
 
 
-def _healthz(pulse: Pulse) -> web.Response:
+def _healthz(pulse: Heartbeats) -> web.Response:
     age = pulse.age()
     other = pulse.waits_for()
     what = "the last tick" if other is None else f"waiting for {other or 'the lease'}; the last look at the lease"
@@ -121,7 +121,7 @@ def _healthz(pulse: Pulse) -> web.Response:
     return web.Response(text=f"{what}: {age:.1f} s ago\n")
 
 
-def _readyz(pulse: Pulse) -> web.Response:
+def _readyz(pulse: Heartbeats) -> web.Response:
     """Answer as `_healthz`, and 503 while the operator that acts has not planned yet: it has not seen everything."""
     health = _healthz(pulse)
     if health.status == 200 and pulse.waits_for() is None and pulse.snapshot() is None:
@@ -129,7 +129,7 @@ def _readyz(pulse: Pulse) -> web.Response:
     return health
 
 
-def _snapshot(pulse: Pulse) -> web.Response:
+def _snapshot(pulse: Heartbeats) -> web.Response:
     snapshot = pulse.snapshot()
     if snapshot is None:
         other = pulse.waits_for()

@@ -10,11 +10,11 @@ from kubernetes.aio.client.configuration import Configuration
 
 from espalier_operator.clock import WallClock
 from espalier_operator.kube.apply.queue_statuses import QueueStatuses
-from espalier_operator.kube.apply.writer import Writer
+from espalier_operator.kube.apply.writer import JobWriter
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.kube.backend import KubeBackend
-from espalier_operator.kube.client import Client
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.client import KubeClient
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.policy_server import asked
 from espalier_operator.kube.progress import ProgressReader
 from espalier_operator.kube.settings import KubeSettings
@@ -22,7 +22,7 @@ from espalier_operator.kube.start_events import StartEvents
 from espalier_operator.kube.state.due import LATER
 from espalier_operator.kube.watch.informer import Informer
 from espalier_operator.kube.watch.store import Store
-from espalier_operator.loop import Loop
+from espalier_operator.loop import SchedulerLoop
 from espalier_operator.model import Rules, Snapshot
 from espalier_operator.policies import Policy
 from espalier_operator.policies.memory import PolicyMemory
@@ -38,7 +38,7 @@ class Operator:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         configuration: Configuration,
         settings: KubeSettings,
         *,
@@ -46,7 +46,7 @@ class Operator:
         rules: Rules | None = None,
         kopf_started: Callable[[], None] = lambda: None,
         all_known: Callable[[], None] = lambda: None,
-        metrics: Metrics | None = None,
+        metrics: OperatorMetrics | None = None,
         recent_use: str | None = None,
         policy_memory: str | None = None,
         audit: AuditLog | None = None,
@@ -60,12 +60,12 @@ class Operator:
         rules = rules or settings.rules
         self.recent_use = RecentUse(rules.fair_share_half_life_seconds, recent_use)
         self.policy_memory = PolicyMemory(rules.policy, policy_memory)
-        metrics = metrics or Metrics(clock.now)
+        metrics = metrics or OperatorMetrics(clock.now)
         metrics.decides_by(rules.policy)
         self._metrics, self._clock = metrics, clock
         doubt = asyncio.Event()
         self.store = Store(settings, clock.now, changed=self._store_changed, doubted=doubt.set)
-        writer = Writer(client, self.store, settings, clock, metrics)
+        writer = JobWriter(client, self.store, settings, clock, metrics)
         self._queue_statuses = QueueStatuses(client, self.store, clock)
         self.backend = KubeBackend(
             self.store,
@@ -83,7 +83,7 @@ class Operator:
         self._progress = ProgressReader(client, clock, self.backend.sources, self.backend.take_reading)
         self.start_events = StartEvents(client, clock, self.backend.waiting_pods, self.backend.take_start_trouble)
         chosen, asking = asked(policy or configured(rules.policy), metrics)
-        self.loop = Loop(
+        self.loop = SchedulerLoop(
             self.backend,
             chosen,
             clock,

@@ -23,11 +23,11 @@ from espalier_core.k8s.client import NoAccessError
 from espalier_core.k8s.scraping import NOBODY_ASKED, CertificateError, scrapers_of, serve_metrics
 from espalier_core.metrics.exporting import CONTENT_TYPE
 from espalier_operator.kube.audit import AuditLog
-from espalier_operator.kube.client import AccessError, Client, api_access
-from espalier_operator.kube.metrics.exporter import Metrics
+from espalier_operator.kube.client import AccessError, KubeClient, api_access
+from espalier_operator.kube.metrics.exporter import OperatorMetrics
 from espalier_operator.kube.metrics.signals import TracesError, exporter_to
 from espalier_operator.kube.objects.names import POLICY_MEMORY, RECENT_USE, lease_name
-from espalier_operator.kube.process.health import Address, Pulse, serve_health
+from espalier_operator.kube.process.health import Address, Heartbeats, serve_health
 from espalier_operator.kube.process.lease import Lease, LeaseLostError
 from espalier_operator.kube.process.operator import Operator
 from espalier_operator.kube.settings import KubeSettings
@@ -103,7 +103,7 @@ class _Service:
         self._stop = asyncio.Event()
         self._since = time.monotonic()
         """When it started to wait, or to act."""
-        self._metrics = Metrics()
+        self._metrics = OperatorMetrics()
         self._lease: Lease | None = None
         self._operator: Operator | None = None
         self._audit: AuditLog | None = None
@@ -128,7 +128,7 @@ class _Service:
                 stack.push_async_callback(asyncio.to_thread, end)
             api = await stack.enter_async_context(api_access(given.kubeconfig))
             metrics = self._scrape if given.metrics_tls_dir is None else None
-            pulse = Pulse(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=metrics)
+            pulse = Heartbeats(age=self._age, waits_for=self._waits_for, snapshot=self._snapshot, metrics=metrics)
             try:
                 await stack.enter_async_context(serve_health(pulse, given.http, given.snapshot_http))
                 if given.metrics_tls_dir is not None and given.metrics_https is not None:
@@ -159,7 +159,7 @@ class _Service:
         """Schedule until asked to end, or until the Lease is lost."""
         self._since = time.monotonic()
         self._operator = Operator(
-            Client(
+            KubeClient(
                 api,
                 requested=self._metrics.requested,
                 may_write=lambda: self._lease is None or self._lease.is_held,

@@ -38,7 +38,7 @@ class FigurePace:
         self.seconds = max(self._shortest, jobs / FIGURES_A_SECOND)
 
 
-class News(Flag):
+class PendingChanges(Flag):
     """What is newer than the job's facts."""
 
     NONE = 0
@@ -49,7 +49,7 @@ class News(Flag):
     """The state, or the time: what follows from both."""
 
 
-class Due(IntEnum):
+class FlushPriority(IntEnum):
     """How urgently a job is to be flushed: its status written, its objects brought up to it."""
 
     NOTHING = 0
@@ -110,9 +110,9 @@ class WorkItem:
         self.written_at = now
         self.answered = answered
         """The same as the API server sent it back."""
-        self.news = News.PODS | News.REPORT | News.FACTS
-        self.due = Due.CHANGES
-        self._due_later: dict[Due, float] = {}
+        self.news = PendingChanges.PODS | PendingChanges.REPORT | PendingChanges.FACTS
+        self.due = FlushPriority.CHANGES
+        self._due_later: dict[FlushPriority, float] = {}
         """When it is due next without any event."""
         self._next_due = math.inf
         """The first of these times."""
@@ -124,26 +124,26 @@ class WorkItem:
         """When it must be observed or flushed without any event."""
         return None if self._next_due == math.inf else self._next_due
 
-    def mark_dirty(self, news: News, due: Due = Due.NOTHING) -> None:
+    def mark_dirty(self, news: PendingChanges, due: FlushPriority = FlushPriority.NOTHING) -> None:
         """Record which facts have changed, and how urgently the job must be flushed."""
         self.news |= news
         self.due = max(self.due, due)
 
-    def take_due(self) -> Due:
+    def take_due(self) -> FlushPriority:
         """Return how urgently it is to be flushed, which is being done now."""
-        due, self.due = self.due, Due.NOTHING
+        due, self.due = self.due, FlushPriority.NOTHING
         return due
 
     def wants_look(self, now: float) -> bool:
         """Return whether it has news, or something is due."""
-        return self.news is not News.NONE or now >= self._next_due
+        return self.news is not PendingChanges.NONE or now >= self._next_due
 
     def come_due(self, now: float) -> None:
         """Make due what was planned to be due by now."""
         if now >= self._next_due:
             for due in [due for due, time in self._due_later.items() if now >= time]:
                 del self._due_later[due]
-                self.mark_dirty(News.FACTS, due)
+                self.mark_dirty(PendingChanges.FACTS, due)
             self._next_due = min(self._due_later.values(), default=math.inf)
 
     def plan_due(self, status: JobStatus, now: float, times: Iterable[float], *, changes: bool) -> None:
@@ -152,16 +152,16 @@ class WorkItem:
         `status` is the current one.
         """
         times = (self.writing.until, self.doing.until, self.making.until, *times)
-        later = {Due.CHANGES: min((time for time in times if time > now), default=None)}
+        later = {FlushPriority.CHANGES: min((time for time in times if time > now), default=None)}
         if changes or status != self.written:
             since = now if status == self.written else self.written_at
-            later[Due.FIGURES] = together(since, self._pace.seconds)
+            later[FlushPriority.FIGURES] = together(since, self._pace.seconds)
         self._due_later = {due: time for due, time in later.items() if time is not None}
         self._next_due = min(self._due_later.values(), default=math.inf)
 
-    def must_write(self, status: JobStatus, due: Due, now: float) -> bool:
+    def must_write(self, status: JobStatus, due: FlushPriority, now: float) -> bool:
         """Return whether `status` must be written now; a change of figures alone can wait."""
-        if self.written is None or due is Due.REWRITE or solid(status) != solid(self.written):
+        if self.written is None or due is FlushPriority.REWRITE or solid(status) != solid(self.written):
             return True
         return now >= self.written_at + self._pace.seconds and status != self.written
 
@@ -172,7 +172,7 @@ class WorkItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class PlanInputs:
     """One job as plans see it."""
 
     state: JobState
@@ -180,7 +180,7 @@ class Picture:
     workers: tuple[Worker, ...]
 
 
-def urgency_of(before: Picture, after: Picture) -> float:
+def urgency_of(before: PlanInputs, after: PlanInputs) -> float:
     """Return within how many wall seconds a plan must be made because a job has become `after`."""
     if before.facts is None or after.facts is None:
         return SOON if before.facts is not after.facts else NEVER

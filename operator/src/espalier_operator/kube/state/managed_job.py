@@ -23,7 +23,15 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, parse_statu
 from espalier_operator.kube.objects.pods import Pod
 from espalier_operator.kube.objects.start_events import StartTrouble, told
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.state.due import Due, FigurePace, News, Picture, WorkItem, expires_at, solid
+from espalier_operator.kube.state.due import (
+    FigurePace,
+    FlushPriority,
+    PendingChanges,
+    PlanInputs,
+    WorkItem,
+    expires_at,
+    solid,
+)
 from espalier_operator.kube.state.progress import LastReport, ProgramProgress, ProgressSource, source_of
 from espalier_operator.kube.state.remnants import remnant_of, suspended_as_asked
 from espalier_operator.kube.state.workers import (
@@ -92,7 +100,7 @@ class ManagedJob(WorkItem):
         self.object = seen
         if isinstance(seen.parsed, KubeJob):
             if self.job is not seen.parsed:
-                self.mark_dirty(News.PODS, Due.CHANGES)
+                self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
                 self.making.succeeded()  # what was refused may be taken now
                 self.rejected = None
                 if self.job is not None and self.state.admitted_at is None:
@@ -102,7 +110,7 @@ class ManagedJob(WorkItem):
                 self.state = self.state.with_workers(self.job.terms.min_replicas)
         elif self.problems is not seen.parsed:
             self.problems = seen.parsed
-            self.mark_dirty(News.PODS, Due.CHANGES)
+            self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
             if self.state.admitted_at is None and self.state.outcome is None:
                 self.job, self.facts = None, None  # one that runs, or is over, keeps its last good specification
             elif self.job is not None:
@@ -135,9 +143,9 @@ class ManagedJob(WorkItem):
             raise ValueError(f"{self.key}: it is lent GPUs and does not run")
         if len(self.state.attempts) != len(self.state.incarnations):
             raise ValueError(f"{self.key}: {self.state.attempts} attempts of {self.state.incarnations}")
-        if self.due is Due.NOTHING and not self.news and self.state.active and self.due_at is None:
+        if self.due is FlushPriority.NOTHING and not self.news and self.state.active and self.due_at is None:
             raise ValueError(f"{self.key}: it runs and nobody will look at it again")
-        if self.due is Due.NOTHING and not self.writing.failures and self.job is not None:
+        if self.due is FlushPriority.NOTHING and not self.writing.failures and self.job is not None:
             now, written = memory_of(self.state, self.job.terms), self.written or JobStatus()
             if (now.allocation, solid(now).scheduling) != (written.allocation, solid(written).scheduling):
                 raise ValueError(f"{self.key}: {now} is not due, and {written} is written")
@@ -150,9 +158,9 @@ class ManagedJob(WorkItem):
         if self.job is None:
             return
         if self._given_up_at is not None and now >= self._given_up_at:
-            self.mark_dirty(News.PODS)
+            self.mark_dirty(PendingChanges.PODS)
         self.observe(now)
-        if self.news is News.NONE and self.facts is not None:
+        if self.news is PendingChanges.NONE and self.facts is not None:
             if now < self.looked_at:  # a clock that is set back gives nothing back
                 self.facts = self.facts.counted(self.looked_at, since=now)
             self.looked_at = now
@@ -160,7 +168,7 @@ class ManagedJob(WorkItem):
         before, trained = self.state, self.facts is not None and self.facts.training
         self._count(now)
         if (self.state.attempts, self.state.incarnations) != (before.attempts, before.incarnations):
-            self.mark_dirty(News.PODS)
+            self.mark_dirty(PendingChanges.PODS)
             self.observe(now)
         if self.is_remnant:
             self._give_up_remnant(now)
@@ -170,28 +178,30 @@ class ManagedJob(WorkItem):
         self.facts = self._facts()
         self.workers = tuple(workers_of(self.key, self.pods, self.state))
         self.promise = promise_of(self.key, self.state)
-        self.news = News.NONE
+        self.news = PendingChanges.NONE
         if trained != self.facts.training or before.blames != self.state.blames or before.essence != self.state.essence:
-            self.mark_dirty(News.NONE, Due.CHANGES)
+            self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
         elif not self.state.active and before.used_seconds != self.state.used_seconds:
-            self.mark_dirty(News.NONE, Due.FIGURES)  # the last leader's late report; active jobs are due anyway
+            self.mark_dirty(
+                PendingChanges.NONE, FlushPriority.FIGURES
+            )  # the last leader's late report; active jobs are due anyway
 
-    def picture(self) -> Picture:
+    def picture(self) -> PlanInputs:
         """Return what plans are made by."""
-        return Picture(state=self.state, facts=self.facts, workers=self.workers)
+        return PlanInputs(state=self.state, facts=self.facts, workers=self.workers)
 
     def observe(self, now: float) -> None:
         """Read its report and sort its pods again where there is news of them."""
         if self.job is None:
             return
         if self._store.has_news(self.uid):
-            self.news |= News.PODS
-        if self.news is News.NONE:
+            self.news |= PendingChanges.PODS
+        if self.news is PendingChanges.NONE:
             return
-        reports = News.REPORT in self.news and not self.job.terms.program
+        reports = PendingChanges.REPORT in self.news and not self.job.terms.program
         if reports and self.report.read(self._store.reports.of(self.ref), self.state):
-            self.mark_dirty(News.NONE, Due.CHANGES)
-        if News.PODS in self.news:
+            self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
+        if PendingChanges.PODS in self.news:
             pods = self._told(self._store.pods_of(self.ref))
             reach = self._store.reach_of(pods, now)
             self.pods = sort_pods(self.job, self.state, pods, reach)
@@ -201,7 +211,7 @@ class ManagedJob(WorkItem):
             ):
                 self.extra_rejected = gates_of_extra(self.pods)
             self._given_up_at = reach.next_at
-        if self.news & (News.PODS | News.REPORT):
+        if self.news & (PendingChanges.PODS | PendingChanges.REPORT):
             program = self.job.terms.program
             unread = program and self.program.is_unread(self.source())
             seen = observation_of(
@@ -216,7 +226,7 @@ class ManagedJob(WorkItem):
             if self.facts is not None and seen.extra_bound != self.seen.extra_bound:
                 self._count_up()  # until now those that were bound before are charged
             self.seen = seen
-            self.news = News.FACTS
+            self.news = PendingChanges.FACTS
 
     def act(self, action: Action) -> None:
         """Apply a decision to the state. The budgets are first counted up to the last observation."""
@@ -229,31 +239,31 @@ class ManagedJob(WorkItem):
                 self.rejected = None
             if isinstance(action, GrantExtra):
                 self.extra_rejected = None
-            self.mark_dirty(News.PODS, Due.CHANGES)
+            self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     def refuse(self, reason: Reason | None) -> None:
         """Record why the plan granted it no (more) GPUs."""
         if reason is not self.refusal:
             self.refusal = reason
-            self.mark_dirty(News.NONE, Due.CHANGES)
+            self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
 
     def place(self, placement: Placement) -> None:
         """Record the nodes of workers that are to be made."""
         if placement is not self.placement and placement != self.placement:
             self.placement = placement
-            self.mark_dirty(News.NONE, Due.CHANGES)
+            self.mark_dirty(PendingChanges.NONE, FlushPriority.CHANGES)
 
     def reject(self, trouble: Trouble | None) -> None:
         """Record the API server's answer to its pods; None: it accepts them."""
         if trouble != self.rejected:
             self.rejected = trouble
-            self.mark_dirty(News.PODS, Due.CHANGES)
+            self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     def reject_extra(self, trouble: Trouble | None) -> None:
         """Record the API server's answer to a pod of an extra worker."""
         if trouble != self.extra_rejected:
             self.extra_rejected = trouble
-            self.mark_dirty(News.PODS, Due.CHANGES)
+            self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
 
     # ---- what is to be written, and when
 
@@ -308,7 +318,10 @@ class ManagedJob(WorkItem):
         """Take in what was read at `source`. Once that was the last of a program that has ended, its end is judged."""
         changed = source.ended or self.program.is_forbidden != (values is None)
         self.program.take(source, values, now)
-        self.mark_dirty(News.PODS if source.ended else News.FACTS, Due.CHANGES if changed else Due.NOTHING)
+        self.mark_dirty(
+            PendingChanges.PODS if source.ended else PendingChanges.FACTS,
+            FlushPriority.CHANGES if changed else FlushPriority.NOTHING,
+        )
 
     def waiting_pods(self) -> list[Pod]:
         """Return those of its pods whose nodes are still to start them."""
@@ -321,7 +334,7 @@ class ManagedJob(WorkItem):
         self._start_troubles.pop(pod, None)
         if trouble is not None:
             self._start_troubles[pod] = trouble
-        self.mark_dirty(News.PODS, Due.CHANGES)
+        self.mark_dirty(PendingChanges.PODS, FlushPriority.CHANGES)
         return True
 
     # ---- within
@@ -349,7 +362,7 @@ class ManagedJob(WorkItem):
 
     def _wait_for_specification(self) -> None:
         """Leave the plan; forget the last terms once that is written and all pods are gone."""
-        self.facts, self.workers, self.promise, self.news = None, (), None, News.NONE
+        self.facts, self.workers, self.promise, self.news = None, (), None, PendingChanges.NONE
         written = self.written is not None and self.written.scheduling.admitted_at is None
         pods = (*self.pods.base, *self.pods.extra, *self.pods.rest)
         if written and all(pod is None or pod.ended for pod in pods):

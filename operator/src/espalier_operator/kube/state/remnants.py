@@ -24,7 +24,7 @@ from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob
 from espalier_operator.kube.objects.nodes import resource_of_type
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.model import Terms, grace_of
+from espalier_operator.model import JobTerms, grace_of
 
 _KEPT: Final = (
     "suspend",
@@ -65,7 +65,7 @@ def remnant_of(
             job, known = more, {**known, field: given}
     if job is None:
         return None
-    terms = Terms.of(
+    terms = JobTerms.of(
         job,
         grace_seconds=grace_of(job, settings.grace_seconds),
         resource=resource_of_type(state.gpu_type or "", settings),

@@ -8,14 +8,14 @@ from typing import Final
 
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
-from espalier_operator.job.state import End, Incarnation, JobState, Observation, Timing
+from espalier_operator.job.state import End, JobState, Observation, Timing, WorkerStart
 from espalier_operator.job.view import Trouble
 from espalier_operator.kube.objects.jobs import KubeJob
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.watch.nodes import Reach
-from espalier_operator.model import Role, Worker, WorkerState
+from espalier_operator.kube.watch.nodes import UnreachablePods
+from espalier_operator.model import Worker, WorkerRole, WorkerState
 
-WITHIN_REACH: Final = Reach()
+WITHIN_REACH: Final = UnreachablePods()
 """All nodes report."""
 
 
@@ -46,7 +46,7 @@ class JobPods:
         return self.base[index] if index < len(self.base) else None
 
 
-def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach = WITHIN_REACH) -> JobPods:
+def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: UnreachablePods = WITHIN_REACH) -> JobPods:
     """Sort the pods of `job`; `reach` is what their nodes mean for them."""
     base: list[Pod | None] = [None] * len(state.attempts)
     extra, rest, recorded, lost = [], [], [], reach.lost
@@ -55,9 +55,9 @@ def sort_pods(job: KubeJob, state: JobState, pods: Iterable[Pod], reach: Reach =
             continue
         if pod.gone and not _is_unjudged(pod, job, state):
             recorded.append(pod)
-        elif pod.role is Role.BASE and _is_current(pod, job, state):
+        elif pod.role is WorkerRole.BASE and _is_current(pod, job, state):
             base[pod.index] = pod
-        elif pod.role is Role.EXTRA and not (pod.done or pod.deleting or pod.uid in lost):
+        elif pod.role is WorkerRole.EXTRA and not (pod.done or pod.deleting or pod.uid in lost):
             extra.append(pod)
         else:
             rest.append(pod)
@@ -92,7 +92,7 @@ def observation_of(
         base=tuple(None if pod is None else _incarnation(pod, pods) for pod in pods.base),
         extra_bound=sum(pod.node is not None for pod in pods.extra),
         extra_running=sum(pod.phase == "Running" for pod in pods.extra),
-        extra_ended=tuple(_incarnation(pod, pods) for pod in pods.rest if pod.role is Role.EXTRA and pod.done),
+        extra_ended=tuple(_incarnation(pod, pods) for pod in pods.rest if pod.role is WorkerRole.EXTRA and pod.done),
         refused=rejected is not None or any(pod is not None and pod.refused and not pod.deleting for pod in pods.base),
         invalid=rejected.message if rejected is not None and rejected.final else "",
         extra_refused=extra_rejected is not None or any(pod.gated for pod in pods.extra),
@@ -146,12 +146,12 @@ def workers_of(key: str, pods: JobPods, state: JobState) -> Iterator[Worker]:
             continue
         leaves = pod.uid in pods.lost or index in state.completed_workers
         if not pod.ended:
-            yield _worker(pod, key, Role.BASE, index, is_lost=leaves)
+            yield _worker(pod, key, WorkerRole.BASE, index, is_lost=leaves)
         elif not leaves and state.active and state.ended is None:
             # Its end is still to be judged. Until then nothing is owed to it, though it holds no GPU.
-            yield replace(_worker(pod, key, Role.BASE, index, is_lost=False), gpus=0, state=WorkerState.RUNNING)
+            yield replace(_worker(pod, key, WorkerRole.BASE, index, is_lost=False), gpus=0, state=WorkerState.RUNNING)
     for index, pod in enumerate(pods.extra):
-        yield _worker(pod, key, Role.EXTRA, index, is_lost=pod.uid in pods.lost)
+        yield _worker(pod, key, WorkerRole.EXTRA, index, is_lost=pod.uid in pods.lost)
     for pod in pods.rest:
         if not pod.ended:
             yield Worker(
@@ -178,7 +178,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
     return Worker(
         name=pod.key,
         job=None,
-        role=Role.FOREIGN,
+        role=WorkerRole.FOREIGN,
         node=pod.place,
         gpus=pod.gpus,
         state=_state(pod),
@@ -192,7 +192,7 @@ def foreign_worker(pod: Pod) -> Worker | None:
     )
 
 
-def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
+def _incarnation(pod: Pod, pods: JobPods) -> WorkerStart:
     end = None
     if pod.done:
         end = End(
@@ -203,10 +203,10 @@ def _incarnation(pod: Pod, pods: JobPods) -> Incarnation:
             message=pod.message,
             by_node=pod.by_node and not pod.deleting,
         )
-    return Incarnation(
+    return WorkerStart(
         id=pod.uid,
         node=pod.node,
-        loan=pod.attempt if pod.role is Role.EXTRA else 0,
+        loan=pod.attempt if pod.role is WorkerRole.EXTRA else 0,
         running=pod.phase == "Running",
         started_at=pod.started_at,
         ready=pod.ready,
@@ -226,11 +226,11 @@ def _is_current(pod: Pod, job: KubeJob, state: JobState) -> bool:
 
 def _is_unjudged(pod: Pod, job: KubeJob, state: JobState) -> bool:
     """Return whether a pod is that of a base worker whose end is still to be judged."""
-    waits = state.active and pod.role is Role.BASE and pod.index not in state.completed_workers
+    waits = state.active and pod.role is WorkerRole.BASE and pod.index not in state.completed_workers
     return waits and _is_current(pod, job, state)
 
 
-def _worker(pod: Pod, job: str, role: Role, index: int, *, is_lost: bool) -> Worker:
+def _worker(pod: Pod, job: str, role: WorkerRole, index: int, *, is_lost: bool) -> Worker:
     state = WorkerState.TERMINATING if is_lost else _state(pod)
     return Worker(
         name=pod.key,

@@ -14,13 +14,13 @@ from espalier_core.k8s.resources import Raw
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.objects.names import JobRef
 from espalier_operator.kube.objects.pods import Pod
-from espalier_operator.kube.reports import ReportObject, Unread, measures_more, read, report_object
+from espalier_operator.kube.reports import ReportObject, UnreadableReport, measures_more, read, report_object
 from espalier_operator.kube.state.workers import foreign_worker
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.model import Worker
 
 
-class FiledPods:
+class PodIndex:
     """Files each pod in one place."""
 
     def __init__(self) -> None:
@@ -119,10 +119,10 @@ class LastReports:
                 self.indexer.change(key, known)
 
     def unread(self) -> dict[str, int]:
-        """Return by reason (`Unread`) how many jobs have a newest report that is not read."""
+        """Return by reason (`UnreadableReport`) how many jobs have a newest report that is not read."""
         found = (report.unread for job, report in self._last.items() if self._is_known(job))
         counts = Counter(why for why in found if why is not None)
-        return {str(why): counts[why] for why in Unread}
+        return {str(why): counts[why] for why in UnreadableReport}
 
     def forget(self, job: JobRef) -> None:
         """Forget the last report of a job that is gone."""

@@ -10,10 +10,10 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.resources import Raw, Resource
 from espalier_operator.kube.objects import nodes
 from espalier_operator.kube.objects.devices import (
-    Asked,
     DeviceClaim,
     DeviceClass,
-    Slice,
+    DeviceRequest,
+    DeviceSlice,
     generated_for,
     parse_claim,
     parse_class,
@@ -25,7 +25,7 @@ from espalier_operator.kube.objects.pods import Load, Pod
 from espalier_operator.kube.reading import entries, mapping, text
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer, discard
-from espalier_operator.model import Role, Worker, WorkerState
+from espalier_operator.model import Worker, WorkerRole, WorkerState
 from espalier_operator.model.constraints import Amounts
 
 Pool = tuple[str, str]
@@ -53,8 +53,8 @@ class Devices:
         self._resources = settings.device_classes
         self._nodes_changed, self._claims_changed = nodes_changed, claims_changed
         self.classes: Indexer[DeviceClass] = Indexer(lambda raw, _: parse_class(raw), self._class_changed)
-        self.slices: Indexer[Slice] = Indexer(lambda raw, _: parse_slice(raw), self._slice_changed)
-        self.templates: Indexer[Asked] = Indexer(
+        self.slices: Indexer[DeviceSlice] = Indexer(lambda raw, _: parse_slice(raw), self._slice_changed)
+        self.templates: Indexer[DeviceRequest] = Indexer(
             lambda raw, _: parse_template(raw),
             lambda key, before, after: template_changed(key) if before != after else None,
         )
@@ -65,7 +65,7 @@ class Devices:
             resources.RESOURCE_CLAIM_TEMPLATES: self.templates,
             resources.RESOURCE_CLAIMS: self.claims,
         }
-        self._slices: dict[Pool, dict[str, Slice]] = defaultdict(dict)
+        self._slices: dict[Pool, dict[str, DeviceSlice]] = defaultdict(dict)
         self._found: dict[Pool, dict[str, tuple[str, tuple[str, ...]]]] = {}
         """Of each pool: by the name of a device its node, and the resources that it counts as."""
         self._pools: dict[str, set[Pool]] = defaultdict(set)
@@ -119,7 +119,7 @@ class Devices:
             for pool in list(self._slices):
                 self._survey(pool)
 
-    def _slice_changed(self, key: str, before: Slice | None, after: Slice | None) -> None:
+    def _slice_changed(self, key: str, before: DeviceSlice | None, after: DeviceSlice | None) -> None:
         if before == after:
             return
         for each in (before, after):
@@ -221,7 +221,7 @@ class ClaimedDevices:
                 worker = Worker(
                     name=f"{key} (ResourceClaim, {nodes.place_of(node, resource, self._settings)})",
                     job=None,
-                    role=Role.FOREIGN,
+                    role=WorkerRole.FOREIGN,
                     node=nodes.place_of(node, resource, self._settings),
                     gpus=count,
                     state=WorkerState.TERMINATING if left else WorkerState.RUNNING,

@@ -19,7 +19,7 @@ from espalier_core.k8s import resources
 from espalier_core.k8s.errors import Status
 from espalier_core.k8s.resources import Listing
 from espalier_operator.clock import Backoff, Clock
-from espalier_operator.kube.client import ApiRefusalError, Client
+from espalier_operator.kube.client import ApiRefusalError, KubeClient
 from espalier_operator.kube.objects import names
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch import handlers
@@ -45,7 +45,7 @@ class Informer:
 
     def __init__(
         self,
-        client: Client,
+        client: KubeClient,
         configuration: Configuration,
         store: Store,
         settings: KubeSettings,

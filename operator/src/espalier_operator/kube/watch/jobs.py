@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from espalier_core.k8s.resources import Raw, key_of
 from espalier_core.types.job import DEFAULT_CONTROLLER
-from espalier_operator.kube.objects.devices import Asked, templates_of
+from espalier_operator.kube.objects.devices import DeviceRequest, templates_of
 from espalier_operator.kube.objects.jobs import InvalidJob, KubeJob, class_of, parse_job
 from espalier_operator.kube.objects.limits import Defaults, largest, parse_limit_range
 from espalier_operator.kube.objects.names import JobRef
@@ -109,7 +109,7 @@ class JobInputs:
     def __init__(
         self,
         settings: KubeSettings,
-        template: Callable[[str], Asked | None],
+        template: Callable[[str], DeviceRequest | None],
         job_changed: Callable[[str, JobObject | None, JobObject | None], None],
     ) -> None:
         """Nothing is known yet. `template` looks up a ResourceClaimTemplate by key; `job_changed` is the indexer's."""

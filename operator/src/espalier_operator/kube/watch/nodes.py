@@ -22,7 +22,7 @@ from espalier_operator.kube.objects import nodes
 from espalier_operator.kube.objects.pods import Load, Pod
 from espalier_operator.kube.settings import KubeSettings
 from espalier_operator.kube.watch.indexer import Indexer
-from espalier_operator.model import Node, Role
+from espalier_operator.model import Node, WorkerRole
 
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Key of the taint by which an administrator says that nothing runs on a node any more."""
@@ -33,7 +33,7 @@ WIDESPREAD_NODES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class UnreachablePods:
     """What the nodes of some pods mean for them at a moment."""
 
     lost: frozenset[str] = frozenset()
@@ -55,12 +55,12 @@ def given_up_at(pod: Pod, node: Node, *, widespread: bool) -> float | None:
         return -math.inf
     if widespread:
         return None
-    if pod.role is Role.EXTRA or node.silent_since is None:
+    if pod.role is WorkerRole.EXTRA or node.silent_since is None:
         return -math.inf
     return None if math.isinf(pod.patience) else node.silent_since + pod.patience
 
 
-def reach_of(pods: Iterable[Pod], nodes: Mapping[str, Node | None], now: float, *, widespread: bool) -> Reach:
+def reach_of(pods: Iterable[Pod], nodes: Mapping[str, Node | None], now: float, *, widespread: bool) -> UnreachablePods:
     """Return the reach of `pods` at `now`; `nodes` has those that they are bound to, None for one that is gone.
 
     A node that is missing in `nodes` is not known yet, and counts as one that reports.
@@ -79,10 +79,10 @@ def reach_of(pods: Iterable[Pod], nodes: Mapping[str, Node | None], now: float, 
         silent.add(pod.uid)
         if at is not None:
             later.append(at)
-    return Reach(lost=frozenset(lost), silent=frozenset(silent), next_at=min(later, default=None))
+    return UnreachablePods(lost=frozenset(lost), silent=frozenset(silent), next_at=min(later, default=None))
 
 
-class NodeReach:
+class NodeHealth:
     """Follows the nodes of an indexer."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class NodeReach:
             touched |= self._silent
         return touched
 
-    def of(self, pods: Iterable[Pod], nodes: Indexer[Node], now: float) -> Reach:
+    def of(self, pods: Iterable[Pod], nodes: Indexer[Node], now: float) -> UnreachablePods:
         """Return what the nodes of `pods` mean for them at `now`.
 
         An unknown node counts as one that reports until a list younger than the pod lacks it: events of pods may come

@@ -19,11 +19,11 @@ from espalier_operator.kube.objects.pods import Load, Pod, concerns_gpus, parse_
 from espalier_operator.kube.objects.queues import QueueObject, parse_queue_object
 from espalier_operator.kube.reading import mapping
 from espalier_operator.kube.settings import KubeSettings
-from espalier_operator.kube.watch.by_job import FiledPods, LastReports
+from espalier_operator.kube.watch.by_job import LastReports, PodIndex
 from espalier_operator.kube.watch.devices import ClaimedDevices, Devices
 from espalier_operator.kube.watch.indexer import Indexer
 from espalier_operator.kube.watch.jobs import JobInputs, JobObject
-from espalier_operator.kube.watch.nodes import NodeReach, NodeUsage, Reach
+from espalier_operator.kube.watch.nodes import NodeHealth, NodeUsage, UnreachablePods
 from espalier_operator.model import NamespaceLimit, Node
 
 Limits = tuple[NamespaceLimit, ...]
@@ -86,10 +86,10 @@ class Store:
             resources.VOLUMES: self.inputs.volumes,
             **self.devices.indexers,
         }
-        self._reach = NodeReach()
+        self._reach = NodeHealth()
         self._usage = NodeUsage(settings, self.nodes.get, self.devices.on, self._announce, time)
         self.planned_nodes = self._usage.planned_nodes
-        self._filed = FiledPods()
+        self._filed = PodIndex()
         self.pods_by_job, self.foreign_workers = self._filed.by_job, self._filed.foreign_workers
         self._claimed = ClaimedDevices(settings, time, self.devices, self.pods, self.loads, self.foreign_workers)
         self.doubtful: dict[str, tuple[Pod, int]] = {}
@@ -208,7 +208,7 @@ class Store:
         job = self._by_uid.get(claimed.uid)
         return job is not None and job.ref != claimed
 
-    def reach_of(self, pods: Iterable[Pod], now: float) -> Reach:
+    def reach_of(self, pods: Iterable[Pod], now: float) -> UnreachablePods:
         """Return what the nodes of `pods` mean for them at `now`."""
         return self._reach.of(pods, self.nodes, now)
 

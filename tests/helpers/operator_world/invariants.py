@@ -121,6 +121,10 @@ def check(
                 _demand(not job.finished, 8, f"{job.key} ends twice")
             case _:
                 pass
+    stopped = {action.job for action in plan.actions if isinstance(action, Stop)}
+    for action in plan.actions:
+        ends_in_order = action.job not in stopped or isinstance(action, Stop | ReleaseExtra)
+        _demand(ends_in_order, 4, f"{action.job} is stopped, and has no time to end in order: {action}")
     _quotas_hold(snapshot, plan, jobs)
     _namespaces_hold(snapshot, plan, jobs, now)
     named = {action.job for action in plan.actions} | set(plan.refusals)

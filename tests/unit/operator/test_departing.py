@@ -83,6 +83,13 @@ def test_one_with_extra_workers_there_moves_at_once_and_gets_no_notice_before() 
     assert plan(replace(seen, jobs=(ended,)), FairPolicy(), NOW).actions[0].reason is Reason.NODE_DEPARTING
 
 
+def test_one_that_moves_has_time_for_a_checkpoint_though_it_lacks_a_gpu() -> None:
+    hurt = trains("ns/hurt", base_preemptible=True)
+    hurt = replace(hurt, terms=replace(hurt.terms, min_replicas=2, max_replicas=2))
+    seen = Snapshot(taken_at=NOW, nodes=(GOING,), workers=tuple(workers_of(hurt, "going")), jobs=(hurt,))
+    assert [type(action) for action in plan(seen, FairPolicy(), NOW).actions] == [Stop]
+
+
 def test_one_that_has_notice_already_moves_too() -> None:
     asked = Reclaim(extra=0, deadline=NOW + 20, reason=Reason.NEEDED_BY_OTHER_JOB)
     both = replace(trains("ns/both", extra=1, base_preemptible=True), reclaim=asked)

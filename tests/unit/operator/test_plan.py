@@ -352,6 +352,27 @@ def test_a_running_job_whose_gpu_is_gone_for_good_waits_again():
     assert decide([node("n", 1)], [evaluates], workers_of(hurt, "n")[:1]).actions == (), "its leader is about to end"
 
 
+@pytest.mark.parametrize(
+    ("terms", "facts", "reason"),
+    [
+        ({"gpu_seconds_budget": 100.0}, {"gpu_seconds_used": 100.0}, Reason.GPU_BUDGET_EXHAUSTED),
+        ({"suspend": True}, {}, Reason.SUSPENDED),
+    ],
+)
+def test_a_job_that_is_stopped_has_time_though_it_lacks_a_gpu(terms, facts, reason):
+    hurt = trains("hurt", low=2, high=2, **facts)
+    hurt = replace(hurt, terms=replace(hurt.terms, **terms))
+    (stop,) = decide([node("n", 1)], [hurt], workers_of(hurt, "n")[:1]).actions
+    assert (type(stop), stop.reason) == (Stop, reason)
+
+
+def test_a_job_that_is_stopped_is_asked_for_nothing_else():
+    less = trains("less", extra=2)
+    less = replace(less, terms=replace(less.terms, suspend=True, max_replicas=2))
+    (stop,) = decide([node("n", 3)], [less], workers_of(less, "n")).actions
+    assert type(stop) is Stop
+
+
 # ---- extra GPUs
 
 

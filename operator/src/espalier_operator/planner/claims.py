@@ -55,7 +55,7 @@ class Claims:
         """
         places, bound = self._tick.places, self._tick.census.bound
         for job in places.choosiest_first(self._tick.running):
-            if job.stopping is not None:
+            if self._record.is_stopped(job):
                 continue
             wants = job.terms.min_replicas - len(self._tick.census.gated[job.key])
             if len(bound[job.key]) >= wants and job.key not in places.moved:

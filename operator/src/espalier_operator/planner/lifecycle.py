@@ -217,12 +217,20 @@ class PlanBuilder:
         self.refusals: dict[str, Refusal] = {}
         self.touched: set[str] = set()
         """Jobs that already have an action in this tick: nothing is lent to them or reclaimed from them."""
+        self._stopped: set[str] = set()
+        """Those that this plan stops."""
         self.wake_at: float | None = None
 
     def act(self, action: Action) -> None:
         """Add an action."""
         self.actions.append(action)
         self.touched.add(action.job)
+        if isinstance(action, Stop):
+            self._stopped.add(action.job)
+
+    def is_stopped(self, job: JobFacts) -> bool:
+        """Return whether a job is stopped, by an earlier plan or this one: it has time to end in order."""
+        return job.stopping is not None or job.key in self._stopped
 
     def refuse(self, job: JobFacts, reason: Reason, *, starts_by: float | None = None) -> None:
         """Say why the job gets nothing (more)."""
@@ -275,13 +283,13 @@ class JobLimits:
                 self._record.wake(job.reclaim.deadline)
             return job.reclaim.extra
         allowed, limit = most_extra(job.terms)
-        if job.extra > allowed and job.stopping is None:
+        if job.extra > allowed and not self._record.is_stopped(job):
             deadline = self._now + job.terms.notice_seconds
             self._record.act(NoticeReclaim(job=job.key, extra=allowed, deadline=deadline, reason=limit))
             self._record.wake(deadline)
             return allowed
         kept = order.kept_extra(job)
-        if job.extra > kept and job.stopping is None and not self.is_quiet(job):
+        if job.extra > kept and not (self._record.is_stopped(job) or self.is_quiet(job)):
             deadline = self._now + job.terms.notice_seconds
             self._record.act(NoticeReclaim(job=job.key, extra=kept, deadline=deadline, reason=Reason.HELD_BY_POLICY))
             self._record.wake(deadline)

@@ -167,10 +167,12 @@ class Clauses:
         # One that has ever failed it may still be avoided: what has started there since may not have run for long.
         bad |= {place for (uid, place) in self._world.failed_at if uid == claimant(pod)[1]}
         wants, held = job.wants, self._world.held()
-        owed = sum(each[job.resource] for each in self._room.owed([*self._room.jobs()]))
+        owed = [*self._room.owed([*self._room.jobs()])]
+        if wants in owed:
+            owed.remove(wants)  # the pod itself
         for other in self._room.nodes_of(job, self._world.type_of(node, job.resource)):
             free = Counter(self._world.whole(other))
-            free.subtract(held[other] + Counter({job.resource: owed}))
+            free.subtract(sum(owed, held[other]))
             demand(other in bad or not times(free, wants), 7, f"{job.key} is sent to {node}, and {other} has {free}")
 
     def count_again(self) -> None:

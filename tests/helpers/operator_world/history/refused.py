@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -27,11 +28,11 @@ class Refused:
     def __init__(self, world: SharedCluster, rules: Rules) -> None:
         """Nobody is refused yet."""
         self._world, self._seconds = world, rules.refusal_seconds + SLACK
-        self._held = Stopwatch(world)
+        self._held, self._since = Stopwatch(world), world.now
 
     def begin_again(self) -> None:
-        """Forget for how long: another operator does not know."""
-        self._held = Stopwatch(self._world)
+        """Forget what was denied, and for how long: another operator does not know until it tries itself."""
+        self._held, self._since = Stopwatch(self._world), self._world.now
 
     def judge(self, jobs: Iterable[Seen], checked: Counter[str]) -> None:
         """No job without a leader long keeps GPUs for workers that are refused; a denial ends none for good."""
@@ -51,15 +52,20 @@ class Refused:
             if (runs and kept.trained) or not refused:
                 continue
             checked["is refused"] += 1
-            asked = job.raw["metadata"]["generation"]  # what was refused may be taken once that has changed
+            # What was refused may be taken once one of these has changed.
+            asked = job.raw["metadata"]["generation"], self._defaults_version(job.namespace)
             seconds = self._held.seconds(f"{job.key} {asked} {kept.attempts} {refused}")
             demand(
                 seconds < self._seconds, 8, f"{job.key} has held GPUs for refused workers for {seconds} s: {refused}"
             )
         self._held.turn()
 
+    def _defaults_version(self, namespace: str) -> str | None:
+        defaults = self._world.limit_ranges.get(f"{namespace}/defaults")
+        return None if defaults is None else defaults["metadata"]["resourceVersion"]
+
     def _refusal(self, key: str) -> str:
-        if key in self._world.denied:
+        if self._world.denied.get(key, -math.inf) > self._since:
             return f"{key} is denied"
         return f"{key} has no image" if self._cannot_pull(self._world.pods.get(key, {})) else ""
 

@@ -68,8 +68,8 @@ class SharedCluster(Kubernetes):
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.denials: dict[str, tuple[float, Status]] = {}
         """By namespace: until when a webhook denies its pods, and how."""
-        self.denied: set[str] = set()
-        """Pods that it has denied and that are still not there, by key."""
+        self.denied: dict[str, float] = {}
+        """Pods that it has denied and that are still not there, by key; when it last did."""
         self.strangers_claimed: set[str] = set()
         """Namespaces in which claims of strangers' pods that had waited for a ResourceQuota were made."""
 
@@ -225,9 +225,9 @@ class SharedCluster(Kubernetes):
     def _admit(self, key: str, namespace: str) -> None:
         until, denial = self.denials.get(namespace, (0.0, None))
         if denial is not None and self.now < until and key not in self.pods:
-            self.denied.add(key)
+            self.denied[key] = self.now
             raise ApiRefusalError(f"create {key}", denial)
-        self.denied.discard(key)
+        self.denied.pop(key, None)
 
     def schedule(self) -> None:
         """Let kube-scheduler bind what waits."""

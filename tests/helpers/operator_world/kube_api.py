@@ -149,8 +149,9 @@ def node_of(pod: Raw) -> str | None:
 
 def owner_of(raw: Raw) -> str | None:
     """Return the UID of the job that owns an object."""
-    references = raw["metadata"].get("ownerReferences") or ()
-    return next((reference["uid"] for reference in references), None)
+    references = raw["metadata"].get("ownerReferences")
+    uid: str | None = references[0]["uid"] if references else None
+    return uid
 
 
 def is_over(pod: Raw) -> bool:

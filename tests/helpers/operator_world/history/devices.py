@@ -71,6 +71,8 @@ class Devices:
 
         But not where workers have them: a worker whose device is gone holds one that is there.
         """
+        if not self.claims:
+            return self.on(node)
         workers = {claim_of(pod) for pod in pods if not is_over(pod) and owner_of(pod) is not None}
         there = set(map(str, range(self.on(node))))
         others = (claim for key, claim in self._allocated() if key not in workers)
@@ -117,6 +119,8 @@ class Devices:
 
     def left(self, pods: Iterable[Raw]) -> Mapping[str, Counter[str]]:
         """Return by node what claims hold whose pod has ended or gone."""
+        if not self.claims:
+            return {}
         there, found = _live(pods), defaultdict[str, Counter[str]](Counter)
         for key, claim in self._allocated():
             if key not in there:

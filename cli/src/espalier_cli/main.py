@@ -9,6 +9,7 @@ import click
 
 from espalier_cli.errors import INSTALL, InputError, check_trainer
 from espalier_cli.options import drawing, picture_option
+from espalier_cli.starting import JobFile
 from espalier_cli.tables import plain_console
 from espalier_core.console import COMMANDS, LazyGroup, RealRange
 from espalier_core.files.documents import DocumentError
@@ -20,6 +21,7 @@ Exit codes: 0 success, 1 a job failed or an internal error, 2 an input cannot be
 
 
 _ELSEWHERE = {
+    "init": "espalier_cli.starting:init",
     "run": "espalier_cli.run_command:run",
     "points": "espalier_cli.points_command:points",
     "export": "espalier_cli.export_command:export",
@@ -48,7 +50,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=JobFile())
 @click.option(
     "--deep",
     is_flag=True,
@@ -125,6 +127,6 @@ def compare(folders: tuple[Path, ...], picture: Path | None) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; kubectl finds it as its plugin `kubectl espalier`."""
     # The commands import what they need, so that `espalier validate` does not wait for torch.
-    cli()
+    cli(prog_name="kubectl espalier" if Path(sys.argv[0]).name.startswith("kubectl-") else "espalier")

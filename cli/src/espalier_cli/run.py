@@ -197,6 +197,8 @@ def resume_command(directory: Path) -> str:
 def _command() -> list[str]:
     """Return the words of this process's command; by name where the name finds it."""
     name = Path(sys.argv[0]).name
+    if name == "__main__.py":
+        return [sys.executable, "-m", "espalier_cli", *sys.argv[1:]]
     found = shutil.which(name)
     here = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
     return [name if here else sys.argv[0], *sys.argv[1:]]

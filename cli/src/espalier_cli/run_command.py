@@ -29,6 +29,7 @@ from espalier_cli.run import (
     run_jobs,
     with_changes,
 )
+from espalier_cli.starting import JobFile
 from espalier_cli.tables import plain_console, table_for
 from espalier_cli.terminal import Terminal
 from espalier_core.console import INTERRUPTED, RealRange
@@ -47,7 +48,7 @@ from espalier_operator.policies.settings import configured_here
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, type=JobFile())
 @click.option(
     "--gpus", type=click.IntRange(min=0), help="Number of GPUs at the start.  [default: all CUDA devices, or 1]"
 )
@@ -99,7 +100,7 @@ def run(
     restart: bool,
     as_json: bool,
 ) -> None:
-    """Train the jobs of FILES on this machine, with GPUs that come and go.
+    """Train the jobs of FILES on this machine, with GPUs that come and go; `example:digits` is a carried example.
 
     Several jobs share the GPUs as the scheduling policy decides. Ctrl-C, or a closed terminal, ends
     the run with a checkpoint; the same command with the same --output resumes it.

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from espalier_cli.run import TimelineError, parse_moment
+from espalier_cli.starting import JobFile
 from espalier_core.console import INTERRUPTED, SEEDS, CommandError, RealRange
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.job import AdaptiveTrainingJob
@@ -39,7 +40,7 @@ _OF_CORPORA: Final = {"moments": "--moments", "most": "--most", "ways": "--way",
 
 
 @click.command()
-@click.argument("job_file", metavar="[JOB]", required=False, type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="[JOB]", required=False, type=JobFile())
 @click.option(
     "--corpus",
     metavar="NAME|FILE.py",

@@ -26,12 +26,23 @@ help:  ## list the targets
 	$(PYTHON) -m venv .tools/uv || { echo "hint: python3's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
+# Which build of torch: that of the package index (CUDA on Linux) or, with TORCH=cpu, the one for CPUs alone, which is 4 GB
+# smaller. Later targets remember the choice.
+TORCH ?= $(shell cat .venv/.torch 2>/dev/null)
+locked = $(1)==$(shell sed -n '/^name = "$(1)"$$/{n;s/version = "\(.*\)"/\1/p}' uv.lock)
+ifeq ($(TORCH),cpu)
+WITHOUT := torch torchvision triton $(shell sed -nE 's/^name = "((cuda|nvidia)-.*)"/\1/p' uv.lock)
+endif
+SYNC = $(UV) sync --locked $(addprefix --no-install-package ,$(WITHOUT))
+
 .venv/.ready: uv.lock pyproject.toml $(MEMBERS:%=%/pyproject.toml) | $(filter .tools/%,$(UV))
-	$(UV) sync --locked --python $(PYTHON)
+	$(SYNC) --python $(PYTHON)
+	$(if $(WITHOUT),$(UV) pip install --python .venv --torch-backend cpu $(call locked,torch) $(call locked,torchvision))
+	@echo $(TORCH) >.venv/.torch
 	@touch $@
 
 .PHONY: setup
-setup: .venv/.ready  ## install everything; the command is .venv/bin/espalier
+setup: .venv/.ready  ## install everything; the command is .venv/bin/espalier; TORCH=cpu: without CUDA
 
 .PHONY: run
 run: .venv/.ready  ## run the example job with and without growth, and compare
@@ -166,7 +177,7 @@ bench-optimised-jobs: .venv/.ready  ## what do rewrites in jobs cost, and what d
 
 .PHONY: saturation
 saturation: .venv/.ready  ## install egglog, with which `make bench-rewrites` compares its searches (213 MB)
-	$(UV) sync --locked --inexact --group saturation
+	$(SYNC) --inexact --group saturation
 
 .PHONY: bench-rewrites
 bench-rewrites: saturation  ## what do rewrites of the computation gain? nine nets, searches compared, measured (7 minutes of a core, on a busy machine an hour); ARGS=--quick

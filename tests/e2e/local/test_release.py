@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pages import commands
+
 ROOT = Path(__file__).parents[3]
 UV = shutil.which("uv") or str(ROOT / ".tools/uv/bin/uv")
 MEMBERS = ("agent", "cli", "core", "lab", "operator", "trainer")
@@ -71,17 +73,17 @@ def test_a_wheel_says_what_it_is_and_holds_its_licence(wheels: Path) -> None:
             assert not wanted.startswith("espalier-") or f"=={said['Version']}" in wanted, wanted
 
 
-def test_an_example_grows_without_a_clone(bin_folder: Path, tmp_path: Path) -> None:
-    simulated = ("--simulate", "--gpus", "1", "--arrive", "30%:1", "--json")
-    result = json.loads(run(bin_folder, tmp_path, "espalier", "run", "example:digits", *simulated)[0])
-    assert result["phase"] == "Complete"
-    assert result["depthAfter"] > result["depthBefore"]
-
-
-def test_the_command_that_init_prints_grows_a_model_of_ones_own(bin_folder: Path, tmp_path: Path) -> None:
-    command = run(bin_folder, tmp_path, "espalier", "init", "mine")[1].partition("to run it: ")[2]
-    result = json.loads(run(bin_folder, tmp_path, "bash", "-c", f"{command.strip()} --json")[0])
-    assert result["depthAfter"] > result["depthBefore"]
+def test_what_the_quickstart_types_without_a_clone_grows_two_models(bin_folder: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text().partition("\n## Without a clone\n")[2].partition("\n## ")[0]
+    install, *typed = commands(page)
+    assert install == 'pip install "espalier-cli[train]"'  # as the fixture does
+    for command in typed:
+        said = run(bin_folder, tmp_path, "bash", "-c", command)[1]
+        if command.startswith("espalier init"):
+            assert "espalier run job.yaml --simulate --gpus 1 --arrive 30%:1 --no-agent" in said
+    for folder in ("runs/grown", "my-job/runs/mine"):
+        result = json.loads((tmp_path / folder / "result.json").read_text())
+        assert (result["phase"], result["depthAfter"] > result["depthBefore"]) == ("Complete", True)
 
 
 @pytest.mark.parametrize("words", [("espalier",), ("kubectl-espalier",), ("python", "-m", "espalier_cli")])

@@ -18,12 +18,12 @@ from espalier_agent.policies.tree_features import STATIC, Facts, static_features
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, MomentRecord
 from espalier_lab.growth.corpus.families import Families
-from espalier_lab.growth.judge.case import Case, CaseFile
+from espalier_lab.growth.judge.case import CaseFile, JudgeCase
 from espalier_lab.growth.judge.deciding import Setting
-from espalier_lab.growth.judge.judging import Judgement
+from espalier_lab.growth.judge.judging import JudgeSettings
 from espalier_lab.growth.judge.running import cores
 from espalier_lab.growth.judge.trialling import RACE_GPUS, proposal, race_winner
-from espalier_lab.growth.judge.verdict import Rule, Verdict, decisions_of, judged
+from espalier_lab.growth.judge.verdict import JudgeVerdict, Rule, decisions_of, judged
 from espalier_lab.growth.progress_line import ProgressLine
 
 MODELS = Path(__file__).with_name("unseen_models.py")
@@ -47,7 +47,7 @@ class Part:
     count: int | None
     """How many; None: all."""
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Make them."""
         cases = CaseFile(str(MODELS))()
         if self.count is None:
@@ -62,12 +62,12 @@ class Drawn:
 
     seed: int
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Make them."""
         return Families("drawn", self.seed, DRAWN)()
 
 
-def _width(case: Case) -> int:
+def _width(case: JudgeCase) -> int:
     return sum(parameter.numel() for parameter in case.built(0).parameters())
 
 
@@ -120,7 +120,7 @@ def main(
     if quick and drawn is not None:
         raise click.UsageError("--quick judges some families of the fixed list; leave it out with --drawn")
     part = Part(QUICK if quick else None) if drawn is None else Drawn(drawn)
-    judgement = Judgement(part, part(), 1 if quick else seeds, Setting(most=most), work_dir, parallel or cores())
+    judgement = JudgeSettings(part, part(), 1 if quick else seeds, Setting(most=most), work_dir, parallel or cores())
     records, tried = judgement.records(ProgressLine("trainings"), trials=trials)
     rules: dict[str, Rule] = {"mixes first": mixing}
     rules["race, one GPU"] = raced_by(open_policy(None), 1)
@@ -140,7 +140,7 @@ def main(
         sys.exit("the advice is worse than both never and always growing")
 
 
-def show(verdict: Verdict) -> None:
+def show(verdict: JudgeVerdict) -> None:
     """Print the table, and whether the bars are reached."""
     print(f"{verdict.cases} cases of {verdict.families} families, {len(verdict.decisions)} decisions")
     print(f"{'advisor':<14} {'regret':>7} {'95 %':>16} {'worse than none':>16}")

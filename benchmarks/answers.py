@@ -22,13 +22,13 @@ from typing import Final
 import numpy as np
 from harness.printed import command, environment, rendered
 
-from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
-from espalier_lab.scheduling.learned.network import Network
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.files import AllocationLineage, AllocationPolicy, Serves, make_policy, write_policy
+from espalier_lab.scheduling.learned.network import JobScorer
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.placement.beliefs import wide_prior
-from espalier_lab.scheduling.product.reader import AllocationFile, tensors_of
+from espalier_lab.scheduling.product.reader import AllocationPolicyFile, tensors_of
 from espalier_operator.policies.remote import SpeedTable, asked, question_of
 from espalier_operator.policies.view import Candidate, View
 
@@ -59,19 +59,19 @@ def waiting(jobs: int, gpus: int) -> View:
     return View(now=0.0, gpus=gpus, jobs=candidates, outlooks=outlooks, nodes=nodes, continuous=True)
 
 
-def policy(seed: int, jobs: int, gpus: int) -> LearnedPolicy:
+def policy(seed: int, jobs: int, gpus: int) -> AllocationPolicy:
     """Return a policy with random weights and a placement prior."""
-    lineage = Lineage(
+    lineage = AllocationLineage(
         name="random", learnt_from="nothing", algorithm="drawn at random", seed=seed, decisions=0,
         serves=Serves(min_gpus=1, max_gpus=gpus, max_jobs=jobs),
     )  # fmt: skip
     weights = {**Twin(1, seed=seed).frozen().weights, "stop.offset": np.full(1, -100, np.float32)}
-    return make_policy(Network(weights), lineage, tensors_of(wide_prior()))
+    return make_policy(JobScorer(weights), lineage, tensors_of(wide_prior()))
 
 
-def scoring_all(policy: LearnedPolicy, view: View) -> None:
+def scoring_all(policy: AllocationPolicy, view: View) -> None:
     """Decide by the scores of all jobs before each worker."""
-    picture = Picture.of(view)
+    picture = PartialDecision.of(view)
     while (mask := picture.mask()).any():
         chosen = int(policy.network.scores(picture.inputs(), mask).argmax())
         if chosen == len(view.jobs):
@@ -105,12 +105,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "policy.safetensors"
             write_policy(made, path)
-            file = AllocationFile(path)
+            file = AllocationPolicyFile(path)
         allocation = LearnedAllocation(made)
         decision = allocation.decide(view)
         given = sum(share.workers for share in decision.shares)
 
-        def answer(file: AllocationFile = file, question: bytes = question) -> object:
+        def answer(file: AllocationPolicyFile = file, question: bytes = question) -> object:
             return json.dumps(file.answer(question_of(question).view).to_json())
 
         rows.append(

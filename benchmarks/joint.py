@@ -26,13 +26,13 @@ from harness.statistics import paired
 
 from espalier_lab.scheduling.placement.beliefs import Belief, wide_prior
 from espalier_lab.scheduling.placement.candidates import candidates
-from espalier_lab.scheduling.placement.cluster import Cluster
-from espalier_lab.scheduling.placement.costs import Costs, Gang
+from espalier_lab.scheduling.placement.cluster import PlacementCluster
+from espalier_lab.scheduling.placement.costs import Gang, PlacementCosts
 from espalier_lab.scheduling.placement.joint import one_by_one, together
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth
 from espalier_lab.scheduling.placement.placers import Model, Oracle, run, run_together
-from espalier_lab.scheduling.placement.tasks import KINDS, Episode, Family, draw_task, episode
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, PlacementEpisode, draw_task, episode
 from espalier_lab.scheduling.purposes import Purpose
 
 FAMILY: Final = Family(nodes=24)
@@ -43,7 +43,7 @@ SIZES: Final = (1, 2, 4, 8)
 Placing = Model | Oracle
 
 
-def in_bursts(drawn: Episode, size: int) -> Episode:
+def in_bursts(drawn: PlacementEpisode, size: int) -> PlacementEpisode:
     """Return the episode in which `size` jobs come at the time of the first of them."""
     arrivals = tuple(
         replace(each, at=drawn.arrivals[index - index % size].at) for index, each in enumerate(drawn.arrivals)
@@ -56,7 +56,7 @@ def busy(rng: np.random.Generator, family: Family) -> tuple[Occupancy, dict[str,
     occupancy, steps = Occupancy(family.nodes, family.node_gpus, family.rack_nodes), dict[str, float]()
     while sum(occupancy.free) > family.gpus * 2 / 3:
         name, choices = f"runs-{len(steps)}", candidates(occupancy, int(rng.choice(SIZES)))
-        occupancy.add(name, Placed(int(rng.integers(KINDS)), choices[int(rng.integers(len(choices)))]))
+        occupancy.add(name, PlacedJob(int(rng.integers(KINDS)), choices[int(rng.integers(len(choices)))]))
         steps[name] = float(rng.uniform(100, 10_000))
     return occupancy, steps
 
@@ -82,17 +82,17 @@ def decisions(repeats: int, *, markdown: bool) -> str:
         occupancy, steps = busy(rng, LARGE)
         gangs, truth = burst(rng, sum(occupancy.free)), Truth(draw_task(LARGE, rng))
         ways: dict[str, Callable[[], Sequence[object]]] = {
-            "one by one": lambda: one_by_one(Costs(truth, occupancy, steps), gangs),  # noqa: B023
+            "one by one": lambda: one_by_one(PlacementCosts(truth, occupancy, steps), gangs),  # noqa: B023
             "together": lambda: together(truth, occupancy, steps, gangs),  # noqa: B023
         }
         for name, way in ways.items():
             began = time.process_time()
             found = way()
             times[name].append(1_000 * (time.process_time() - began))
-            costs, total = Costs(truth, occupancy, steps), 0.0
+            costs, total = PlacementCosts(truth, occupancy, steps), 0.0
             for gang, nodes in zip(gangs, found, strict=True):
                 total += float(costs.added(gang, [nodes])[0])  # type: ignore[list-item]
-                costs.add(gang.name, Placed(gang.kind, nodes), gang.steps)  # type: ignore[arg-type]
+                costs.add(gang.name, PlacedJob(gang.kind, nodes), gang.steps)  # type: ignore[arg-type]
             seconds[name].append(total)
     rows = [
         (
@@ -106,12 +106,12 @@ def decisions(repeats: int, *, markdown: bool) -> str:
     return rendered(f"A burst of {GANGS} jobs on {LARGE.nodes} nodes, {repeats} bursts", head, rows, markdown=markdown)
 
 
-def online(drawn: Episode) -> Placing:
+def online(drawn: PlacementEpisode) -> Placing:
     """Return the model that learns from nothing."""
     return Model(Belief(wide_prior(), drawn.family.nodes))
 
 
-def oracle(_: Episode) -> Placing:
+def oracle(_: PlacementEpisode) -> Placing:
     """Return what knows the truth."""
     return Oracle()
 
@@ -121,8 +121,8 @@ def episodes(count: int, size: int, *, markdown: bool) -> str:
     drawn = [in_bursts(episode(FAMILY, Purpose.JUDGE, index), size) for index in range(count)]
     rows = []
     for name, make in (("online", online), ("oracle", oracle)):
-        single = [run(Cluster(each), make(each)) for each in drawn]
-        joint = [run_together(Cluster(each), make(each)) for each in drawn]
+        single = [run(PlacementCluster(each), make(each)) for each in drawn]
+        joint = [run_together(PlacementCluster(each), make(each)) for each in drawn]
         saved = paired([100 * (1 - one / other) for one, other in zip(joint, single, strict=True)])
         better = sum(one < other for one, other in zip(joint, single, strict=True))
         rows.append(

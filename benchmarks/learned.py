@@ -38,11 +38,11 @@ from espalier_lab.scheduling.allocation.judging import NODES, greedy, judge
 from espalier_lab.scheduling.allocation.learning import learn_slots
 from espalier_lab.scheduling.allocation.rules import RULES, fixed
 from espalier_lab.scheduling.allocation.source import source
-from espalier_lab.scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learned.files import AllocationPolicy, make_policy, read_policy, write_policy
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.purposes import Purpose
 
-SETTINGS: Final = Settings()
+SETTINGS: Final = LearnerSettings()
 UNSEEN: Final = ("seq2seq", "cnn-text-classification")
 """Types of which `learned on 6 types` never sees a job."""
 
@@ -51,8 +51,8 @@ Judged = dict[str, list[np.ndarray]]
 
 
 def learnt(
-    settings: Settings, seeds: int, title: str, folder: Path, kinds: Sequence[int] | None = None
-) -> list[LearnedPolicy]:
+    settings: LearnerSettings, seeds: int, title: str, folder: Path, kinds: Sequence[int] | None = None
+) -> list[AllocationPolicy]:
     """Learn one policy a seed, or read it from the folder where it was learnt before."""
     found = []
     for seed in range(seeds):

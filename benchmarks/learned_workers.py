@@ -36,9 +36,9 @@ from harness.statistics import paired
 from espalier_lab.scheduling.allocation.forms import WorkerForm
 from espalier_lab.scheduling.allocation.learning import learn_workers
 from espalier_lab.scheduling.allocation.workloads import Mixed, StepByStep
-from espalier_lab.scheduling.learned.files import LearnedPolicy, make_policy, read_policy, write_policy
+from espalier_lab.scheduling.learned.files import AllocationPolicy, make_policy, read_policy, write_policy
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.simulator.cluster import nodes_of
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.outcome import outcome_of
@@ -53,7 +53,9 @@ CLUSTER: Final = "16x4"
 HALVES: Final = (("1", "2"), ("3", "6"))
 """Workloads that are learnt from together; each half is judged by what learnt from the other one."""
 LOADS: Final = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
-SETTINGS: Final = Settings(teacher="soonest", imitation_epochs=10, imitation_rate=3e-3, rate=5e-4, decisions=80_000)
+SETTINGS: Final = LearnerSettings(
+    teacher="soonest", imitation_epochs=10, imitation_rate=3e-3, rate=5e-4, decisions=80_000
+)
 MOST_JOBS: Final = 60
 """Of an episode to learn from."""
 RULES: Final = ("tiresias", "optimus", "goodput", "optimus-ahead", "soonest")
@@ -102,8 +104,8 @@ def seconds(workloads: Workloads, trace: Trace, policy: Policy) -> float:
 
 
 def learnt(
-    workloads: Workloads, half: Sequence[str], settings: Settings, seed: int, title: str, folder: Path
-) -> LearnedPolicy:
+    workloads: Workloads, half: Sequence[str], settings: LearnerSettings, seed: int, title: str, folder: Path
+) -> AllocationPolicy:
     """Learn a policy from these workloads, or read it from the folder where it was learnt before."""
     path = folder / f"{title}-{'-'.join(half)}-{seed}.safetensors"
     if not path.exists():

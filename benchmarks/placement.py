@@ -48,8 +48,8 @@ from numpy.typing import NDArray
 
 from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.beliefs import Belief, Prior, wide_prior
-from espalier_lab.scheduling.placement.cluster import Cluster, Pending
-from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle, Placer, Random, Rule, run
+from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
+from espalier_lab.scheduling.placement.placers import RULES, Model, Oracle, PlacementRule, Placer, Random, run
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.recurrent import RecurrentActor
 from espalier_lab.scheduling.placement.reinforced import (
@@ -64,9 +64,9 @@ from espalier_lab.scheduling.placement.tasks import (
     KIND_DEVIATION,
     KINDS,
     TASK_DEVIATION,
-    Episode,
     Family,
-    Task,
+    PlacementEpisode,
+    PlacementTask,
     draw_task,
     episode,
     kinds,
@@ -110,7 +110,9 @@ class Setting:
         return f"memory {self.memory:g} s, optimism {self.optimism:g}, opening {self.opening:g}"
 
 
-def model(prior: Prior, setting: Setting, until: Callable[[Episode], float]) -> Callable[[Episode], Placer]:
+def model(
+    prior: Prior, setting: Setting, until: Callable[[PlacementEpisode], float]
+) -> Callable[[PlacementEpisode], Placer]:
     """Return what makes the model of an episode."""
     return lambda drawn: Model(
         Belief(prior, drawn.family.nodes, memory_seconds=setting.memory),
@@ -135,13 +137,13 @@ def true_prior() -> Prior:
 class Informed:
     """The model that knows nothing of clusters but how slow each node is, at first and after a change."""
 
-    def __init__(self, drawn: Episode) -> None:
+    def __init__(self, drawn: PlacementEpisode) -> None:
         """Begin at the wide prior."""
         self._belief = Belief(wide_prior(), drawn.family.nodes)
         self._model = Model(self._belief)
-        self._task: Task | None = None
+        self._task: PlacementTask | None = None
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of the model's candidate."""
         task = cluster.episode.task_at(cluster.now)
         if task is not self._task:
@@ -150,26 +152,29 @@ class Informed:
         return self._model.choose(cluster, pending)
 
 
-def always(drawn: Episode) -> float:
+def always(drawn: PlacementEpisode) -> float:
     """Learn to the end."""
     return math.inf
 
 
-def until_the_middle(drawn: Episode) -> float:
+def until_the_middle(drawn: PlacementEpisode) -> float:
     """Learn until half of the jobs have come, which is when the cluster shifts if it does."""
     return drawn.arrivals[len(drawn.arrivals) // 2].at
 
 
-def seconds(episodes: Sequence[Episode], make: Callable[[Episode], Placer]) -> Floats:
+def seconds(episodes: Sequence[PlacementEpisode], make: Callable[[PlacementEpisode], Placer]) -> Floats:
     """Return (episodes, jobs), the completion times of jobs in the order in which they came."""
-    clusters = [Cluster(drawn) for drawn in episodes]
+    clusters = [PlacementCluster(drawn) for drawn in episodes]
     for cluster in clusters:
         run(cluster, make(cluster.episode))
     return np.array([cluster.completion_seconds for cluster in clusters])
 
 
 def chosen(
-    prior: Prior, settings: Sequence[Setting], episodes: Sequence[Episode], until: Callable[[Episode], float]
+    prior: Prior,
+    settings: Sequence[Setting],
+    episodes: Sequence[PlacementEpisode],
+    until: Callable[[PlacementEpisode], float],
 ) -> Setting:
     """Return those of `settings` with which the model is best on `episodes`."""
     means = {setting: seconds(episodes, model(prior, setting, until)).mean() for setting in settings}
@@ -318,8 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for shift in (False, True):
             drawn = [episode(family, Purpose.CHOOSE, index, shift=shift) for index in range(choose)]
             judged = [episode(family, Purpose.JUDGE, index, shift=shift) for index in range(judge)]
-            rules: dict[str, Callable[[Episode], Placer]] = {
-                name: lambda _, p=place: Rule(p) for name, place in RULES.items()
+            rules: dict[str, Callable[[PlacementEpisode], Placer]] = {
+                name: lambda _, p=place: PlacementRule(p) for name, place in RULES.items()
             }
             rules["random"] = lambda one: Random(len(one.arrivals))
             found = {name: seconds(judged, make) for name, make in rules.items()}

@@ -33,7 +33,7 @@ from espalier_lab.simulator.outcome import outcome_of
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.planned_types import planned_types
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies import Policy
@@ -45,7 +45,9 @@ LOADS = {"0.5": "half-load", "1": "full-load", "2": "double-load"}
 POLICIES = {"tiresias": "tiresias", "optimus": "optimus", "soonest": "pollux", "goodput": "pollux"}
 """Ours, with the published one to compare."""
 RUNS = 3
-DRIVERS: Mapping[str, tuple[Callable[[Sequence[SimulatedJob], Sequence[Node], Policy], Rounds | Planned], int]] = {
+DRIVERS: Mapping[
+    str, tuple[Callable[[Sequence[SimulatedJob], Sequence[SimulatedNode], Policy], Rounds | Planned], int]
+] = {
     "rounds": (Rounds, RUNS),
     "plan": (Planned, 1),
 }

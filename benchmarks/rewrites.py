@@ -28,7 +28,7 @@ from rewritten.cases import Case, Sizes, case_of
 from rewritten.ranks import rank_of
 from torch import nn
 
-from espalier_lab.rewriting.engine import SEARCHES, Errors, Plan, apply, search
+from espalier_lab.rewriting.engine import SEARCHES, Errors, RewritePlan, apply, search
 from espalier_lab.rewriting.engine.costs import Sums
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.engine.matching import Matches
@@ -88,8 +88,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def gains_of(case: Case, *, with_compile: bool) -> list[list[str]]:
     """Return a row for each way to compute the net."""
     rows = []
-    measured: dict[Plan, list[str]] = {}
-    empty = Plan(fingerprint=case.graph.fingerprint(), device=case.costs.device)
+    measured: dict[RewritePlan, list[str]] = {}
+    empty = RewritePlan(fingerprint=case.graph.fingerprint(), device=case.costs.device)
     rows.append([f"{case.name}, functional", "0", "-", "1.00", "-", *figures(case, empty)])
     measured[empty] = rows[0][5:]
     for method in SEARCHES:
@@ -120,14 +120,14 @@ def gains_of(case: Case, *, with_compile: bool) -> list[list[str]]:
     return rows
 
 
-def best_of(case: Case, plans: Sequence[Plan]) -> Plan:
+def best_of(case: Case, plans: Sequence[RewritePlan]) -> RewritePlan:
     """Return the plan whose steps are the fastest in short pairs."""
     step = case.trained()
     gains = {plan: case.compared(apply(case.module, plan, case.inputs), step, SHORT_PAIRS).gain for plan in plans}
     return max(gains, key=lambda plan: gains[plan])
 
 
-def figures(case: Case, plan: Plan) -> list[str]:
+def figures(case: Case, plan: RewritePlan) -> list[str]:
     """Return the measured gains of a plan, and its largest error."""
     return measured_cells(case, *case.executed(plan), named(plan))
 
@@ -184,7 +184,7 @@ def compiled(case: Case) -> list[str]:
             f"{trained.gain:.2f}", f"{low:.2f}–{high:.2f}", "-"]  # fmt: skip
 
 
-def named(plan: Plan) -> str:
+def named(plan: RewritePlan) -> str:
     """Return how often a plan has which rule."""
     return ", ".join(f"{count} {rule}" for rule, count in Counter(step.rule for step in plan.rules).items()) or "none"
 

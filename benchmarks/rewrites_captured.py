@@ -24,7 +24,7 @@ from harness.printed import environment, progress, rendered
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from espalier_lab.rewriting.engine import Costs, RewritesRefusedError, apply, capture, search, verify
+from espalier_lab.rewriting.engine import OperatorCosts, RewritesRefusedError, apply, capture, search, verify
 from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.learned.nets import NETS
 from espalier_trainer.net2net.modules import ExampleInput
@@ -129,7 +129,7 @@ def row_of(model: nn.Module, inputs: ExampleInput) -> list[str]:
         reason = str(error).rpartition("torch.export: ")[2]
         return [f"– ({reason[:WIDE]}{'…' * (len(reason) > WIDE)})", *"-----"]
     seconds = time.process_time() - began
-    found = search(graph, Costs(model, clock=time.process_time), evaluations=EVALUATIONS)
+    found = search(graph, OperatorCosts(model, clock=time.process_time), evaluations=EVALUATIONS)
     errors = verify(model, apply(model, found.plan, inputs), inputs, loss)
     rules = Counter(match.rule.name for match in Matches(graph).all())
     return [

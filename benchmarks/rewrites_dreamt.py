@@ -33,9 +33,9 @@ import torch
 from harness.printed import environment, progress, rendered
 from rewrites_learned import DRAWS, NETS, Reference, interval
 
-from espalier_lab.rewriting.engine import Found
+from espalier_lab.rewriting.engine import SearchResult
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
-from espalier_lab.rewriting.learned import Settings, learn, walks
+from espalier_lab.rewriting.learned import RewriteLearnerSettings, learn, walks
 from espalier_lab.rewriting.learned.dreaming import (
     Awake,
     Dream,
@@ -48,7 +48,7 @@ from espalier_lab.rewriting.learned.dreaming import (
     record,
 )
 from espalier_lab.rewriting.learned.environment import Action
-from espalier_lab.rewriting.learned.learnable import Policy
+from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 from espalier_lab.rewriting.learned.rollout import play
 
 WALKS: Final = 16
@@ -96,18 +96,20 @@ class Bench:
         """Return a gain as a share of beam's."""
         return gain / self.whole
 
-    def found(self, found: Found) -> float:
+    def found(self, found: SearchResult) -> float:
         return self.share(math.log(found.start / found.best[0][0]))
 
-    def walked(self, world: gymnasium.Env[Any, Action], policy: Policy[Any], seed: int, walks: int = WALKS) -> float:
+    def walked(
+        self, world: gymnasium.Env[Any, Action], policy: LearnablePolicy[Any], seed: int, walks: int = WALKS
+    ) -> float:
         """Return the mean of drawn walks."""
         generator = torch.Generator().manual_seed(seed)
         episodes = play([copy.copy(world) for _ in range(walks)], policy, generator)
         return self.share(statistics.fmean(sum(one.rewards) for one in episodes))
 
     def judge(
-        self, how: str, world: gymnasium.Env[Any, Action], policy: Policy[Any], seed: int, steps: int, seconds: float,
-        dream: Dream | None = None,
+        self, how: str, world: gymnasium.Env[Any, Action], policy: LearnablePolicy[Any], seed: int, steps: int, seconds:
+        float, dream: Dream | None = None,
     ) -> None:  # fmt: skip
         """Judge in the real environment what was learnt with some steps of it, and in the dream what it promised."""
         tenth = self.found(walks(world, policy, evaluations=self.reference.tenth, seed=seed))
@@ -136,7 +138,7 @@ class Bench:
             nonlocal steps
             steps = decisions
 
-        real = Settings(updates=options.updates)
+        real = RewriteLearnerSettings(updates=options.updates)
         began = time.process_time()
         policy = learn({self.name: [self.world]}, real, seed, on_update)
         self.judge("PPO", self.world, policy, seed, steps, time.process_time() - began)
@@ -157,7 +159,7 @@ class Bench:
         for temperature in options.temperatures:
             dream = Dream(world, episodes[0].seen[0], temperature=temperature, horizon=self.world.horizon)
             began = time.process_time()
-            controller = learn_controller(dream, Settings(updates=options.dreamt), seed)
+            controller = learn_controller(dream, RewriteLearnerSettings(updates=options.dreamt), seed)
             cost = seconds + time.process_time() - began
             self.judge(f"dream {temperature:g}", awake, controller, seed, recorded, cost, dream)
 

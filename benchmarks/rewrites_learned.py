@@ -31,9 +31,9 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes, case_of
 
 from espalier_core.files.documents import json_lines
-from espalier_lab.rewriting.engine import Costs, Found
+from espalier_lab.rewriting.engine import OperatorCosts, SearchResult
 from espalier_lab.rewriting.engine.search import SEARCHES, at_random
-from espalier_lab.rewriting.learned import Settings, learn, walks
+from espalier_lab.rewriting.learned import RewriteLearnerSettings, learn, walks
 from espalier_lab.rewriting.learned.environment import RewritesEnvironment
 from espalier_lab.rewriting.learned.families import FAMILIES, member
 
@@ -78,7 +78,7 @@ class Reference:
         self.costs.save()
         self.tenth = max(1, self.beam.evaluations // 10)
 
-    def run(self, how: str, seed: int, found: Found, **more: float) -> Run:
+    def run(self, how: str, seed: int, found: SearchResult, **more: float) -> Run:
         """Return what was found, compared with beam."""
         best = self.beam.best[0][0]
         cost = found.best[0][0]
@@ -96,7 +96,7 @@ class Reference:
                  for seed in range(DRAWS)]  # fmt: skip
         return [*draws, *runs]
 
-    def measured(self, found: Found, pairs: int) -> tuple[float, tuple[float, float]]:
+    def measured(self, found: SearchResult, pairs: int) -> tuple[float, tuple[float, float]]:
         """Return the step of a plan over that of beam's, with quartiles; 1 where the plan is beam's."""
         if found.plan.rules == self.beam.plan.rules:
             return 1.0, (1.0, 1.0)
@@ -178,7 +178,7 @@ def learnt(reference: Reference, how: str, seed: int, options: argparse.Namespac
             gains = ", ".join(f"{family} {gain:.3f}" for family, gain in returns.items())
             progress(f"    update {updates}: {gains} ({time.process_time() - began:.0f} s of CPU)")
 
-    policy = learn(families, Settings(updates=options.updates), seed, on_update)
+    policy = learn(families, RewriteLearnerSettings(updates=options.updates), seed, on_update)
     seconds = time.process_time() - began
     found = walks(reference.world, policy, evaluations=reference.tenth, seed=seed)
     measured, quartiles = reference.measured(found, options.pairs)
@@ -195,7 +195,7 @@ def members_of(family: str, table: Path) -> list[RewritesEnvironment]:
     found = []
     for number in range(MEMBERS):
         module, inputs = member(family, number)
-        costs = Costs(module, table, clock=time.process_time)
+        costs = OperatorCosts(module, table, clock=time.process_time)
         world = RewritesEnvironment((module, inputs), costs)
         # Fills the table with what walks meet most.
         at_random(world.start.graph, costs, evaluations=FILLED)

@@ -31,11 +31,11 @@ from harness.statistics import half_width
 from rewritten.cases import Case, Sizes
 from rewritten.ranks import walked
 
-from espalier_lab.rewriting.engine import Costs, capture
+from espalier_lab.rewriting.engine import OperatorCosts, capture
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.engine.search import State
+from espalier_lab.rewriting.engine.search import SearchState
 from espalier_lab.rewriting.learned.families import member
-from espalier_lab.rewriting.learned.residual import Measured, choose
+from espalier_lab.rewriting.learned.residual import MeasuredPlans, choose
 
 FAMILIES: Final = ("handwritten", "repvgg-like", "inception")
 """Those in which there is something to choose."""
@@ -50,8 +50,8 @@ class Subject:
 
     family: str
     number: int
-    start: State
-    candidates: list[State]
+    start: SearchState
+    candidates: list[SearchState]
     chosen_by: list[float]
     judged_by: list[float]
 
@@ -64,9 +64,9 @@ class Subject:
         best = max(places, key=self.chosen_by.__getitem__)
         return self.judged_by[best] if self.chosen_by[best] > 1 else 1.0
 
-    def known(self) -> Measured:
+    def known(self) -> MeasuredPlans:
         """Return the plans of this net, for others."""
-        found = Measured()
+        found = MeasuredPlans()
         for state, gain in zip(self.candidates, self.chosen_by, strict=True):
             found.add(self.start, state, gain)
         return found
@@ -116,7 +116,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 def measured(family: str, number: int, options: argparse.Namespace) -> Subject:
     """Measure all candidates of a net, or read what was measured."""
     module, inputs = member(family, number)
-    costs = Costs(module, options.data, clock=time.process_time)
+    costs = OperatorCosts(module, options.data, clock=time.process_time)
     case = Case(family, module, inputs, capture(module, inputs), costs, Sizes(options.pairs, WALKED, 0))
     start, *others = walked(case)
     candidates = sorted(others, key=lambda state: state.cost)[: options.candidates]
@@ -142,13 +142,13 @@ def measured(family: str, number: int, options: argparse.Namespace) -> Subject:
 
 
 def chosen(
-    subject: Subject, how: str, third: int, known: dict[tuple[str, int], Measured], seed: int
+    subject: Subject, how: str, third: int, known: dict[tuple[str, int], MeasuredPlans], seed: int
 ) -> Collection[int]:
     """Return the places of the candidates that are measured."""
     places = range(len(subject.candidates))
     if how in ("all", "table", "random"):
         return {"all": places, "table": places[:third], "random": random.Random(seed).sample(places, third)}[how]
-    others = Measured()
+    others = MeasuredPlans()
     for (family, number), one in known.items():
         met = family != subject.family if how == "unseen" else (family, number) != (subject.family, subject.number)
         if how != "alone" and met:

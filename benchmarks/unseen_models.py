@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from espalier_lab.growth.corpus.families import BATCH_SIZE, DATA_SETS, UNSEEN
-from espalier_lab.growth.corpus.inputs import KINDS, Inputs, inputs_of
-from espalier_lab.growth.corpus.layers import Branches, Last, Mean, Placed, Residual, Swap, TransformerBlock
+from espalier_lab.growth.corpus.inputs import KINDS, DataSet, inputs_of
+from espalier_lab.growth.corpus.layers import Branches, Last, Mean, PositionEmbedding, Residual, Swap, TransformerBlock
 
 SEED = UNSEEN.seed
 
 
-def lenet(data: Inputs) -> nn.Module:
+def lenet(data: DataSet) -> nn.Module:
     """Convolutions and pooling in turns, then linear layers (LeCun et al. 1998)."""
     convolutions = [nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 12, 3), nn.ReLU()]
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(108, 24), nn.ReLU(), nn.Linear(24, data.classes))
 
 
-def one_look(data: Inputs) -> nn.Module:
+def one_look(data: DataSet) -> nn.Module:
     """One large kernel with a stride: nothing after it sees neighbours again."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 5, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 12, 1), nn.ReLU(), Mean(2, 3),
@@ -34,7 +34,7 @@ def one_look(data: Inputs) -> nn.Module:
     )  # fmt: skip
 
 
-def fire(data: Inputs) -> nn.Module:
+def fire(data: DataSet) -> nn.Module:
     """Squeeze by 1x1, expand by 1x1 and 3x3 side by side (SqueezeNet)."""
 
     def module(channels: int, squeezed: int, width: int) -> nn.Module:
@@ -46,7 +46,7 @@ def fire(data: Inputs) -> nn.Module:
     return nn.Sequential(*stem, module(8, 3, 6), module(12, 3, 6), Mean(2, 3), nn.Linear(12, data.classes))
 
 
-def inverted(data: Inputs) -> nn.Module:
+def inverted(data: DataSet) -> nn.Module:
     """Wide depthwise convolutions between narrow ends (MobileNetV2)."""
 
     def block(width: int, hidden: int) -> nn.Module:
@@ -62,7 +62,7 @@ def inverted(data: Inputs) -> nn.Module:
     return nn.Sequential(*stem, block(6, 12), block(6, 12), Mean(2, 3), nn.Linear(6, data.classes))
 
 
-def thin_residual(data: Inputs) -> nn.Module:
+def thin_residual(data: DataSet) -> nn.Module:
     """Three equal residual blocks of four channels."""
 
     def block() -> nn.Module:
@@ -73,7 +73,7 @@ def thin_residual(data: Inputs) -> nn.Module:
     return nn.Sequential(*stem, block(), block(), block(), Mean(2, 3), nn.Linear(4, data.classes))
 
 
-def hourglass(data: Inputs) -> nn.Module:
+def hourglass(data: DataSet) -> nn.Module:
     """A table through a waist of three."""
     widths = [data.channels, 32, 3, 32]
     layers: list[nn.Module] = []
@@ -85,7 +85,7 @@ def hourglass(data: Inputs) -> nn.Module:
 class Towers(nn.Module):
     """Each half of a table by itself, then both together."""
 
-    def __init__(self, data: Inputs) -> None:
+    def __init__(self, data: DataSet) -> None:
         super().__init__()
         half = data.channels // 2
         self.left = nn.Sequential(nn.Linear(half, 8), nn.ReLU())
@@ -100,7 +100,7 @@ class Towers(nn.Module):
 class Gated(nn.Module):
     """Linear layers, each with a gate (GLU)."""
 
-    def __init__(self, data: Inputs) -> None:
+    def __init__(self, data: DataSet) -> None:
         super().__init__()
         self.values, self.gates = nn.Linear(data.channels, 12), nn.Linear(data.channels, 12)
         self.hidden, self.out = nn.Linear(12, 12), nn.Linear(12, data.classes)
@@ -110,21 +110,21 @@ class Gated(nn.Module):
         return self.out(torch.relu(self.hidden(gated)))  # type: ignore[no-any-return]
 
 
-def text_cnn(data: Inputs) -> nn.Module:
+def text_cnn(data: DataSet) -> nn.Module:
     """Convolutions of two lengths side by side over tokens (Kim 2014)."""
     paths = [nn.Sequential(nn.Conv1d(10, 8, size, padding=size // 2), nn.ReLU()) for size in (1, 5)]
     head = [nn.Flatten(), nn.Linear(16 * data.length, 16), nn.ReLU(), nn.Linear(16, data.classes)]
     return nn.Sequential(nn.Embedding(data.vocabulary, 10), Swap(), Branches(paths), *head)
 
 
-def lstm(data: Inputs) -> nn.Module:
+def lstm(data: DataSet) -> nn.Module:
     """An LSTM and two linear layers."""
     read = Last(nn.LSTM(8, 12, batch_first=True))
     head = [nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, data.classes)]
     return nn.Sequential(nn.Embedding(data.vocabulary, 8), read, *head)
 
 
-def dilated(data: Inputs) -> nn.Module:
+def dilated(data: DataSet) -> nn.Module:
     """Convolutions with growing gaps over a signal (WaveNet)."""
     inner = [nn.Sequential(nn.Conv1d(8, 8, 3, padding=gap, dilation=gap), nn.ReLU()) for gap in (2, 4)]
     blocks = map(Residual, inner)
@@ -133,20 +133,20 @@ def dilated(data: Inputs) -> nn.Module:
     )
 
 
-def framed(data: Inputs) -> nn.Module:
+def framed(data: DataSet) -> nn.Module:
     """A signal cut into frames, as a filter bank does, then a linear head."""
     cut = [nn.Conv1d(data.channels, 8, 8, 8), nn.ReLU(), nn.Flatten()]
     return nn.Sequential(*cut, nn.Linear(48, 12), nn.ReLU(), nn.Linear(12, data.classes))
 
 
-def signal_transformer(data: Inputs) -> nn.Module:
+def signal_transformer(data: DataSet) -> nn.Module:
     """Frames of a signal as tokens of a small transformer."""
     frames = nn.Sequential(nn.Conv1d(data.channels, 8, 6, 6), Swap())
     blocks = [TransformerBlock(8, 2, 12, nn.ReLU()) for _ in range(2)]
-    return nn.Sequential(Placed(frames, data.length // 6, 8), *blocks, Mean(1), nn.Linear(8, data.classes))
+    return nn.Sequential(PositionEmbedding(frames, data.length // 6, 8), *blocks, Mean(1), nn.Linear(8, data.classes))
 
 
-BY_HAND: dict[Callable[[Inputs], nn.Module], tuple[str, int]] = {
+BY_HAND: dict[Callable[[DataSet], nn.Module], tuple[str, int]] = {
     lenet: ("image", 300),
     one_look: ("image", 500),
     fire: ("image", 400),
@@ -198,7 +198,7 @@ def _pair(owner: Any, split: str) -> tuple[Any, Any]:
     return found.inputs, found.targets
 
 
-def _seeded(make: Callable[[Inputs], nn.Module], data: Inputs) -> Callable[[int], nn.Module]:
+def _seeded(make: Callable[[DataSet], nn.Module], data: DataSet) -> Callable[[int], nn.Module]:
     def module(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make(data)

@@ -26,8 +26,8 @@ from harness.statistics import paired
 
 from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.placement.candidates import Nodes
-from espalier_lab.scheduling.placement.cluster import Cluster, ContendingJob
-from espalier_lab.scheduling.placement.placers import RULES, Rule, run
+from espalier_lab.scheduling.placement.cluster import ContendingJob, PlacementCluster
+from espalier_lab.scheduling.placement.placers import RULES, PlacementRule, run
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.product.placing import placed
@@ -43,7 +43,7 @@ WISHES: Final = "wishes"
 KEPT: Final = "wishes, nodes kept whole"
 
 
-def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
+def by_wishes(cluster: PlacementCluster, prior: Prior, opening: float) -> float:
     """Run an episode in which all workers are where a file with this prior wishes; return as `placers.run`."""
 
     def candidate(job: ContendingJob, workers: int) -> Candidate:
@@ -75,7 +75,7 @@ def by_wishes(cluster: Cluster, prior: Prior, opening: float) -> float:
 
 def played(family: Family, purpose: Purpose, count: int, prior: Prior, opening: float) -> list[float]:
     """Return the mean completion times of this number of episodes by wishes."""
-    return [by_wishes(Cluster(episode(family, purpose, index)), prior, opening) for index in range(count)]
+    return [by_wishes(PlacementCluster(episode(family, purpose, index)), prior, opening) for index in range(count)]
 
 
 def table(load: float, times: dict[str, list[float]], *, markdown: bool) -> str:
@@ -117,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"cost of opening: {best:g}", flush=True)
     for load, family in families.items():
         times = {
-            name: [run(Cluster(episode(family, Purpose.JUDGE, index)), Rule(rule)) for index in range(judge)]
+            name: [
+                run(PlacementCluster(episode(family, Purpose.JUDGE, index)), PlacementRule(rule))
+                for index in range(judge)
+            ]
             for name, rule in RULES.items()
         }
         times[WISHES] = played(family, Purpose.JUDGE, judge, prior, 0.0)

@@ -10,7 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.engine import Comparison, Costs, Errors, Graph, Plan, apply, capture, compare, verify
+from espalier_lab.rewriting.engine import (
+    Comparison,
+    Errors,
+    OperatorCosts,
+    OpGraph,
+    RewritePlan,
+    apply,
+    capture,
+    compare,
+    verify,
+)
 from espalier_lab.rewriting.learned.nets import NETS
 
 
@@ -32,8 +42,8 @@ class Case:
     name: str
     module: nn.Module
     inputs: Tensor
-    graph: Graph
-    costs: Costs
+    graph: OpGraph
+    costs: OperatorCosts
     sizes: Sizes
 
     def forward(self, model: nn.Module) -> None:
@@ -56,7 +66,7 @@ class Case:
     ) -> Comparison:
         return compare(than or self.module, execution, step, pairs=pairs, clock=clock_of(self.inputs))
 
-    def executed(self, plan: Plan) -> tuple[nn.Module, Errors]:
+    def executed(self, plan: RewritePlan) -> tuple[nn.Module, Errors]:
         """Return the execution of a plan, and its errors. Raises `AssertionError` where they are too large."""
         return self.verified(apply(self.module, plan, self.inputs), str(plan))
 
@@ -80,7 +90,7 @@ def case_of(name: str, sizes: Sizes, table: Path | None = None, device: str = "c
     if sizes.batch is not None:
         inputs = inputs[torch.arange(sizes.batch) % len(inputs)]
     module, inputs = module.to(device), inputs.to(device)
-    costs = Costs(module, table, clock=clock_of(inputs))
+    costs = OperatorCosts(module, table, clock=clock_of(inputs))
     return Case(name, module, inputs, capture(module, inputs), costs, sizes)
 
 

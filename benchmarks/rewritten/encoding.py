@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from espalier_lab.rewriting.engine.graph import LEAVES, Attributes, Graph, Meta, Node, Value, attributes
+from espalier_lab.rewriting.engine.graph import LEAVES, Attributes, Meta, OpGraph, OpNode, Value, attributes
 from espalier_lab.rewriting.engine.rules.rule import weights_alone
 
 Settings = dict[str, Any]
@@ -52,7 +52,7 @@ class Member:
 class Encoding:
     """A captured graph as a program of egglog, and what its terms stand for."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OpGraph) -> None:
         """Write every node, with the facts about it."""
         self._graph = graph
         self.lines: list[str] = []
@@ -78,7 +78,7 @@ class Encoding:
                 self.lines += [f"(set (shape {term}) {_literal(node.shape)})", f"(set (place {term}) {place})"]
                 self.lines += [f"(set (type {term}) {kind})", *(f"({one} {term})" for one in facts if facts[one])]
 
-    def node(self, member: Member, metas: tuple[Meta, ...]) -> Node:
+    def node(self, member: Member, metas: tuple[Meta, ...]) -> OpNode:
         """Return a member as a node of ours that reads classes with these metas; its own meta is None if it is new."""
         if member.term in ("leaf", "call"):
             known = self._graph.nodes[self._named[int(str(member.settings[0]))]]
@@ -93,9 +93,9 @@ class Encoding:
             if "number" in settings:
                 settings = dict(self._kinds[settings["number"]])
             settings |= _ALWAYS.get(operator, {})
-        return Node(operator, attributes(settings), member.inputs, None, 0.0)
+        return OpNode(operator, attributes(settings), member.inputs, None, 0.0)
 
-    def _term(self, name: str, node: Node) -> str:
+    def _term(self, name: str, node: OpNode) -> str:
         inputs = [self._of[one] for one in node.inputs]
         plain = self._plain(node)
         if node.operator in LEAVES:
@@ -110,7 +110,7 @@ class Encoding:
         self._written.setdefault((term, len(self._graph.nodes[node.inputs[0]].shape), settings), dict(node.attributes))
         return f"({' '.join([term.capitalize(), *inputs, *map(_literal, settings)])})"
 
-    def _plain(self, node: Node) -> tuple[str, tuple[Any, ...]] | None:
+    def _plain(self, node: OpNode) -> tuple[str, tuple[Any, ...]] | None:
         """Return the term of a node and its settings in one form; None where no rule looks into it."""
         settings: Settings = dict(node.attributes)
         term = _SCALED.get(node.operator, node.operator) if "scalar" in settings else node.operator
@@ -138,7 +138,7 @@ class Encoding:
             self._named.append(name)
         return self._numbers[key]
 
-    def _kind(self, node: Node) -> int:
+    def _kind(self, node: OpNode) -> int:
         if node.attributes in self._kinds:
             return self._kinds.index(node.attributes)
         self._kinds.append(node.attributes)

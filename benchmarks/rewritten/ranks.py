@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.engine.search import State
+from espalier_lab.rewriting.engine.search import SearchState
 from espalier_lab.rewriting.learned.environment import RewritesEnvironment
 from espalier_trainer.training.execution import seconds_of
 from rewritten.cases import Case, clock_of
@@ -35,10 +35,10 @@ def fastest(case: Case, step: Callable[[nn.Module], None], execution: nn.Module)
     return min(seconds[1:])
 
 
-def walked(case: Case) -> list[State]:
+def walked(case: Case) -> list[SearchState]:
     """Return different graphs, that of the model first, from random walks."""
     draw = random.Random(0)
-    start = State.start(case.graph, case.costs)
+    start = SearchState.start(case.graph, case.costs)
     found = {case.graph.key(): start}
     for _ in range(20 * case.sizes.graphs):
         state = start

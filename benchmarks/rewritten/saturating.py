@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from egglog.bindings import EGraph
 
-from espalier_lab.rewriting.engine import Costs
-from espalier_lab.rewriting.engine.graph import OUTPUT, Graph, Meta, Node, assembled
+from espalier_lab.rewriting.engine import OperatorCosts
+from espalier_lab.rewriting.engine.graph import OUTPUT, Meta, OpGraph, OpNode, assembled
 from espalier_lab.rewriting.engine.metas import inferred
 from espalier_lab.rewriting.engine.operators import OPERATORS
 from rewritten.encoding import Encoding, Member
@@ -36,9 +36,9 @@ Classes = dict[str, list[Member]]
 class Saturated:
     """An e-graph in which the rules were applied, ready to be extracted from."""
 
-    graph: Graph
+    graph: OpGraph
     """That it was made of."""
-    nodes: Mapping[str, Sequence[Node]]
+    nodes: Mapping[str, Sequence[OpNode]]
     """The members of each class; they read classes."""
     priced: Members
     places: Mapping[str, float]
@@ -51,7 +51,7 @@ class Saturated:
         """Return how many e-nodes compute something."""
         return sum(map(len, self.nodes.values()))
 
-    def extracted(self, kind: str) -> Graph:
+    def extracted(self, kind: str) -> OpGraph:
         """Return the cheapest graph as one of `EXTRACTIONS` finds it.
 
         Raises `ExtractionError` where it finds none in time, or one that would draw random numbers in another order.
@@ -81,7 +81,9 @@ class Saturated:
         return orders
 
 
-def saturated(graph: Graph, costs: Costs, *, iterations: int = ITERATIONS, members: int = MEMBERS) -> Saturated:
+def saturated(
+    graph: OpGraph, costs: OperatorCosts, *, iterations: int = ITERATIONS, members: int = MEMBERS
+) -> Saturated:
     """Return what is equal to `graph` by the rules, with the seconds of each e-node by the table."""
     encoding = Encoding(graph)
     egraph = EGraph()
@@ -96,10 +98,10 @@ def saturated(graph: Graph, costs: Costs, *, iterations: int = ITERATIONS, membe
     nodes = _nodes(encoding, classes, {name: node.meta for name, node in captured.items()})
     places = {name: node.order for name, node in captured.items()}
     places |= {name: node.order for name, each in nodes.items() for node in each if node.effect}
-    everything: dict[str, Node] = {}
+    everything: dict[str, OpNode] = {}
     for name, each in nodes.items():
         everything |= {name: each[0]} | {f"{name}/{number}": node for number, node in enumerate(each)}
-    table = Graph(everything, {}, {})
+    table = OpGraph(everything, {}, {})
     priced = {
         name: [(costs.of(table, f"{name}/{number}"), node.inputs) for number, node in enumerate(each)]
         for name, each in nodes.items()
@@ -145,9 +147,9 @@ def _read(egraph: EGraph) -> tuple[Classes, dict[str, int]]:
     return classes, places
 
 
-def _nodes(encoding: Encoding, classes: Classes, metas: dict[str, Meta]) -> dict[str, list[Node]]:
+def _nodes(encoding: Encoding, classes: Classes, metas: dict[str, Meta]) -> dict[str, list[OpNode]]:
     """Return the members of each class as nodes; `metas` are those of captured classes, others are inferred."""
-    found: dict[str, list[Node]] = {name: [] for name in classes}
+    found: dict[str, list[OpNode]] = {name: [] for name in classes}
     waiting = [(name, member) for name, members in classes.items() for member in members]
     while waiting:
         late = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier_core.base import Record
-from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.case import JudgeCase
 
 LASTS = 600.0
 """Seconds."""
@@ -24,7 +24,7 @@ class Lasting:
     place: int
     began: Path
 
-    def file(self, case: Case) -> str:
+    def file(self, case: JudgeCase) -> str:
         """Return the file's name."""
         return f"{self.place}.json"
 
@@ -32,7 +32,7 @@ class Lasting:
         """Return its class."""
         return Done
 
-    def __call__(self, case: Case) -> Done:
+    def __call__(self, case: JudgeCase) -> Done:
         """Do it."""
         self.began.touch()
         time.sleep(LASTS)

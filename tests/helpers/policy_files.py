@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy, write_policy
-from espalier_lab.scheduling.learned.network import Network, shapes
+from espalier_lab.scheduling.learned.files import AllocationLineage, AllocationPolicy, Serves, make_policy, write_policy
+from espalier_lab.scheduling.learned.network import JobScorer, shapes
 from espalier_lab.scheduling.placement.beliefs import wide_prior
 from espalier_lab.scheduling.placement.tasks import KINDS
 from espalier_lab.scheduling.product.reader import tensors_of
@@ -24,7 +24,7 @@ TOGETHER: Final = "together"
 
 def giving(
     *, all_gpus: bool = True, placement: str | None = None, without: Collection[str] = (), **lineage: Any
-) -> LearnedPolicy:
+) -> AllocationPolicy:
     """Return a policy that gives jobs workers in turn, the first job of the view as many as it takes, then the second.
 
     With `all_gpus` until none is left or nobody takes more, else each job gets its base workers alone. `placement`:
@@ -41,7 +41,7 @@ def giving(
         "serves": Serves(min_gpus=1, max_gpus=512, max_jobs=512),
     }
     prior = {name: value for name, value in _prior(placement).items() if name not in without}
-    return make_policy(Network(weights), Lineage(**{**about, **lineage}), prior)
+    return make_policy(JobScorer(weights), AllocationLineage(**{**about, **lineage}), prior)
 
 
 def _prior(placement: str | None) -> dict[str, NDArray[np.float32]]:

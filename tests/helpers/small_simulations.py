@@ -6,7 +6,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 
 COMMON_POLICIES: Final = (
     "fair",
@@ -18,7 +18,7 @@ COMMON_POLICIES: Final = (
     "optimus",
 )
 """Those by which a job alone takes as long by either driver."""
-NODES: Final = (Node("a", 4), Node("b", 2))
+NODES: Final = (SimulatedNode("a", 4), SimulatedNode("b", 2))
 GPUS: Final = 6
 JOBS: Final = st.lists(
     st.tuples(st.floats(0, 5000), st.integers(1, GPUS), st.floats(0.5, 5000)), min_size=1, max_size=12

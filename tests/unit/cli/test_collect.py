@@ -22,7 +22,7 @@ from espalier_core.types.outcomes import OutcomeTable, read_table
 from espalier_core.validation.reading import load_job
 from espalier_lab.growth.collect.assemble import assemble
 from espalier_lab.growth.collect.collecting import collect, set_up
-from espalier_lab.growth.collect.plan import Kind, Run, runs_for
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import StateError, WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
 from espalier_trainer.checkpoints.document import Checkpoint
@@ -78,11 +78,11 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
     collection = setting(job_with(**training), decisions=3)
     sequence, seed = (0, 3, 2), 7
     checkpoint: Checkpoint | None = None
-    _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
+    _, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, seed), None)
     assert checkpoint is not None
     left: list[float] = []
     for length in range(1, 4):
-        record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
+        record, following = train(collection, CollectionRun(RunPurpose.EDGE, seed, sequence[:length]), checkpoint)
         left += record.time_left_s
         checkpoint = following or checkpoint
 
@@ -103,13 +103,13 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
 
 def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() -> None:
     collection = setting(job_with())
-    record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
+    record, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, 0), None)
     assert checkpoint is not None
     assert checkpoint.state.cursor == 0
     assert checkpoint.state.consultations == 0
     assert record.accuracy is None
     assert 0.05 <= record.used_s < 0.05 + 17 * 0.002
-    first, after = train(collection, Run(Kind.EDGE, 0, (1,)), checkpoint)
+    first, after = train(collection, CollectionRun(RunPurpose.EDGE, 0, (1,)), checkpoint)
     assert after is not None
     assert after.state.epoch == checkpoint.state.epoch + 1
     assert first.time_left_s == (0.25 - record.used_s,)
@@ -118,25 +118,25 @@ def test_a_run_before_a_decision_stops_at_an_epoch_boundary_after_the_arrival() 
 def test_controls_restart_the_rate_speed_up_steps_or_begin_deeper() -> None:
     setup = setting(job_with())
     collection = setup
-    _, trunk = train(collection, Run(Kind.TRUNK, 0), None)
+    _, trunk = train(collection, CollectionRun(RunPurpose.TRUNK, 0), None)
     assert trunk is not None
     nothing = trunk
     for actions in ((3,), (3, 3)):
-        plain, following = train(collection, Run(Kind.EDGE, 0, actions), nothing)
+        plain, following = train(collection, CollectionRun(RunPurpose.EDGE, 0, actions), nothing)
         nothing = following or nothing
-    restarted, _ = train(collection, Run(Kind.RESTART, 0), trunk)
+    restarted, _ = train(collection, CollectionRun(RunPurpose.RESTART, 0), trunk)
     assert restarted.steps == plain.steps
     assert len(restarted.time_left_s) == 2
-    faster, _ = train(collection, Run(Kind.THROUGHPUT, 0), trunk)
+    faster, _ = train(collection, CollectionRun(RunPurpose.THROUGHPUT, 0), trunk)
     after = plain.steps - trunk.state.step
     assert faster.steps - trunk.state.step == pytest.approx(1.8 * after, abs=2)
-    scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
+    scratch, _ = train(collection, CollectionRun(RunPurpose.SCRATCH, 0, (0, 0)), None)
     assert scratch.steps == pytest.approx(0.25 / (0.002 + 2 * 0.0006), abs=1.5)
 
 
 def test_a_net_from_scratch_need_not_come_by_all_decisions() -> None:
     collection = setting(job_with(), start_at=0.18)
-    scratch, _ = train(collection, Run(Kind.SCRATCH, 0, (0, 0)), None)
+    scratch, _ = train(collection, CollectionRun(RunPurpose.SCRATCH, 0, (0, 0)), None)
     assert len(scratch.time_left_s) == 1, "its epochs are longer, so that one fewer ends in time"
     assert scratch.accuracy is not None
 
@@ -255,7 +255,7 @@ def test_a_table_has_deviations_over_the_seeds_and_controls_and_damaged_state_is
 
 def test_a_run_whose_checkpoint_is_lost_is_trained_again(tmp_path: Path) -> None:
     collection = setting(job_with(), decisions=1)
-    work, trunk = WorkFolder(tmp_path), Run(Kind.TRUNK, 0)
+    work, trunk = WorkFolder(tmp_path), CollectionRun(RunPurpose.TRUNK, 0)
     runs = runs_for(range(1), 3, 1, controls=False)
     with work.held():
         record, checkpoint = train(collection, trunk, None)
@@ -294,10 +294,10 @@ def test_a_measured_cost_is_that_of_the_state_when_it_goes_on(tmp_path: Path) ->
 
 def test_a_budget_that_ends_before_the_last_decision_is_an_error() -> None:
     collection = setting(job_with(), decisions=3, start_at=0.22)
-    record, checkpoint = train(collection, Run(Kind.TRUNK, 0), None)
+    record, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, 0), None)
     assert 0.22 < record.used_s < 0.25
     with pytest.raises(CollectError, match=r"seed-0.edge-3: the budget of 0.25 s ends before all 3 decisions"):
-        train(collection, Run(Kind.EDGE, 0, (3,)), checkpoint)
+        train(collection, CollectionRun(RunPurpose.EDGE, 0, (3,)), checkpoint)
 
 
 @pytest.mark.slow

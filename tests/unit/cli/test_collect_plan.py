@@ -9,7 +9,7 @@ import pytest
 from espalier_agent.data import carried_tables
 from espalier_core.growth.deepen import deepened
 from espalier_lab.growth.collect.cost import StepCost, StepCostError, parse_cost
-from espalier_lab.growth.collect.plan import Kind, Run, next_run, runs_for
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, next_run, runs_for
 
 POINTS = ("block0", "block1", "block2")
 
@@ -20,7 +20,7 @@ def test_there_is_one_run_for_each_edge_and_each_comes_after_its_parent() -> Non
     assert sum(run.ends(3) for run in runs) == 2 * 64
     for index, run in enumerate(runs):
         assert run.parent is None or run.parent in runs[:index]
-        assert (run.parent is None) == (run.kind is Kind.TRUNK)
+        assert (run.parent is None) == (run.kind is RunPurpose.TRUNK)
     leaves = {run.actions for run in runs if run.ends(3) and run.seed == 4}
     assert leaves == set(itertools.product(range(4), repeat=3))
 
@@ -29,13 +29,13 @@ def test_controls_go_on_from_the_trunk_but_for_the_nets_from_scratch() -> None:
     plain = set(runs_for([0], points=3, decisions=2, controls=False))
     controls = {run for run in runs_for([0], points=3, decisions=2, controls=True) if run not in plain}
     assert controls == {
-        Run(Kind.RESTART, 0),
-        Run(Kind.THROUGHPUT, 0),
-        *(Run(Kind.SCRATCH, 0, (point, point)) for point in range(3)),
+        CollectionRun(RunPurpose.RESTART, 0),
+        CollectionRun(RunPurpose.THROUGHPUT, 0),
+        *(CollectionRun(RunPurpose.SCRATCH, 0, (point, point)) for point in range(3)),
     }
     for run in controls:
         assert run.ends(2)
-        assert run.parent == (None if run.kind is Kind.SCRATCH else Run(Kind.TRUNK, 0))
+        assert run.parent == (None if run.kind is RunPurpose.SCRATCH else CollectionRun(RunPurpose.TRUNK, 0))
 
 
 def test_keys_differ() -> None:
@@ -46,7 +46,7 @@ def test_keys_differ() -> None:
 def test_runs_are_taken_depth_first_so_that_few_checkpoints_wait() -> None:
     """One at a time: besides the trunk there is at most one checkpoint on each level between."""
     runs = runs_for([0], points=3, decisions=3, controls=True)
-    done: set[Run] = set()
+    done: set[CollectionRun] = set()
     most = 0
     while (run := next_run(runs, done, done)) is not None:
         done.add(run)
@@ -60,10 +60,10 @@ def test_runs_are_taken_depth_first_so_that_few_checkpoints_wait() -> None:
 
 def test_no_run_begins_before_its_parent_is_done() -> None:
     runs = runs_for([0], points=1, decisions=2, controls=False)
-    trunk, first = runs[0], Run(Kind.EDGE, 0, (0,))
+    trunk, first = runs[0], CollectionRun(RunPurpose.EDGE, 0, (0,))
     assert next_run(runs, done=set(), begun={trunk}) is None
     assert next_run(runs, done={trunk}, begun={trunk}) == first
-    assert next_run(runs, done={trunk}, begun={trunk, first}) == Run(Kind.EDGE, 0, (1,))
+    assert next_run(runs, done={trunk}, begun={trunk, first}) == CollectionRun(RunPurpose.EDGE, 0, (1,))
 
 
 def test_a_step_costs_more_for_each_layer_added() -> None:

@@ -22,7 +22,7 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.validation.reading import load_job
 from espalier_lab.growth.collect.collecting import set_up
 from espalier_lab.growth.collect.cost import StepCost, parse_cost
-from espalier_lab.growth.collect.plan import Kind, Run
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
@@ -72,11 +72,11 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
     """Bit for bit; and what the checkpoints describe is what the table's actions make of the starting model."""
     collection, seed, sequence = setting(job_with("Deepen", "Widen"), decisions=3), 7, (3, 0, 3)
     assert collection.groups == GROUPS
-    _, checkpoint = train(collection, Run(Kind.TRUNK, seed), None)
+    _, checkpoint = train(collection, CollectionRun(RunPurpose.TRUNK, seed), None)
     left: list[float] = []
     architecture = collection.architecture
     for length in range(1, 4):
-        record, following = train(collection, Run(Kind.EDGE, seed, sequence[:length]), checkpoint)
+        record, following = train(collection, CollectionRun(RunPurpose.EDGE, seed, sequence[:length]), checkpoint)
         left += record.time_left_s
         architecture = collection.actions[sequence[length - 1]].carried_out(architecture)
         if following is not None:
@@ -153,8 +153,8 @@ def test_a_job_that_only_widens_is_refused() -> None:
 
 def test_checkpoints_hold_the_history() -> None:
     collection = setting(job_with("Deepen", "Widen"), decisions=2)
-    _, trunk = train(collection, Run(Kind.TRUNK, 1), None)
-    _, edge = train(collection, Run(Kind.EDGE, 1, (4,)), trunk)
+    _, trunk = train(collection, CollectionRun(RunPurpose.TRUNK, 1), None)
+    _, edge = train(collection, CollectionRun(RunPurpose.EDGE, 1, (4,)), trunk)
     assert isinstance(edge, Checkpoint)
     assert [growth.to_json() for growth in edge.state.growth] == [
         {"kind": "Widened", "group": "block1.0", "width": 16, "seed": 1 << 16}

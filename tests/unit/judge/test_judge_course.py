@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion
-from espalier_lab.growth.judge.case import Case, CaseFile
-from espalier_lab.growth.judge.course import Course, Slice
+from espalier_lab.growth.judge.case import CaseFile, JudgeCase
+from espalier_lab.growth.judge.course import TrialSlice, VirtualRun
 from espalier_lab.growth.judge.deciding import OPERATIONS, Setting, chosen, decided
 
 
-def case(name: str) -> Case:
+def case(name: str) -> JudgeCase:
     return next(one for one in CaseFile(str(Path(__file__).parent / "models.py"))() if one.name == name)
 
 
 def test_a_course_that_was_copied_and_grown_goes_on_as_if_it_had_not_been() -> None:
-    alone = Course.begin(case("mlp/on a table"), 3)
+    alone = VirtualRun.begin(case("mlp/on a table"), 3)
     alone.advance(12)
-    course = Course.begin(case("mlp/on a table"), 3)
+    course = VirtualRun.begin(case("mlp/on a table"), 3)
     course.advance(5)
     grown = course.grown(Action.deepen("0"))
     with torch.no_grad():
@@ -41,8 +41,8 @@ def test_a_course_that_was_copied_and_grown_goes_on_as_if_it_had_not_been() -> N
 
 
 def test_the_rate_falls_to_zero_within_a_slice() -> None:
-    course = Course.begin(case("values"), 0)
-    part = Slice(0.0, course.budget / 2)
+    course = VirtualRun.begin(case("values"), 0)
+    part = TrialSlice(0.0, course.budget / 2)
     course.advance(part.ends, within=part)
     assert course.steps == 6
     assert course.network.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / 6)
@@ -121,7 +121,7 @@ def test_whole_blocks_are_inserted_in_each_way() -> None:
 
 
 def test_a_run_that_unfolds_begins_where_it_was_and_is_a_plain_one_in_the_end() -> None:
-    course = Course.begin(replace(case("mlp/on a table"), module=residual), 0, OPERATIONS)
+    course = VirtualRun.begin(replace(case("mlp/on a table"), module=residual), 0, OPERATIONS)
     course.advance(6)
     action = next(each for each in offered(course.network.architecture) if each.kind == "AddBlock")  # type: ignore[arg-type]
     before = course.score(course.case.validation).loss

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from espalier_lab.growth.judge.verdict import Decision, Verdict, gain_of, judged, sentence, unseen_gain
+from espalier_lab.growth.judge.verdict import JudgedMoment, JudgeVerdict, gain_of, judged, sentence, unseen_gain
 
 
-def decision(family: str, arms: Mapping[str, tuple[float, ...]], **advised: tuple[float, ...]) -> Decision:
-    return Decision(f"{family}-case", family, 0.2, arms, {"none": arms["Nothing"], **advised})
+def decision(family: str, arms: Mapping[str, tuple[float, ...]], **advised: tuple[float, ...]) -> JudgedMoment:
+    return JudgedMoment(f"{family}-case", family, 0.2, arms, {"none": arms["Nothing"], **advised})
 
 
 ARMS = {"Nothing": (0.5, 0.5), "Deepen(a)": (0.6, 0.8), "Deepen(b)": (0.4, 0.4)}
@@ -38,10 +38,10 @@ def test_what_is_reported_of_one_model() -> None:
     assert "no model has a place to grow" in sentence(stuck)
 
 
-def noise(chance: random.Random, growths: int, seeds: int, share: float, case: str = "f") -> Decision:
+def noise(chance: random.Random, growths: int, seeds: int, share: float, case: str = "f") -> JudgedMoment:
     names = ["Nothing", *(f"Deepen({place})" for place in range(growths))]
     arms = {name: tuple(chance.gauss(0.5, 0.05) for _ in range(seeds)) for name in names}
-    return Decision(case, case, share, arms, {"none": arms["Nothing"], "advice": arms["Nothing"]})
+    return JudgedMoment(case, case, share, arms, {"none": arms["Nothing"], "advice": arms["Nothing"]})
 
 
 @pytest.mark.parametrize(("moments", "growths"), [((0.2, 0.5), 8), ((0.2,), 1)])
@@ -49,7 +49,7 @@ def noise(chance: random.Random, growths: int, seeds: int, share: float, case: s
 def test_noise_seldom_pays_for_sure(moments: tuple[float, ...], growths: int, seeds: int) -> None:
     chance, many = random.Random(seeds), 1000
     found = [
-        sentence(Verdict(tuple(noise(chance, growths, seeds, share) for share in moments), {}, {}, {}))
+        sentence(JudgeVerdict(tuple(noise(chance, growths, seeds, share) for share in moments), {}, {}, {}))
         for _ in range(many)
     ]
     sure = sum(text.startswith("Growing pays") and "do not agree" not in text for text in found)

@@ -13,7 +13,7 @@ from espalier_lab.simulator.growth import GrowingJob, GrowthCurve
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.planned import Planned
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.spares import fill
 from espalier_operator.policies.growth import AGAIN_SECONDS, GrowthPolicy
 from espalier_operator.policies.settings import configured
@@ -109,7 +109,7 @@ def test_by_rounds_a_job_starts_as_early_as_under_fair() -> None:
     for policy in ("fair", "growth"):
         growing = GrowingJob("a", 0.0, 5, 6000.0, CURVE)
         large, small = FixedJob("large", 60.0, 8, 600.0), FixedJob("b", 120.0, 3, 600.0)
-        Rounds((growing, large, small), (Node("n", 8),), configured(policy)).run()
+        Rounds((growing, large, small), (SimulatedNode("n", 8),), configured(policy)).run()
         starts.append([small.held[0].start, growing.completed_at, large.completed_at])
     assert starts[0][0] == 120.0
     assert starts[1] == starts[0]
@@ -180,7 +180,7 @@ def test_settings_that_cannot_be_are_refused(text: str) -> None:
 
 
 def simulated(policy: str, *jobs: SimulatedJob, gpus: int) -> None:
-    Planned(jobs, (Node("n", gpus),), configured(policy), LATENCIES["realistic"]).run()
+    Planned(jobs, (SimulatedNode("n", gpus),), configured(policy), LATENCIES["realistic"]).run()
 
 
 def test_through_the_planner_the_gpu_goes_to_who_gains_and_comes_back_for_the_next() -> None:

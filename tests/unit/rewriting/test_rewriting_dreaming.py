@@ -17,8 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from espalier_lab.rewriting.engine import Costs, apply, verify
-from espalier_lab.rewriting.learned import IllegalActionError, RewritesEnvironment, Settings, walks
+from espalier_lab.rewriting.engine import OperatorCosts, apply, verify
+from espalier_lab.rewriting.learned import IllegalActionError, RewriteLearnerSettings, RewritesEnvironment, walks
 from espalier_lab.rewriting.learned.dreaming import (
     Awake,
     Controller,
@@ -31,7 +31,7 @@ from espalier_lab.rewriting.learned.dreaming import (
     learn_world,
     record,
 )
-from espalier_lab.rewriting.learned.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.learned.dreaming.blocks import EpisodeBlock, mask_of
 from espalier_lab.rewriting.learned.dreaming.controller import Thought
 from espalier_lab.rewriting.learned.dreaming.memory import HIDDEN, Foretold, Memory, State
 from espalier_lab.rewriting.learned.dreaming.mind import MIND_SIZE
@@ -39,8 +39,8 @@ from espalier_lab.rewriting.learned.dreaming.mixture import Mixture
 from espalier_lab.rewriting.learned.dreaming.vision import LATENT
 from espalier_lab.rewriting.learned.dreaming.world import _descended
 from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, STOP
-from espalier_lab.rewriting.learned.rollout import Episode, play
-from espalier_lab.rewriting.learned.seen import Seen
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode, play
+from espalier_lab.rewriting.learned.seen import GraphObservation
 
 TINY = WorldSettings(seeing=2, remembering=2)
 HORIZON = 8
@@ -52,16 +52,16 @@ def environment() -> RewritesEnvironment:
     torch.manual_seed(0)
     net = row_model(["chain", "gelu by hand"])
     tick = itertools.count()
-    return RewritesEnvironment(net, Costs(net[0], clock=lambda: float(next(tick))), horizon=HORIZON)
+    return RewritesEnvironment(net, OperatorCosts(net[0], clock=lambda: float(next(tick))), horizon=HORIZON)
 
 
 @pytest.fixture(scope="module")
-def episodes(environment: RewritesEnvironment) -> list[Episode[Seen]]:
+def episodes(environment: RewritesEnvironment) -> list[RewriteEpisode[GraphObservation]]:
     return record(environment, 40, seed=0)
 
 
 @pytest.fixture(scope="module")
-def world(episodes: list[Episode[Seen]]) -> World:
+def world(episodes: list[RewriteEpisode[GraphObservation]]) -> World:
     return learn_world(episodes, TINY, seed=0)
 
 
@@ -94,10 +94,12 @@ def test_a_temperature_sharpens_the_weights_and_narrows_the_gaussians(temperatur
     assert one.mode().tolist() == [[50.0]]
 
 
-def test_episodes_are_recorded_whole(environment: RewritesEnvironment, episodes: list[Episode[Seen]]) -> None:
+def test_episodes_are_recorded_whole(
+    environment: RewritesEnvironment, episodes: list[RewriteEpisode[GraphObservation]]
+) -> None:
     counts = [len(one.actions) for one in episodes]
     assert 40 <= sum(counts) < 40 + HORIZON
-    block = Block.of(episodes)
+    block = EpisodeBlock.of(episodes)
     assert block.played.sum(1).tolist() == counts
     for row, one in enumerate(episodes):
         assert len(one.seen) == counts[row]
@@ -110,7 +112,9 @@ def test_episodes_are_recorded_whole(environment: RewritesEnvironment, episodes:
     assert all(action != 0 for one in episodes for action in one.actions[:-1])
 
 
-def test_the_same_episodes_and_seed_give_the_same_world(world: World, episodes: list[Episode[Seen]]) -> None:
+def test_the_same_episodes_and_seed_give_the_same_world(
+    world: World, episodes: list[RewriteEpisode[GraphObservation]]
+) -> None:
     told: list[tuple[str, int, float]] = []
     again = learn_world(episodes, TINY, 0, lambda *news: told.append(news))
     for part in ("vision", "memory"):
@@ -164,7 +168,7 @@ def dreamt(dream: Dream, seed: int) -> list[tuple[list[float], float, bool, list
     return found
 
 
-def test_a_seed_decides_a_dream(world: World, episodes: list[Episode[Seen]]) -> None:
+def test_a_seed_decides_a_dream(world: World, episodes: list[RewriteEpisode[GraphObservation]]) -> None:
     dream = Dream(world, episodes[0].seen[0], horizon=HORIZON)
     first, second, other = (dreamt(dream, seed) for seed in (3, 3, 4))
     assert first == second
@@ -172,7 +176,7 @@ def test_a_seed_decides_a_dream(world: World, episodes: list[Episode[Seen]]) -> 
 
 
 def test_a_dream_begins_as_the_real_environment_does_and_forbids_what_its_masks_do(
-    world: World, environment: RewritesEnvironment, episodes: list[Episode[Seen]]
+    world: World, environment: RewritesEnvironment, episodes: list[RewriteEpisode[GraphObservation]]
 ) -> None:
     dream = Dream(world, episodes[0].seen[0], horizon=HORIZON, illegal="penalize")
     with pytest.raises(ResetNeeded):
@@ -217,9 +221,12 @@ def test_the_actions_of_the_masks_have_all_the_probability() -> None:
 
 
 def test_a_controller_learns_without_a_step_of_the_real_environment(
-    world: World, environment: RewritesEnvironment, episodes: list[Episode[Seen]], monkeypatch: pytest.MonkeyPatch
+    world: World,
+    environment: RewritesEnvironment,
+    episodes: list[RewriteEpisode[GraphObservation]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = Settings(updates=2, episodes=3, passes=1)
+    settings = RewriteLearnerSettings(updates=2, episodes=3, passes=1)
     with monkeypatch.context() as patch:
         for name in ("reset", "step"):
             patch.setattr(RewritesEnvironment, name, None)
@@ -247,7 +254,7 @@ def test_walks_are_of_rewrites() -> None:
 class Oracle(Memory):
     """Foretells what was recorded, but rewards that are off by a factor."""
 
-    def __init__(self, block: Block, latents: Tensor, factor: float) -> None:
+    def __init__(self, block: EpisodeBlock, latents: Tensor, factor: float) -> None:
         super().__init__()
         self.block, self.next, self.factor, self.step = block, latents[:, 1:], factor, 0
 
@@ -264,9 +271,9 @@ class Oracle(Memory):
 
 @pytest.mark.parametrize("dreaming", [False, True])
 def test_a_world_is_judged_by_what_it_foretells(
-    world: World, episodes: Sequence[Episode[Seen]], dreaming: bool
+    world: World, episodes: Sequence[RewriteEpisode[GraphObservation]], dreaming: bool
 ) -> None:
-    block, latents = Block.of(episodes), world.latents(episodes)
+    block, latents = EpisodeBlock.of(episodes), world.latents(episodes)
     assert latents.shape == (len(episodes), block.played.shape[1] + 1, LATENT)
     right = judged(replace(world, memory=Oracle(block, latents, 1.0), unit=1.0), episodes, dreaming=dreaming)
     assert (right.rewards, right.masks, right.offered, right.ends) == pytest.approx((1, 1, 1, 1))

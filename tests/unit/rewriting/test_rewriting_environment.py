@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 
-from espalier_lab.rewriting.engine import Costs, apply, capture, verify
+from espalier_lab.rewriting.engine import OperatorCosts, apply, capture, verify
 from espalier_lab.rewriting.learned import NETS, IllegalActionError, RewritesEnvironment
 from espalier_lab.rewriting.learned.environment import STOP
 from espalier_lab.rewriting.learned.nets import Net
@@ -94,4 +94,4 @@ def test_the_nets_of_the_benchmark_are_captured(name: str) -> None:
     graph = capture(module, inputs)
     assert graph.both_modes
     assert len(graph.nodes) > 20
-    assert Costs(module).device.startswith("cpu")
+    assert OperatorCosts(module).device.startswith("cpu")

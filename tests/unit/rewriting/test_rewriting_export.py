@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from espalier_lab.rewriting.engine import RewritesRefusedError, capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.job import may_export
 
@@ -22,7 +22,7 @@ def squared(outputs: Any) -> Tensor:
     return result
 
 
-def names(graph: Graph) -> set[str]:
+def names(graph: OpGraph) -> set[str]:
     return {match.rule.name for match in Matches(graph).all()}
 
 

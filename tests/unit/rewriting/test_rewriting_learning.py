@@ -11,15 +11,15 @@ import torch
 from drawn_models import row_model
 from torch import Tensor
 
-from espalier_lab.rewriting.engine import Costs, apply, capture, search, verify
-from espalier_lab.rewriting.engine.search import State
-from espalier_lab.rewriting.learned import RewritePolicy, RewritesEnvironment, Settings, learn, walks
+from espalier_lab.rewriting.engine import OperatorCosts, apply, capture, search, verify
+from espalier_lab.rewriting.engine.search import SearchState
+from espalier_lab.rewriting.learned import RewriteLearnerSettings, RewritePolicy, RewritesEnvironment, learn, walks
 from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
 from espalier_lab.rewriting.learned.families import member
 from espalier_lab.rewriting.learned.nets import Net
-from espalier_lab.rewriting.learned.residual import Measured, choose
+from espalier_lab.rewriting.learned.residual import MeasuredPlans, choose
 from espalier_lab.rewriting.learned.rollout import play
-from espalier_lab.rewriting.learned.seen import Batch, Seen
+from espalier_lab.rewriting.learned.seen import Batch, GraphObservation
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def net() -> Net:
 def environment(net: Net) -> RewritesEnvironment:
     """Every operator costs one tick of a clock, so that nothing depends on the machine."""
     tick = itertools.count()
-    return RewritesEnvironment(net, Costs(net[0], clock=lambda: float(next(tick))), horizon=12)
+    return RewritesEnvironment(net, OperatorCosts(net[0], clock=lambda: float(next(tick))), horizon=12)
 
 
 @pytest.fixture
@@ -41,16 +41,16 @@ def policy() -> RewritePolicy:
     return RewritePolicy().eval()
 
 
-def walked(environment: RewritesEnvironment, steps: int) -> list[tuple[Seen, Tensor]]:
+def walked(environment: RewritesEnvironment, steps: int) -> list[tuple[GraphObservation, Tensor]]:
     """Return what is seen on a random walk, and the mask of the environment."""
     draw = np.random.default_rng(0)
     observation, info = environment.reset()
-    found = [(Seen.of(observation, info), torch.from_numpy(info["location_mask"]))]
+    found = [(GraphObservation.of(observation, info), torch.from_numpy(info["location_mask"]))]
     for _ in range(steps):
         rules, places = info["location_mask"][:STOP].nonzero()
         one = draw.integers(len(rules))
         observation, _, _, _, info = environment.step(np.array([rules[one], places[one]]))
-        found.append((Seen.of(observation, info), torch.from_numpy(info["location_mask"])))
+        found.append((GraphObservation.of(observation, info), torch.from_numpy(info["location_mask"])))
     return found
 
 
@@ -84,7 +84,7 @@ def test_a_graph_without_matches_leaves_nothing_but_to_stop(
 ) -> None:
     seen, _ = walked(environment, 0)[0]
     none = np.zeros(0, np.int64)
-    scores = policy(Batch.of([Seen(seen.nodes, seen.edges, none, none, none)]))
+    scores = policy(Batch.of([GraphObservation(seen.nodes, seen.edges, none, none, none)]))
     assert scores.logs.tolist() == [[0.0]]
 
 
@@ -98,7 +98,7 @@ def test_episodes_tell_what_they_earned(environment: RewritesEnvironment, policy
 
 
 def test_a_seed_decides_what_is_learnt(environment: RewritesEnvironment) -> None:
-    settings = Settings(updates=2, episodes=3, passes=1)
+    settings = RewriteLearnerSettings(updates=2, episodes=3, passes=1)
     told: list[tuple[int, int]] = []
     first, second, other = (
         learn({"one": [environment]}, settings, seed, lambda updates, count, _: told.append((updates, count)))
@@ -146,12 +146,12 @@ def test_a_number_decides_a_member_of_a_family(family: str) -> None:
     assert len({capture(*member(family, number)).fingerprint() for number in (4, 5)}) > 1
 
 
-def states(seed: int) -> tuple[State, list[State]]:
+def states(seed: int) -> tuple[SearchState, list[SearchState]]:
     """Return a net and the cheapest graphs one or two rewrites away; an operator costs a tick of a clock."""
     torch.manual_seed(seed)
     module, inputs = row_model(["norm by hand", "attention by hand", "chain", "gelu by hand"])
     tick = itertools.count()
-    start = State.start(capture(module, inputs), Costs(module, clock=lambda: float(next(tick))))
+    start = SearchState.start(capture(module, inputs), OperatorCosts(module, clock=lambda: float(next(tick))))
     once = [start.after(match) for match in start.matches.all()]
     found = {
         one.graph.key(): one for one in (*once, *(one.after(match) for one in once for match in one.matches.all()))
@@ -159,7 +159,7 @@ def states(seed: int) -> tuple[State, list[State]]:
     return start, sorted(found.values(), key=lambda one: one.cost)[:12]
 
 
-def truth(start: State, state: State) -> float:
+def truth(start: SearchState, state: SearchState) -> float:
     """Return a gain that is the table's, but for attention, which takes three times as long as it should."""
     bad = any(step.rule.name == "AttentionByHand" for step in state.steps)
     return start.cost / state.cost / (3 if bad else 1)
@@ -169,7 +169,7 @@ def test_a_third_of_the_measurements_finds_what_other_nets_have_taught() -> None
     start, candidates = states(0)
     other, its = states(1)
     assert any(truth(start, one) < 1 for one in candidates)
-    known = Measured()
+    known = MeasuredPlans()
     for one in its:
         known.add(other, one, truth(other, one))
     choice = choose(start, candidates, lambda one: truth(start, one), measurements=4, others=known)
@@ -180,9 +180,9 @@ def test_a_third_of_the_measurements_finds_what_other_nets_have_taught() -> None
 def test_the_first_plan_is_the_tables_where_nothing_is_known_and_none_is_measured_twice() -> None:
     start, candidates = states(0)
     candidates = candidates[:5]
-    asked: list[State] = []
+    asked: list[SearchState] = []
 
-    def measure(state: State) -> float:
+    def measure(state: SearchState) -> float:
         asked.append(state)
         return truth(start, state)
 

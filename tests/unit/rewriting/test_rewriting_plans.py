@@ -18,20 +18,20 @@ from torch import Tensor, nn
 
 from espalier_lab.rewriting.engine import (
     SEARCHES,
-    Costs,
-    Plan,
+    OperatorCosts,
+    RewritePlan,
     RewritesRefusedError,
-    Step,
+    RewriteStep,
     apply,
     capture,
     compare,
     search,
     verify,
 )
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 from espalier_lab.rewriting.engine.matching import Match
 from espalier_lab.rewriting.engine.metas import value_of
-from espalier_lab.rewriting.engine.search import State
+from espalier_lab.rewriting.engine.search import SearchState
 from espalier_trainer.models.gpt import gpt
 from espalier_trainer.models.zoo import cifar8
 from espalier_trainer.net2net import deepen, growth_points
@@ -204,7 +204,7 @@ def test_grown_models_are_captured_and_stay_as_they_are() -> None:
     graph = capture(model, images)
     assert torch.equal(draws, torch.get_rng_state())
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    execution = apply(model, Plan(fingerprint=graph.fingerprint(), device="any"), images)
+    execution = apply(model, RewritePlan(fingerprint=graph.fingerprint(), device="any"), images)
     assert dict(execution.named_parameters()).keys() == dict(model.named_parameters()).keys()
     assert verify(model, execution, images, lambda outputs: outputs.square().sum()).right
     # The batch size stays free, and the buffers are the model's own.
@@ -216,8 +216,8 @@ def test_a_forward_that_depends_on_the_mode_is_executed_in_train_mode_alone() ->
     model, rows = DropsByHand(), torch.randn(3, 4)
     graph = capture(model, rows)
     assert not graph.both_modes
-    step = Step(rule="Cancelling", location=("mul", "dropout"))
-    execution = apply(model, Plan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
+    step = RewriteStep(rule="Cancelling", location=("mul", "dropout"))
+    execution = apply(model, RewritePlan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
     assert verify(model, execution, rows, Tensor.sum).right
     with pytest.raises(RewritesRefusedError, match="train mode"):
         execution.eval()(rows)
@@ -225,7 +225,7 @@ def test_a_forward_that_depends_on_the_mode_is_executed_in_train_mode_alone() ->
 
 def test_a_change_in_place_that_nobody_else_sees_is_captured() -> None:
     model, rows = DropsInPlace(again=False), torch.randn(3, 4)
-    execution = apply(model, Plan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
+    execution = apply(model, RewritePlan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
     assert verify(model, execution, rows, Tensor.sum).right
 
 
@@ -243,7 +243,7 @@ def test_a_function_that_changes_its_argument_is_captured_though_nobody_reads_it
 ) -> None:
     torch.manual_seed(0)
     model, rows = Changes(change), torch.randn(3, 4)
-    execution = apply(model, Plan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
+    execution = apply(model, RewritePlan(fingerprint=capture(model, rows).fingerprint(), device="any"), rows)
     assert verify(model, execution, rows, Tensor.sum).right
 
 
@@ -255,40 +255,40 @@ def test_verify_finds_an_execution_that_computes_something_else() -> None:
     assert min(errors.outputs, errors.gradient) > 1e-3
 
 
-def _stand_in(graph: Graph, name: str) -> float:
+def _stand_in(graph: OpGraph, name: str) -> float:
     """Return a cost that does not depend on the machine: the elements of the output, and 10 a node."""
-    node: Node = graph.nodes[name]
+    node: OpNode = graph.nodes[name]
     if node.operator in ("input", "parameter", "constant", "output"):
         return 0.0
     return 10.0 + torch.Size(node.shape).numel()
 
 
 @pytest.fixture
-def costs(monkeypatch: pytest.MonkeyPatch) -> type[Costs]:
-    monkeypatch.setattr(Costs, "of", lambda _, graph, name: _stand_in(graph, name))
-    return Costs
+def costs(monkeypatch: pytest.MonkeyPatch) -> type[OperatorCosts]:
+    monkeypatch.setattr(OperatorCosts, "of", lambda _, graph, name: _stand_in(graph, name))
+    return OperatorCosts
 
 
 @pytest.mark.parametrize("method", SEARCHES)
-def test_a_plan_is_found_saved_and_carried_out_again(method: str, costs: type[Costs]) -> None:
+def test_a_plan_is_found_saved_and_carried_out_again(method: str, costs: type[OperatorCosts]) -> None:
     torch.manual_seed(0)
     model, rows = row_model(["norm by hand", "attention by hand", "gelu by hand", "chain"])
     graph = capture(model, rows)
     found = search(graph, costs(model), method=method, evaluations=200)
     assert found.best[0][0] < 0.7 * found.start
     assert found.evaluations <= 200
-    again = Plan.model_validate_json(found.plan.model_dump_json())
+    again = RewritePlan.model_validate_json(found.plan.model_dump_json())
     execution = apply(model, again, torch.randn(9, 4, 4))  # the plan does not know the batch size
     assert verify(model, execution, rows, Tensor.sum).right
 
 
 @pytest.mark.parametrize("method", SEARCHES)
 def test_a_rule_that_raises_does_not_end_a_search(
-    method: str, costs: type[Costs], monkeypatch: pytest.MonkeyPatch
+    method: str, costs: type[OperatorCosts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied = Match.applied
 
-    def raises(self: Match, graph: Graph) -> Graph:
+    def raises(self: Match, graph: OpGraph) -> OpGraph:
         if self.rule.name == "ActivationByHand":
             raise RuntimeError("sizes do not fit")
         return applied(self, graph)
@@ -299,11 +299,11 @@ def test_a_rule_that_raises_does_not_end_a_search(
     assert found.best[0][0] < found.start
 
 
-def test_sums_after_a_rewrite_are_those_of_the_graph(costs: type[Costs]) -> None:
+def test_sums_after_a_rewrite_are_those_of_the_graph(costs: type[OperatorCosts]) -> None:
     torch.manual_seed(0)
     model, images = image_model(["branches", "reparametrised", "batch norm", "twice", "enlarged"])
     graph = capture(model, images)
-    state = State.start(graph, costs(model))
+    state = SearchState.start(graph, costs(model))
     while matches := state.matches.all():
         state = state.after(matches[len(matches) // 2])
         assert state.cost == sum(_stand_in(state.graph, name) for name in state.graph.nodes)
@@ -313,38 +313,38 @@ def test_plans_for_other_models_and_places_are_refused() -> None:
     model, rows = row_model(["swish"])
     graph = capture(model, rows)
     with pytest.raises(RewritesRefusedError, match="is for the computation"):
-        apply(model, Plan(fingerprint="another", device="any"), rows)
+        apply(model, RewritePlan(fingerprint="another", device="any"), rows)
     anchors = [name for name in graph.nodes if name != "mul"]
     for step in (
-        Step(rule="Unknown", location=("mul",)),
-        Step(rule="MeanFirst", location=("mean", "nowhere")),
-        *(Step(rule="Cancelling", location=(name, "nowhere")) for name in anchors),
+        RewriteStep(rule="Unknown", location=("mul",)),
+        RewriteStep(rule="MeanFirst", location=("mean", "nowhere")),
+        *(RewriteStep(rule="Cancelling", location=(name, "nowhere")) for name in anchors),
     ):
         with pytest.raises(RewritesRefusedError, match="not known|does not hold"):
-            apply(model, Plan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
+            apply(model, RewritePlan(fingerprint=graph.fingerprint(), device="any", rules=(step,)), rows)
     with pytest.raises(ValueError, match="best-first"):
-        search(graph, Costs(model), method="worst")
+        search(graph, OperatorCosts(model), method="worst")
 
 
 def test_the_table_of_costs_is_measured_once_and_kept(tmp_path: Path) -> None:
     model, tokens = gpt(8, 4, width=8, heads=2), torch.randint(0, 8, (2, 4))
     graph = capture(model, tokens)
     ticks = itertools.count(step=2)
-    first = Costs(model, tmp_path, clock=lambda: float(next(ticks)))
-    total = State.start(graph, first).cost
+    first = OperatorCosts(model, tmp_path, clock=lambda: float(next(ticks)))
+    total = SearchState.start(graph, first).cost
     first.save()
-    again = Costs(model, tmp_path)
-    assert State.start(graph, again).cost == total > 0
+    again = OperatorCosts(model, tmp_path)
+    assert SearchState.start(graph, again).cost == total > 0
     assert (first.measured > 0, again.measured) == (True, 0)
 
 
 def test_of_a_grown_model_only_what_is_new_is_measured() -> None:
     small, large = (nn.Sequential(nn.Linear(4, 8), *[nn.ReLU(), nn.Linear(8, 8)] * times) for times in (1, 2))
     large.append(nn.Tanh())
-    first = Costs(small)
-    State.start(capture(small, torch.rand(2, 4)), first)
-    second = Costs(large, table=first.table)
-    State.start(capture(large, torch.rand(2, 4)), second)
+    first = OperatorCosts(small)
+    SearchState.start(capture(small, torch.rand(2, 4)), first)
+    second = OperatorCosts(large, table=first.table)
+    SearchState.start(capture(large, torch.rand(2, 4)), second)
     assert (first.measured, second.measured) == (3, 1)
 
 
@@ -375,14 +375,14 @@ class Viewed(nn.Module):
 @pytest.mark.parametrize("odd", [False, True])
 def test_a_graph_whose_nodes_do_not_run_is_never_chosen(odd: bool, tmp_path: Path) -> None:
     model, images = Viewed(odd=odd), torch.randn(2, 3, 4, 4)
-    costs = Costs(model, tmp_path)
-    start = State.start(capture(model, images), costs)
+    costs = OperatorCosts(model, tmp_path)
+    start = SearchState.start(capture(model, images), costs)
     (match,) = [one for one in start.matches.all() if one.rule.name == "ChannelsLast"]
     assert 0 < start.cost < start.after(match).cost == float("inf")
     found = search(start.graph, costs)
     assert not any(step.rule == "ChannelsLast" for _, plan in found.best for step in plan.rules)
     costs.save()
-    assert State.start(start.graph, Costs(model, tmp_path)).cost == start.cost
+    assert SearchState.start(start.graph, OperatorCosts(model, tmp_path)).cost == start.cost
     assert "inf" not in next(tmp_path.glob("*.json")).read_text().lower()
 
 
@@ -391,17 +391,17 @@ def test_memory_that_is_short_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> Non
         raise torch.OutOfMemoryError("no room")
 
     model, rows = nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4)
-    graph, costs = capture(model, rows), Costs(model)
+    graph, costs = capture(model, rows), OperatorCosts(model)
     monkeypatch.setattr("espalier_lab.rewriting.engine.costs._timed", full)
     with pytest.raises(torch.OutOfMemoryError):
-        State.start(graph, costs)
+        SearchState.start(graph, costs)
     assert costs.table == {}
 
 
 def test_measuring_draws_no_random_numbers_of_the_run() -> None:
     model, rows = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(2, 4)
     graph, before = capture(model, rows), torch.get_rng_state()
-    search(graph, Costs(model))
+    search(graph, OperatorCosts(model))
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from espalier_lab.rewriting.engine import capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.matching import Matches
 from espalier_lab.rewriting.engine.rules import RULES
 
@@ -27,7 +27,7 @@ def _loss(outputs: Tensor) -> Tensor:
     return (outputs * torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)).sin().sum()
 
 
-def _check(module: nn.Module, graph: Graph, inputs: Tensor) -> None:
+def _check(module: nn.Module, graph: OpGraph, inputs: Tensor) -> None:
     execution = emitted(graph, module)
     assert {id(one) for one in execution.parameters()} <= {id(one) for one in module.parameters()}
     for training in (True, False):

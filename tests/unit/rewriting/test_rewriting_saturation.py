@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 from rewritten.extraction import by_greedy_graph, by_tree, exact
 
-from espalier_lab.rewriting.engine import Costs, capture, verify
+from espalier_lab.rewriting.engine import OperatorCosts, capture, verify
 from espalier_lab.rewriting.engine.emitting import emitted
 from espalier_lab.rewriting.learned.nets import Handwritten, Reparametrised
 
@@ -78,7 +78,7 @@ def test_extracted_graphs_compute_what_the_model_does(model: nn.Module, inputs: 
 
     graph = capture(model, inputs)
     ticks = iter(range(10**9))
-    found = saturated(graph, Costs(model, clock=lambda: float(next(ticks))))  # each operator costs the same
+    found = saturated(graph, OperatorCosts(model, clock=lambda: float(next(ticks))))  # each operator costs the same
     assert found.whole
     for kind in EXTRACTIONS:
         other = found.extracted(kind)

@@ -25,15 +25,15 @@ from espalier_lab.scheduling.allocation.forms import SlotForm, WorkerForm
 from espalier_lab.scheduling.allocation.judging import greedy
 from espalier_lab.scheduling.allocation.rules import RULES, act, drf, fixed, optimus, play
 from espalier_lab.scheduling.allocation.slots import Slots
-from espalier_lab.scheduling.allocation.source import Source, interpolated, source
+from espalier_lab.scheduling.allocation.source import AllocationSettings, interpolated, source
 from espalier_lab.scheduling.allocation.tables import OPTIONS
 from espalier_lab.scheduling.allocation.traces import Trace, draw
 from espalier_lab.scheduling.learned.twin import Twin
-from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
 from espalier_lab.scheduling.learners.rollout import STOP, collect, estimated
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import FixedJob
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 
 SMALL = replace(source(), jobs=5, slots=source().slots / 10, most_slots=60)
 """Few and short jobs."""
@@ -121,7 +121,7 @@ def reference_optimus(present: list[Reference]) -> tuple[Reference, int, int] | 
     return best[1:] if best is not None and best[0] > 0 else None
 
 
-def slots(nodes: int | list[int] = 24, count: int = 3, kept: Source = SMALL, start: int = 0) -> Slots:
+def slots(nodes: int | list[int] = 24, count: int = 3, kept: AllocationSettings = SMALL, start: int = 0) -> Slots:
     return Slots(kept, nodes, [draw(kept, Purpose.TRAIN, start + index) for index in range(count)])
 
 
@@ -236,7 +236,7 @@ def workers_form(count: int = 5) -> WorkerForm:
             FixedJob(f"j{i}", 100.0 * i, int(rng.integers(1, 5)), float(rng.uniform(60, 4000))) for i in range(count)
         ]
 
-    return WorkerForm(jobs, [Node("a", 4), Node("b", 4)], count)
+    return WorkerForm(jobs, [SimulatedNode("a", 4), SimulatedNode("b", 4)], count)
 
 
 def test_the_form_with_workers_is_as_gymnasium_asks() -> None:
@@ -297,11 +297,11 @@ def test_episodes_of_two_purposes_are_never_the_same() -> None:
     assert set(draw(source(), Purpose.TRAIN, 0, (1, 4)).kinds) == {1, 4}
 
 
-def learner(seed: int = 0, **changes: Any) -> Learner:
-    chosen = Settings(**{"imitated": 200, "kept": 1.0, "episodes": 4, "steps": 24, "decisions": 100, **changes})
+def learner(seed: int = 0, **changes: Any) -> SchedulingLearner:
+    chosen = LearnerSettings(**{"imitated": 200, "kept": 1.0, "episodes": 4, "steps": 24, "decisions": 100, **changes})
     traces = (draw(SMALL, Purpose.TRAIN, index) for index in itertools.count())
     episodes = SlotEpisodes(lambda begun: Slots(SMALL, [8, 12, 8, 12], begun), traces, chosen.episodes)
-    return Learner(episodes, Twin(OPTIONS, seed=seed), chosen, seed)
+    return SchedulingLearner(episodes, Twin(OPTIONS, seed=seed), chosen, seed)
 
 
 def test_a_teacher_is_imitated_and_a_seed_gives_the_same_policy() -> None:

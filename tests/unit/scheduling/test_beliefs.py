@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from espalier_lab.scheduling.placement.beliefs import Belief, wide_prior
-from espalier_lab.scheduling.placement.cluster import Cluster
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
-from espalier_lab.scheduling.placement.performance import StepTime, slowdown
+from espalier_lab.scheduling.placement.cluster import PlacementCluster
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
+from espalier_lab.scheduling.placement.performance import PlacedStepTime, slowdown
 from espalier_lab.scheduling.placement.placers import Model, run
 from espalier_lab.scheduling.placement.prior import learn_prior
 from espalier_lab.scheduling.placement.tasks import KINDS, Family, episode, kinds
@@ -17,13 +17,13 @@ from espalier_lab.scheduling.purposes import Purpose
 NODES = 4
 
 
-def three_jobs() -> tuple[Occupancy, Placed]:
+def three_jobs() -> tuple[Occupancy, PlacedJob]:
     """Return a cluster with three jobs on node 0, and the first of them."""
     occupancy = Occupancy(NODES, 4, 2)
-    first = Placed(2, ((0, 1), (1, 1)))
+    first = PlacedJob(2, ((0, 1), (1, 1)))
     occupancy.add("one", first)
-    occupancy.add("two", Placed(5, ((0, 2),)))
-    occupancy.add("three", Placed(9, ((0, 1),)))
+    occupancy.add("two", PlacedJob(5, ((0, 2),)))
+    occupancy.add("three", PlacedJob(9, ((0, 1),)))
     return occupancy, first
 
 
@@ -45,12 +45,12 @@ def test_the_derivative_is_that_of_the_formula() -> None:
 
 def test_a_slow_node_is_found_and_the_doubt_shrinks() -> None:
     occupancy = Occupancy(NODES, 4, 2)
-    placed = Placed(0, ((2, 1),))
+    placed = PlacedJob(0, ((2, 1),))
     occupancy.add("one", placed)
     belief = Belief(wide_prior(), NODES)
     before = belief.doubt(occupancy, "one", placed)
     for _ in range(8):
-        belief.learn(occupancy, "one", placed, StepTime(2 * kinds()[0].compute_seconds, 0.0))
+        belief.learn(occupancy, "one", placed, PlacedStepTime(2 * kinds()[0].compute_seconds, 0.0))
     assert belief.slowness(2) == pytest.approx(2.0, rel=0.1)
     assert belief.slowness(1) == pytest.approx(np.exp(0.15))
     assert belief.doubt(occupancy, "one", placed) < before
@@ -61,7 +61,7 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
     occupancy, placed = three_jobs()
     belief = Belief(wide_prior(), NODES, memory_seconds=100.0)
     for _ in range(5):
-        belief.learn(occupancy, "one", placed, StepTime(9 * kinds()[2].compute_seconds, 0.5))
+        belief.learn(occupancy, "one", placed, PlacedStepTime(9 * kinds()[2].compute_seconds, 0.5))
     fresh = Belief(wide_prior(), NODES)
     assert not np.allclose(belief.mean, fresh.mean)
     belief.pass_to(1e5)
@@ -79,4 +79,4 @@ def test_a_prior_learnt_on_other_clusters_knows_kinds() -> None:
     ):
         assert np.corrcoef(found, hidden)[0, 1] > 0.5
     drawn = episode(family, Purpose.CHOOSE, 0)
-    assert run(Cluster(drawn), Model(Belief(prior, family.nodes), optimism=0.2)) > 0
+    assert run(PlacementCluster(drawn), Model(Belief(prior, family.nodes), optimism=0.2)) > 0

@@ -20,7 +20,7 @@ from espalier_lab.scheduling.allocation import judging, learning
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.learned.files import LearnedPolicyError, read_policy
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def few_short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_benchmark_prints_a_table_for_each_cluster_and_draws(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(learned, "SETTINGS", Settings(imitated=100, kept=1.0, episodes=4, steps=8))
+    monkeypatch.setattr(learned, "SETTINGS", LearnerSettings(imitated=100, kept=1.0, episodes=4, steps=8))
     monkeypatch.setattr(learned, "NODES", (4, 6))
     picture = tmp_path / "learned.png"
     learned.main(["--seeds", "1", "--episodes", "2", "--decisions", "32", "--picture", str(picture)])

@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from espalier_lab.scheduling.learned import description
-from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
+from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, NetworkInputs
 from espalier_lab.scheduling.learned.files import (
-    LearnedPolicy,
+    AllocationLineage,
+    AllocationPolicy,
     LearnedPolicyError,
-    Lineage,
     Serves,
     make_policy,
     parse_policy,
     read_policy,
     write_policy,
 )
-from espalier_lab.scheduling.learned.network import Network
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.network import JobScorer
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.learned.ranking import Ranking
 from espalier_lab.scheduling.learned.serving import LearnedAllocation, by_type
 from espalier_lab.scheduling.learned.speeds import LARGEST_GAIN, STEPS, gains
@@ -37,22 +37,22 @@ from espalier_operator.policies.view import Candidate, View
 from outlooks import Amdahl
 
 SERVES = Serves(min_gpus=1, max_gpus=512, max_jobs=512)
-LINEAGE = Lineage(
+LINEAGE = AllocationLineage(
     name="tiny", learnt_from="nothing", algorithm="drawn at random", seed=1, decisions=0, serves=SERVES
 )  # fmt: skip
 
 
-def policy(seed: int = 1, **changes: Any) -> LearnedPolicy:
+def policy(seed: int = 1, **changes: Any) -> AllocationPolicy:
     lineage = LINEAGE.model_copy(update=changes)
     return make_policy(Twin(len(lineage.actions), seed=seed).frozen(), lineage)
 
 
-def drawn(rng: np.random.Generator, batch: int, jobs: int, options: int) -> tuple[Inputs, np.ndarray]:
+def drawn(rng: np.random.Generator, batch: int, jobs: int, options: int) -> tuple[NetworkInputs, np.ndarray]:
     def some(*shape: int) -> np.ndarray:
         return rng.normal(0, 1, shape).astype(np.float32)
 
     present = (rng.random((batch, jobs)) < 0.7).astype(np.float32)
-    seen = Inputs(
+    seen = NetworkInputs(
         jobs=some(batch, jobs, len(description.JOB_FEATURES)) * present[..., None],
         options=some(batch, jobs, options, len(description.OPTION_FEATURES)) * present[..., None, None],
         cluster=some(batch, len(description.CLUSTER_FEATURES)),
@@ -264,7 +264,7 @@ def test_a_ranking_chooses_what_scores_highest_of_all(seed: int, count: int, sca
     """Up to ties: scores of float32 that are nearer to each other than rounding."""
     view = crowd(np.random.default_rng(seed), count)
     weights = {name: value * np.float32(scale) for name, value in policy(seed).network.weights.items()}
-    picture, network = Picture.of(view), Network(weights)
+    picture, network = PartialDecision.of(view), JobScorer(weights)
     ranking = Ranking(network, picture)
     while True:
         mask = picture.mask()
@@ -282,7 +282,7 @@ def test_scores_that_overflow_are_reported(power: int, serves: bool) -> None:
     view = crowd(np.random.default_rng(1), 20)
     found = policy(2)
     weights = {name: value * np.float32(10.0**power) for name, value in found.network.weights.items()}
-    large = LearnedAllocation(replace(found, network=Network(weights)))
+    large = LearnedAllocation(replace(found, network=JobScorer(weights)))
     if serves:
         assert sum(share.workers for share in large.decide(view).shares) > 0
     else:
@@ -292,13 +292,13 @@ def test_scores_that_overflow_are_reported(power: int, serves: bool) -> None:
 
 def test_a_ranking_scores_few_jobs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     view, scored = crowd(np.random.default_rng(5), 200), list[int]()
-    rated = Network.rated
+    rated = JobScorer.rated
 
-    def counted(network: Network, encoded: Any, *others: Any) -> Any:
+    def counted(network: JobScorer, encoded: Any, *others: Any) -> Any:
         scored.append(len(encoded))
         return rated(network, encoded, *others)
 
-    monkeypatch.setattr(Network, "rated", counted)
+    monkeypatch.setattr(JobScorer, "rated", counted)
     LearnedAllocation(policy(3)).decide(view)
     assert len(scored) > 100
     assert sum(scored) < 0.5 * 200 * len(scored)
@@ -308,7 +308,7 @@ def test_a_ranking_scores_few_jobs_again(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_tables_hold_what_is_seen(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
-    picture = Picture.of(crowd(rng, count))
+    picture = PartialDecision.of(crowd(rng, count))
     jobs, options = picture.tables()
     while (mask := picture.mask()).any():
         seen, rows = picture.inputs(), (np.arange(count), picture.workers)
@@ -364,7 +364,7 @@ def test_jobs_that_may_not_be_stopped_keep_their_base_workers() -> None:
         Candidate(key=f"j{i}", submitted_at=0, min_workers=2, max_workers=4, workers=2 * (i < 2), yields=i > 0)
         for i in range(4)
     ]
-    picture = Picture.of(View(now=1.0, gpus=4, jobs=tuple(jobs)))
+    picture = PartialDecision.of(View(now=1.0, gpus=4, jobs=tuple(jobs)))
     assert list(picture.workers) == [2, 0, 0, 0]
     assert list(picture.mask()) == [False, True, True, True, False]
     picture.give(2)
@@ -374,14 +374,14 @@ def test_jobs_that_may_not_be_stopped_keep_their_base_workers() -> None:
 def test_without_a_speed_nothing_of_it_is_seen() -> None:
     job = Candidate(key="a", submitted_at=0, min_workers=1, max_workers=4)
     assert WORKERS_ONLY == ("worker",)
-    seen = Picture.of(View(now=600.0, gpus=4, jobs=(job,))).inputs()
+    seen = PartialDecision.of(View(now=600.0, gpus=4, jobs=(job,))).inputs()
     names = dict(zip(description.JOB_FEATURES, seen.jobs[0], strict=True))
     offered = dict(zip(description.OPTION_FEATURES, seen.options[0, 0], strict=True))
     assert (names["known"], names["left"], names["best_left"]) == (0, 0, 0)
     assert (offered["gain"], offered["saved"], offered["saved_ahead"], offered["saved_by_share"]) == (0, 0, 0, 0)
     assert names["age"] == pytest.approx(math.log(2) / 4)
     known = replace(View(now=600.0, gpus=4, jobs=(job,)), outlooks={"a": Amdahl(600, 0.0, 1.0)})
-    seen = Picture.of(known).inputs()
+    seen = PartialDecision.of(known).inputs()
     offered = dict(zip(description.OPTION_FEATURES, seen.options[0, 0], strict=True))
     assert offered["gain"] == pytest.approx(math.log(2))
     assert offered["saved"] == pytest.approx(math.log(1.5) / 4)

@@ -14,7 +14,7 @@ import learned_workers
 from learned_workers import Trace, Workloads
 
 from espalier_lab.scheduling.learned.files import read_policy
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import Elasticity
 
@@ -29,7 +29,7 @@ def test_the_benchmark_prints_a_table_for_each_load_and_one_for_all(
         # Without the applications whose step times take long to interpolate.
         return [job for job in read(self, trace, elasticity) if job.name.startswith("ncf")][:4]
 
-    small = Settings(teacher="soonest", imitated=40, kept=1.0, imitation_epochs=1, episodes=2, steps=8)
+    small = LearnerSettings(teacher="soonest", imitated=40, kept=1.0, imitation_epochs=1, episodes=2, steps=8)
     monkeypatch.setattr(Workloads, "jobs", few)
     monkeypatch.setattr(learned_workers, "SETTINGS", small)
     monkeypatch.setattr(learned_workers, "LOADS", {"0.5": "half-load"})

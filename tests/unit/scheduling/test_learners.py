@@ -21,22 +21,22 @@ from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.learners import sac
 from espalier_lab.scheduling.learners.actor_critic import _remembered
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.learners.registry import LEARNERS
 from espalier_lab.scheduling.learners.rollout import STOP, collect
 from espalier_lab.scheduling.placement.actor import Actor
 from espalier_lab.scheduling.placement.candidates import emptiest
-from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.episodes import SLOT_SECONDS, PlacementEpisodes
-from espalier_lab.scheduling.placement.placers import Rule, run
+from espalier_lab.scheduling.placement.placers import PlacementRule, run
 from espalier_lab.scheduling.placement.reinforced import fine_tuned, frozen, learn_placement
 from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import FixedJob
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.view import SpeedModel
 
-NODES = [Node("a", 4), Node("b", 4)]
+NODES = [SimulatedNode("a", 4), SimulatedNode("b", 4)]
 MOMENT = 600.0
 SMALL = Family(jobs=8)
 
@@ -133,12 +133,14 @@ def test_an_actor_critic_remembers_whose_value_follows() -> None:
 
 @pytest.mark.parametrize("name", [*LEARNERS])
 def test_each_learner_gives_the_same_policy_by_a_seed(name: str) -> None:
-    chosen = Settings(
+    chosen = LearnerSettings(
         teacher="soonest", learner=name, imitated=60, kept=1.0, episodes=2, steps=16, decisions=64, minibatch=16
     )
     found = [learn_workers(5, chosen, FORM, "few jobs") for _ in range(2)]
     assert found[0].version == found[1].version
-    imitation = learn_workers(5, Settings(teacher="soonest", imitated=60, kept=1.0, episodes=2, decisions=0), FORM, "")
+    imitation = learn_workers(
+        5, LearnerSettings(teacher="soonest", imitated=60, kept=1.0, episodes=2, decisions=0), FORM, ""
+    )
     before, after = imitation.network.weights, found[0].network.weights
     assert any((before[weight] != after[weight]).any() for weight in before)
     own = jobs(Purpose.JUDGE, 0)
@@ -159,13 +161,13 @@ def test_placement_by_a_rule_takes_as_long_side_by_side_and_nothing_is_lost_to_t
         spent, lost = spent + passed.spent[:, 0], lost + passed.lost[:, 0]
     drawn = [episode(SMALL, Purpose.CHOOSE, index, shift=True) for index in range(2)]
     means = np.mean(episodes.ended, axis=1)
-    assert means == pytest.approx([run(Cluster(each), Rule(emptiest)) for each in drawn])
+    assert means == pytest.approx([run(PlacementCluster(each), PlacementRule(emptiest)) for each in drawn])
     waited = []
-    for cluster in map(Cluster, drawn):
+    for cluster in map(PlacementCluster, drawn):
         next(cluster.decisions())
         waited.append(cluster.job_seconds)  # until the first decision
     np.testing.assert_allclose(spent * SLOT_SECONDS + waited, means * SMALL.jobs)
-    alone = [sum(job.seconds_alone() for job in Cluster(each).jobs.values()) for each in drawn]
+    alone = [sum(job.seconds_alone() for job in PlacementCluster(each).jobs.values()) for each in drawn]
     np.testing.assert_allclose((spent - lost) * SLOT_SECONDS, alone)
 
 
@@ -181,7 +183,7 @@ def test_an_actor_does_not_care_which_node_of_a_rack_is_which() -> None:
 
 
 def test_placement_is_learnt_frozen_and_fine_tuned() -> None:
-    small = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, decisions=32, minibatch=8)
+    small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, decisions=32, minibatch=8)
     actors = [learn_placement(3, small, SMALL) for _ in range(2)]
     both = [frozen(actor, 2, Purpose.JUDGE, shift=False, family=SMALL) for actor in actors]
     assert both[0] == both[1]
@@ -213,9 +215,9 @@ def test_sac_learns_which_action_is_better_and_keeps_the_entropy_that_is_aimed_a
         torch.tensor([[True, True, False, False]]).expand(count, 4),
     )  # fmt: skip
     columns = torch.randint(0, 2, (count,), generator=generator)
-    remembered = sac.Remembered(seen, columns, columns.float(), torch.zeros(count), seen)
+    remembered = sac.SacStep(seen, columns, columns.float(), torch.zeros(count), seen)
     scores = Scores()
-    run = sac.Run(scores, 0.5)
+    run = sac.SacNetworks(scores, 0.5)
     for optimizer in run._optimizers:
         optimizer.param_groups[0]["lr"] = 0.05
     for _ in range(150):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from espalier_lab.scheduling.placement import Family, IllegalActionError, PlacementEnvironment, Purpose
 from espalier_lab.scheduling.placement.candidates import MOST, candidates, consolidate, emptiest, first_fit
-from espalier_lab.scheduling.placement.cluster import Cluster, Pending
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth, step_time
-from espalier_lab.scheduling.placement.placers import RULES, Oracle, Random, Rule, run, seconds_added
+from espalier_lab.scheduling.placement.placers import RULES, Oracle, PlacementRule, Random, run, seconds_added
 from espalier_lab.scheduling.placement.tasks import KINDS, episode, kinds
 
 SMALL = Family(jobs=20)
@@ -48,7 +48,7 @@ def occupied(draw: Any) -> Occupancy:
         choices = candidates(occupancy, size)
         if choices:
             nodes = choices[draw(st.integers(0, len(choices) - 1))]
-            occupancy.add(f"j{number}", Placed(draw(st.integers(0, KINDS - 1)), nodes))
+            occupancy.add(f"j{number}", PlacedJob(draw(st.integers(0, KINDS - 1)), nodes))
     return occupancy
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_has_gone_leaves_the_cluster_as_it_was(data: st.DataObject) -
     before = (list(occupancy.free), list(occupancy.exchanging_on), list(occupancy.exchanging_of))
     jobs = [{**node} for node in occupancy.on_node]
     for nodes in candidates(occupancy, 4):
-        occupancy.add("new", Placed(3, nodes))
+        occupancy.add("new", PlacedJob(3, nodes))
         occupancy.remove("new")
     assert (occupancy.free, occupancy.exchanging_on, occupancy.exchanging_of) == before
     assert occupancy.on_node == jobs
@@ -144,18 +144,18 @@ def test_a_job_that_has_gone_leaves_the_cluster_as_it_was(data: st.DataObject) -
 def test_a_step_takes_what_the_formula_says() -> None:
     table = kinds()
     occupancy = Occupancy(4, 4, 2)
-    alone = Placed(0, ((0, 2),))
+    alone = PlacedJob(0, ((0, 2),))
     occupancy.add("alone", alone)
     assert step_time(Plain(), occupancy, "alone", alone) == (pytest.approx(table[0].compute_seconds), 0.0)
-    beside = Placed(1, ((0, 2),))
+    beside = PlacedJob(1, ((0, 2),))
     occupancy.add("beside", beside)
     assert step_time(Plain(), occupancy, "alone", alone).compute == pytest.approx(table[0].compute_seconds * 1.25)
-    wide = Placed(2, ((1, 2), (2, 2)))  # in both racks
+    wide = PlacedJob(2, ((1, 2), (2, 2)))  # in both racks
     occupancy.add("wide", wide)
     found = step_time(Plain(), occupancy, "wide", wide)
     assert found.compute == pytest.approx(table[2].compute_seconds * 2)
     assert found.exchange == pytest.approx(1.5 * table[2].gradient_bytes / 2.5e8)
-    occupancy.add("too", Placed(2, ((1, 1), (3, 1))))
+    occupancy.add("too", PlacedJob(2, ((1, 1), (3, 1))))
     assert step_time(Plain(), occupancy, "wide", wide).exchange == pytest.approx(3 * table[2].gradient_bytes / 2.5e8)
 
 
@@ -165,30 +165,30 @@ def test_gangs_start_in_the_order_in_which_they_came(placer: str) -> None:
         def __init__(self) -> None:
             self.order: list[str] = []
             rule = {"random": Random(1), "oracle": Oracle()}
-            self.placer = rule.get(placer) or Rule(RULES[placer])
+            self.placer = rule.get(placer) or PlacementRule(RULES[placer])
 
-        def choose(self, cluster: Cluster, pending: Pending) -> int:
+        def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
             self.order.append(pending.job.name)
             assert all(0 <= free <= SMALL.node_gpus for free in cluster.occupancy.free)
             return self.placer.choose(cluster, pending)
 
     watched = Watched()
     drawn = episode(SMALL, Purpose.TRAIN, 3, shift=True)
-    assert run(Cluster(drawn), watched) > 0
+    assert run(PlacementCluster(drawn), watched) > 0
     assert watched.order == [arrival.name for arrival in drawn.arrivals]
 
 
 def test_a_node_that_is_opened_strands_its_other_gpus() -> None:
-    cluster = Cluster(episode(SMALL, Purpose.TRAIN, 3))
+    cluster = PlacementCluster(episode(SMALL, Purpose.TRAIN, 3))
     job, there, *_ = cluster.jobs.values()
-    cluster.occupancy.add(there.name, Placed(there.kind, ((0, 1),)))
-    pending = Pending(job, (((0, 2),), ((1, 2),), ((1, 4),), ((0, 1), (1, 1), (2, 2))))
+    cluster.occupancy.add(there.name, PlacedJob(there.kind, ((0, 1),)))
+    pending = PendingGang(job, (((0, 2),), ((1, 2),), ((1, 4),), ((0, 1), (1, 1), (2, 2))))
     truth = Oracle().performance(cluster)
     there.steps_left = 1.0
     more = seconds_added(truth, cluster, pending, 3.0) - seconds_added(truth, cluster, pending)
     assert more == pytest.approx(3 * job.seconds_alone() * np.array([0, 0.5, 0, 0.75 + 0.5]))
     # What it costs decides: the empty node is better by the true performance, and worse once that counts.
-    alike = Pending(job, (((0, 1),), ((1, 1),)))
+    alike = PendingGang(job, (((0, 1),), ((1, 1),)))
     assert Oracle().choose(cluster, alike) == 1
     assert Oracle(opening=100.0).choose(cluster, alike) == 0
 
@@ -203,7 +203,7 @@ def test_after_a_shift_the_second_cluster_decides_the_speeds() -> None:
 
 
 def test_what_trainers_measure_is_of_the_jobs_that_were_beside_them() -> None:
-    cluster, ended = Cluster(episode(SMALL, Purpose.TRAIN, 1)), False
+    cluster, ended = PlacementCluster(episode(SMALL, Purpose.TRAIN, 1)), False
     truth, asked = Truth(cluster.episode.tasks[0]), cluster.decisions()
     pending = next(asked, None)
     while pending is not None:

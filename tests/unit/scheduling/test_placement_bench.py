@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import placement
 
-from espalier_lab.scheduling.learners.learner import Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings
 from espalier_lab.scheduling.placement.tasks import Family
 
 
@@ -21,7 +21,7 @@ def test_the_benchmark_prints_a_table_for_each_kind_of_episode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(placement, "FAMILY", Family(jobs=8))
-    small = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
+    small = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
     monkeypatch.setattr(placement, "SETTINGS", small)
     sizes = ["--train", "2", "--choose", "1", "--judge", "2", "--seeds", "1", "--decisions", "16"]
     placement.main([*sizes, "--picture", str(tmp_path / "placement.png")])
@@ -51,7 +51,9 @@ def test_a_run_that_was_stopped_goes_on_with_what_it_had_learnt(
 ) -> None:
     family = Family(jobs=8)
     monkeypatch.setattr(
-        placement, "SETTINGS", Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8)
+        placement,
+        "SETTINGS",
+        LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=2, steps=8, minibatch=8),
     )
     first, again = (placement.actor("RL2", 1, 16, tmp_path / "kept", family) for _ in range(2))
     assert capsys.readouterr().out.count("read from") == 1

@@ -15,7 +15,7 @@ import pytest
 
 from espalier_lab.scheduling.learned import files
 from espalier_lab.scheduling.learned.files import Serves, make_policy, write_policy
-from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.product.server import Served
 from espalier_operator.kube.policy_server import MOST_BYTES, asking_at
 from espalier_operator.policies.learned import Allotment, PolicyAnswer, PolicyFileError
@@ -103,7 +103,7 @@ def test_a_file_whose_disk_was_away_is_read_again_though_it_is_the_same(
 
 def test_scores_that_overflow_are_reported_and_the_next_file_is_served(url: str, file: Path) -> None:
     whole, weights = file.read_bytes(), {name: value + 1e12 for name, value in giving().network.weights.items()}
-    write_policy(make_policy(Network(weights), giving().lineage), file)
+    write_policy(make_policy(JobScorer(weights), giving().lineage), file)
     with pytest.raises(PolicyFileError, match=r"tiny@\w+: its weights are so large that scores are not finite; learn"):
         ask(url)
     file.write_bytes(whole)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.learned.description import Inputs
-from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learned.description import NetworkInputs
+from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
 from espalier_lab.scheduling.learners.passed import Chosen, Passed
 from espalier_lab.scheduling.learners.recurrent import remembering
 from espalier_lab.scheduling.learners.rollout import Seen, tensors
@@ -22,7 +22,7 @@ from espalier_lab.scheduling.placement.tasks import Family
 from espalier_lab.scheduling.purposes import Purpose
 
 SMALL = Family(jobs=8)
-SETTINGS = Settings(teacher="emptiest", imitated=16, kept=1.0, episodes=4, steps=8, decisions=32, minibatch=8)
+SETTINGS = LearnerSettings(teacher="emptiest", imitated=16, kept=1.0, episodes=4, steps=8, decisions=32, minibatch=8)
 
 
 def reader(seed: int) -> RecurrentActor:
@@ -78,7 +78,7 @@ def test_ppo_gives_decisions_the_probabilities_with_which_they_were_taken() -> N
     """As long as weights do not change, whatever the minibatches."""
     episodes = RecallingEpisodes(itertools.count(), 4, Purpose.TRAIN, family=SMALL)
     heard: list[dict[str, float]] = []
-    learner = Learner(episodes, reader(2), replace(SETTINGS, rate=0.0), seed=0)
+    learner = SchedulingLearner(episodes, reader(2), replace(SETTINGS, rate=0.0), seed=0)
     learner.improve(lambda _, figures: heard.append(figures))
     assert heard
     assert heard[0]["moved"] == pytest.approx(0, abs=1e-5)
@@ -105,7 +105,7 @@ def test_a_new_network_decides_as_one_without_a_memory() -> None:
 def test_parts_of_episodes_and_several_at_once_are_refused(steps: int) -> None:
     settings = replace(SETTINGS, episodes=2, steps=steps, decisions=2 * steps)
     with pytest.raises(ValueError, match=f"steps: {steps} are not the decisions of one whole episode"):
-        Learner(Bandits(2, 6), RecurrentActor(1, 2, 0), settings, seed=0).improve()
+        SchedulingLearner(Bandits(2, 6), RecurrentActor(1, 2, 0), settings, seed=0).improve()
 
 
 class Bandits:
@@ -120,11 +120,11 @@ class Bandits:
         self.window, self.present = np.zeros((count, 1), np.int64), np.ones((count, 1), bool)
         self.opened = np.zeros((count, 1))
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         count = len(self._good)
         nodes = np.concatenate([np.zeros((count, 2, NODE), np.float32), self._told], -1)
         options = np.broadcast_to(np.eye(2, dtype=np.float32), (count, 1, 2, 2)).copy()
-        seen = Inputs(np.zeros((count, 1, JOB), np.float32), options, nodes, np.ones((count, 1), np.float32))
+        seen = NetworkInputs(np.zeros((count, 1, JOB), np.float32), options, nodes, np.ones((count, 1), np.float32))
         return seen, np.tile(np.array([True, True, False]), (count, 1))
 
     def speed_parts(self) -> NDArray[np.float64]:
@@ -148,7 +148,7 @@ def test_it_learns_to_find_out_which_node_is_good() -> None:
     torch.set_num_threads(1)
     settings = replace(SETTINGS, episodes=64, steps=6, decisions=64 * 6 * 10, minibatch=192, rate=1e-2, epochs=4)
     heard: list[float] = []
-    Learner(Bandits(64, 6), RecurrentActor(1, 2, 0), settings, seed=0).improve(
+    SchedulingLearner(Bandits(64, 6), RecurrentActor(1, 2, 0), settings, seed=0).improve(
         lambda _, figures: heard.append(figures["lost"])
     )
     assert heard[0] == pytest.approx(0.5, abs=0.1)

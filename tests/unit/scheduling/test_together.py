@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.placement.candidates import Nodes, candidates, emptiest
 from espalier_lab.scheduling.placement.configurations import Configurations, Weighed, counts
-from espalier_lab.scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, WantedWorkers
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Truth, step_time
 from espalier_lab.scheduling.placement.placers import Oracle
 from espalier_lab.scheduling.placement.sharing import ByModel, ByRule, Sharing, run_elastic
-from espalier_lab.scheduling.placement.tasks import KINDS, Arrival, Family, draw_task, episode
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, JobArrival, draw_task, episode
 from espalier_lab.scheduling.purposes import Purpose
 
 # Benchmarks are no package of the workspace.
@@ -32,7 +32,7 @@ FAMILY = Family(nodes=6, rack_nodes=3, jobs=12, load=1.0)
 
 def test_more_workers_are_worth_less_each_and_the_authors_number_is_worth_one() -> None:
     for requested in (1, 2, 4, 8):
-        job = ElasticJob(Arrival("a", 0.0, 3, requested, 100.0), 4)
+        job = ElasticJob(JobArrival("a", 0.0, 3, requested, 100.0), 4)
         worth = np.array([job.worth(workers) for workers in range(1, MOST_WORKERS + 1)])
         assert job.worth(requested) == pytest.approx(1.0)
         assert (np.diff(worth) > 0).all()
@@ -49,8 +49,8 @@ def test_configurations_take_as_long_as_one_job_after_the_other_by_the_formula(s
         choices = candidates(occupancy, int(rng.integers(1, 8)))
         if choices:
             kind, nodes = int(rng.integers(KINDS)), choices[int(rng.integers(len(choices)))]
-            occupancy.add(f"j{number}", Placed(kind, nodes))
-            jobs.append(Weighed(ElasticJob(Arrival(f"j{number}", 0.0, kind, 2, 10.0), 4), 1.0, nodes))
+            occupancy.add(f"j{number}", PlacedJob(kind, nodes))
+            jobs.append(Weighed(ElasticJob(JobArrival(f"j{number}", 0.0, kind, 2, 10.0), 4), 1.0, nodes))
     found = Configurations(truth, occupancy, jobs)
     seconds = [step_time(truth, occupancy, each.job.name, occupancy.jobs[each.job.name]).total for each in jobs]
     now = np.array([counts(each.held, 6) for each in jobs])
@@ -62,9 +62,9 @@ def test_configurations_take_as_long_as_one_job_after_the_other_by_the_formula(s
 class Watched(ByModel):
     """Checks each decision."""
 
-    def places(self, cluster: ElasticCluster, wanted: Wanted) -> Mapping[str, Nodes]:
+    def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
         found = super().places(cluster, wanted)
-        after = Occupancy(6, 4, 3, ((name, Placed(0, nodes)) for name, nodes in found.items()))
+        after = Occupancy(6, 4, 3, ((name, PlacedJob(0, nodes)) for name, nodes in found.items()))
         assert min(after.free) >= 0, "a node has fewer GPUs than it gives"
         assert list(found) == list(wanted.workers)
         numbers = {name: sum(gpus for _, gpus in nodes) for name, nodes in found.items()}

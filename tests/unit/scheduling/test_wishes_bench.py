@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import wishes
 
 from espalier_lab.scheduling.placement.beliefs import wide_prior
-from espalier_lab.scheduling.placement.cluster import Cluster
-from espalier_lab.scheduling.placement.tasks import Episode, Family, episode
+from espalier_lab.scheduling.placement.cluster import PlacementCluster
+from espalier_lab.scheduling.placement.tasks import Family, PlacementEpisode, episode
 from espalier_lab.scheduling.purposes import Purpose
 
 
@@ -23,7 +23,7 @@ def test_the_benchmark_prints_a_table_for_each_load(
 ) -> None:
     seen: dict[Purpose, list[float]] = {purpose: [] for purpose in Purpose}
 
-    def drawn(family: Family, purpose: Purpose, index: int) -> Episode:
+    def drawn(family: Family, purpose: Purpose, index: int) -> PlacementEpisode:
         seen[purpose].append(family.load)
         return episode(family, purpose, index)
 
@@ -40,5 +40,5 @@ def test_the_benchmark_prints_a_table_for_each_load(
 
 
 def test_jobs_run_where_the_file_wishes() -> None:
-    cluster = Cluster(episode(Family(jobs=20), Purpose.TRAIN, 1))
+    cluster = PlacementCluster(episode(Family(jobs=20), Purpose.TRAIN, 1))
     assert wishes.by_wishes(cluster, wide_prior(), 1.0) == pytest.approx(cluster.job_seconds / 20)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_lab.simulator.outcome import Outcome, outcome_of
+from espalier_lab.simulator.outcome import SimulationOutcome, outcome_of
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.gavel import Rows, largest_smallest, largest_sum
 from espalier_operator.policies.leases import ALLOCATION_SECONDS, LEASE_SECONDS, Table, leased
@@ -39,7 +39,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Any:
     return hide
 
 
-def simulated(trace: Path, policy: str) -> Outcome:
+def simulated(trace: Path, policy: str) -> SimulationOutcome:
     jobs = read_gavel(trace, Throughputs(trace.parent))
     TypedRounds(jobs, nodes_by_type("8:16:24"), configured(policy)).run()
     return outcome_of(jobs, 48)

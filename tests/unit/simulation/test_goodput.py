@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from espalier_lab.simulator.cluster import nodes_of
 from espalier_lab.simulator.jobs import FixedJob, ProfiledJob
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
 from espalier_operator.policies.goodput import GoodputPolicy, near
 from espalier_operator.policies.settings import configured
@@ -280,4 +280,4 @@ def test_a_wish_for_more_gpus_than_a_node_has_is_refused() -> None:
             )
 
     with pytest.raises(ValueError, match="policy greedy: wishes for more GPUs of a node than it has"):
-        Rounds([FixedJob("j", 0.0, 2, 100.0)], [Node("a", 1), Node("b", 1)], Greedy()).run()
+        Rounds([FixedJob("j", 0.0, 2, 100.0)], [SimulatedNode("a", 1), SimulatedNode("b", 1)], Greedy()).run()

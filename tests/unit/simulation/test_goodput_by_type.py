@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
-from espalier_lab.simulator.outcome import Outcome, outcome_of
+from espalier_lab.simulator.outcome import SimulationOutcome, outcome_of
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Candidate, Decision, View
 
 
-def simulated(trace: Path, policy: str = "goodput") -> Outcome:
+def simulated(trace: Path, policy: str = "goodput") -> SimulationOutcome:
     jobs = read_gavel(trace, Throughputs(trace.parent))
     TypedRounds(jobs, nodes_by_type("8:16:24"), configured(policy)).run()
     return outcome_of(jobs, 48)

@@ -20,7 +20,7 @@ from espalier_lab.simulator.growth import GrowingJob, GrowthCurve, growth_curve,
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.planned import Planned
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.settings import configured
 
 CURVE = GrowthCurve(model="m", moments=(0.2, 0.6), gains=((0.0, 0.1, 0.3), (0.0, 0.05, 0.1)), waits=(0.1, 0.2))
@@ -93,7 +93,7 @@ def test_the_tables_that_the_agent_carries_say_that_growing_early_gains_accuracy
 
 
 def simulated(*jobs: SimulatedJob, gpus: int, latency: str | None = None) -> Sequence[SimulatedJob]:
-    nodes = (Node("n", gpus),)
+    nodes = (SimulatedNode("n", gpus),)
     if latency is None:
         Rounds(jobs, nodes, configured("fair")).run()
     else:

@@ -21,14 +21,14 @@ from espalier_lab.simulator.jobs import RESTART_SECONDS, FixedJob, SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.measured import MeasuredJob
 from espalier_lab.simulator.planned import Planned
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 from espalier_operator.kube.audit import AuditLog
 from espalier_operator.model import JobFacts, JobTerms, Snapshot
 from espalier_operator.model.actions import DECISIONS, EARLIER, Plan
 from espalier_operator.policies.settings import configured
 from policy_files import write_giving
 
-NODES = (Node("a", 4), Node("b", 2))
+NODES = (SimulatedNode("a", 4), SimulatedNode("b", 2))
 EPOCH = 1_700_000_000.0
 
 

@@ -15,11 +15,11 @@ from espalier_lab.commands.simulate_command import simulate
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.jobs import FixedJob
 from espalier_lab.simulator.latencies import LATENCIES
-from espalier_lab.simulator.outcome import Ended, fairness_of, outcome_of
+from espalier_lab.simulator.outcome import EndedJob, fairness_of, outcome_of
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.planned_types import planned_types
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import read_pollux
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies.settings import configured
@@ -64,7 +64,7 @@ def test_losing_some_workers_is_a_preemption_and_losing_all_an_eviction_too() ->
 def test_a_job_alone_in_any_driver_is_treated_fairly(
     driver: str, submitted: float, duration: float, gpus: int, policy: str
 ) -> None:
-    job, nodes = FixedJob("alone", submitted, gpus, duration), [Node(f"n{index}", 4) for index in range(2)]
+    job, nodes = FixedJob("alone", submitted, gpus, duration), [SimulatedNode(f"n{index}", 4) for index in range(2)]
     if driver == "rounds":
         Rounds([job], nodes, configured(policy)).run()
     else:
@@ -88,7 +88,7 @@ def test_a_job_alone_on_gpus_of_one_type_is_treated_fairly(latency: str, gavel: 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_job_of_pollux_alone_is_treated_fairly(driver: str, size: int, pollux: Path) -> None:
     jobs = read_pollux(pollux / "workloads" / "workload-1.csv", Profiles(pollux / "traces"))
-    nodes = [Node(f"n{index}", size) for index in range(64 // size)]
+    nodes = [SimulatedNode(f"n{index}", size) for index in range(64 // size)]
     for job in [next(job for job in jobs if job.name.startswith(name)) for name in ("cifar10", "ncf", "bert")]:
         if driver == "rounds":
             Rounds([job], nodes, configured("tiresias")).run()
@@ -97,7 +97,7 @@ def test_a_job_of_pollux_alone_is_treated_fairly(driver: str, size: int, pollux:
         alone_is_fair([job], 64)
 
 
-def alone_is_fair(jobs: Sequence[Ended], gpus: int) -> None:
+def alone_is_fair(jobs: Sequence[EndedJob], gpus: int) -> None:
     found = outcome_of(jobs, gpus).fairness
     assert found is not None
     assert (found.mean, found.worst, found.unfair) == (pytest.approx(1.0), pytest.approx(1.0), 0.0)

@@ -14,7 +14,7 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.jobs import RESTART_SECONDS
 from espalier_lab.simulator.latencies import LATENCIES
-from espalier_lab.simulator.outcome import Outcome, outcome_of
+from espalier_lab.simulator.outcome import SimulationOutcome, outcome_of
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.planned_types import planned_types
 from espalier_lab.simulator.typed import TypedNode
@@ -28,7 +28,7 @@ GPUS = {"fast": 2, "slow": 4}
 POLICIES = ("fair", "fifo", "las:thresholds=600/1200", "gittins:quantum=60", "optimus", "goodput", "gavel", "gandiva")
 
 
-def simulated(trace: Path, policy: str, latency: str = "none") -> Outcome:
+def simulated(trace: Path, policy: str, latency: str = "none") -> SimulationOutcome:
     typed = read_gavel(trace, Throughputs(trace.parent))
     jobs, nodes, latencies = planned_types(typed, nodes_by_type("8:16:24"), LATENCIES[latency])
     Planned(jobs, nodes, configured(policy), latencies).run()

@@ -14,7 +14,7 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.outcome import outcome_of
 from espalier_lab.simulator.planned import Planned
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.settings import configured
 from espalier_operator.policies.view import Decision, Elasticity, Share, View
 from small_simulations import COMMON_POLICIES, JOBS, NODES
@@ -149,7 +149,7 @@ def test_by_rounds_an_earlier_job_takes_the_gpus_of_a_later_one(
 ) -> None:
     """Also by policies that preempt no job through the planner."""
     first, second, third = jobs = jobs_of([(0.0, 4, 600.0), (60.0, 8, 600.0), (120.0, 4, 6000.0)])
-    driver(jobs, [Node("a", 8)], configured(policy)).run()
+    driver(jobs, [SimulatedNode("a", 8)], configured(policy)).run()
     assert [job.evictions for job in jobs] == [0, 0, evictions]
     assert first.completed_at is not None
     assert second.completed_at is not None

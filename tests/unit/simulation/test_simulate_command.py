@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from espalier_lab.commands.simulate_command import simulate
-from espalier_lab.simulator.holdings import Span, hold
+from espalier_lab.simulator.holdings import HeldSpan, hold
 
 HEADER = "timestamp,duration,num_gpus\n"
 
@@ -245,7 +245,7 @@ def test_results_are_printed_even_if_their_picture_cannot_be_written(trace: Path
 
 
 def test_spans_of_a_job_add_up_to_its_service() -> None:
-    spans: list[Span] = []
+    spans: list[HeldSpan] = []
     service = sum(
         hold(spans, *span) for span in ((0.0, 60.0, 2), (60.0, 120.0, 2), (120.0, 180.0, 0), (180.0, 200.0, 1))
     )

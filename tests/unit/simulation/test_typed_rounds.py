@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.gavel import Throughputs, nodes_by_type, read_gavel
 from espalier_lab.simulator.outcome import outcome_of
-from espalier_lab.simulator.typed import Lease, TypedNode, TypedRounds
+from espalier_lab.simulator.typed import RoundAllocation, TypedNode, TypedRounds
 from espalier_lab.simulator.typed_jobs import Kind, TypedJob
 from espalier_operator.policies.leases import LEASE_SECONDS
 from espalier_operator.policies.settings import configured
@@ -56,7 +56,7 @@ def jobs_of(drawn: Sequence[tuple[float, str, int, int]]) -> list[TypedJob]:
 class Watched(TypedRounds):
     """Checks what is held in each round."""
 
-    def _granted(self, decision: Decision) -> dict[str, Lease]:
+    def _granted(self, decision: Decision) -> dict[str, RoundAllocation]:
         leases = super()._granted(decision)
         used = Counter[int]()
         for name, lease in leases.items():

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationResult, TrainerPhase
-from espalier_lab.rewriting.engine import SEARCHES, Costs, apply, capture, search, verify
+from espalier_lab.rewriting.engine import SEARCHES, OperatorCosts, apply, capture, search, verify
 from espalier_lab.rewriting.learned.nets import repvgg
 from espalier_trainer.data import load_data
 from espalier_trainer.elastic.group import DeviceSums, GroupBrokenError
@@ -84,7 +84,7 @@ def test_a_job_looks_for_faster_steps(run: Run, make_job: Callable[..., Adaptive
 def test_rewrites_compute_the_same(method: str) -> None:
     module, inputs = repvgg(widths=(8, 16), pixels=16)
     module, inputs = module.to(DEVICE), inputs.to(DEVICE)
-    graph, costs = capture(module, inputs), Costs(module)
+    graph, costs = capture(module, inputs), OperatorCosts(module)
     plan = search(graph, costs, method=method, evaluations=50).best[0][1]
     execution = apply(module, plan, inputs)
     assert verify(module, execution, inputs, lambda outputs: outputs.logsumexp(-1).mean()).right

@@ -22,8 +22,8 @@ from espalier_core.types.advice import Action
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationSource
-from espalier_lab.rewriting.engine import Costs, Graph, Plan, capture, device_kind, search
-from espalier_lab.rewriting.engine import Found as Searched
+from espalier_lab.rewriting.engine import OperatorCosts, OpGraph, RewritePlan, capture, device_kind, search
+from espalier_lab.rewriting.engine import SearchResult as Searched
 from espalier_lab.rewriting.job import Rewrites
 from espalier_trainer.checkpoints.document import ExecutionState
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -153,7 +153,7 @@ def test_a_layout_that_is_too_dear_does_not_keep_from_rewrites(
 def test_another_plan_is_checked_where_the_best_one_fails(
     make_job: Callable[..., AdaptiveTrainingJob], digits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def searched(graph: Graph, costs: Costs) -> Searched:
+    def searched(graph: OpGraph, costs: OperatorCosts) -> Searched:
         found = search(graph, costs)
         (cost, plan), *others = found.best
         wrong = plan.model_copy(update={"fingerprint": "wrong"})
@@ -216,7 +216,7 @@ def test_growth_keeps_the_layout_and_drops_the_graph(make_job: Callable[..., Ada
     network, example = started(digits, job), digits.example_input()
     inputs, labels = digits.train.batch(torch.arange(32), None)
     network.module.train()
-    plan = Plan(fingerprint=capture(network.module, example).fingerprint(), device=device_kind(network.module))
+    plan = RewritePlan(fingerprint=capture(network.module, example).fingerprint(), device=device_kind(network.module))
     network = network.computed_as(ExecutionState(channels_last=True, plan=plan.model_dump(mode="json")), example)
     assert network.execution is not None
     optimize(network, inputs, labels)
@@ -235,7 +235,10 @@ def test_another_device_and_another_model_compute_by_the_module(
     make_job: Callable[..., AdaptiveTrainingJob], digits: Any
 ) -> None:
     network, example = started(digits, make_job(**spec_of())), digits.example_input()
-    for plan in (Plan(fingerprint="other", device=device_kind(network.module)), Plan(fingerprint="", device="gpu")):
+    for plan in (
+        RewritePlan(fingerprint="other", device=device_kind(network.module)),
+        RewritePlan(fingerprint="", device="gpu"),
+    ):
         assert network.computed_as(ExecutionState(plan=plan.model_dump(mode="json")), example).execution is None
 
 

@@ -15,9 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from espalier_cli.errors import InputError
 from espalier_cli.options import drawing, picture_option
 from espalier_core.types.job import BasePreemption
-from espalier_lab.commands.simulation_report import Run, document, print_report, title_of
+from espalier_lab.commands.simulation_report import SimulationRun, document, print_report, title_of
 from espalier_lab.commands.simulation_shadow import documents_of, policies_with, print_shadows, shadows_of
-from espalier_lab.commands.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, Source
+from espalier_lab.commands.simulation_sources import AUDIT, FORMATS, GAVEL, HAPPENED, PLAN, ROUNDS, TraceSource
 from espalier_lab.simulator.generate import PREFIX
 from espalier_lab.simulator.latencies import LATENCIES
 from espalier_lab.simulator.outcome import outcome_of
@@ -112,7 +112,7 @@ def simulate(
     audit log: what happened, compared with the same jobs under each policy). Times are seconds.
     """
     try:
-        source = Source(
+        source = TraceSource(
             form=form,
             profiles=profiles,
             cluster=cluster,
@@ -154,12 +154,15 @@ def simulate(
         _draw(runs, picture)
 
 
-def _draw(runs: Sequence[Run], path: Path) -> None:
-    from espalier_lab.commands.simulation_picture import Course, draw_simulations  # matplotlib takes a second to import
+def _draw(runs: Sequence[SimulationRun], path: Path) -> None:
+    from espalier_lab.commands.simulation_picture import (  # matplotlib takes a second to import
+        DrawnSimulation,
+        draw_simulations,
+    )
 
     traces = {run.trace for run in runs}
     courses = [
-        Course(
+        DrawnSimulation(
             label=" ".join(
                 [run.policy]
                 + ([title_of(run.trace)] if len(traces) > 1 else [])
@@ -182,7 +185,9 @@ def _seeds(seeds: int | None, trace_is_drawn: bool, policy_draws: bool) -> Seque
     return [None]
 
 
-def _simulated(source: Source, trace: str, policy: str, seed: int | None, draws: bool, bar: Progress) -> Run:
+def _simulated(
+    source: TraceSource, trace: str, policy: str, seed: int | None, draws: bool, bar: Progress
+) -> SimulationRun:
     chosen = f"{policy}{',' if ':' in policy else ':'}seed={seed}" if draws and seed is not None else policy
     simulation = source.prepare(trace, configured_here(chosen), seed or 0)
     name = f"{title_of(trace)} {policy}" + ("" if seed is None else f" seed {seed}")
@@ -192,12 +197,12 @@ def _simulated(source: Source, trace: str, policy: str, seed: int | None, draws:
     seconds = time.perf_counter() - began
     bar.remove_task(task)
     outcome = outcome_of(simulation.jobs, simulation.gpus)
-    return Run(trace=trace, policy=policy, seed=seed, simulation=simulation, outcome=outcome, seconds=seconds)
+    return SimulationRun(trace=trace, policy=policy, seed=seed, simulation=simulation, outcome=outcome, seconds=seconds)
 
 
-def _happened(source: Source, trace: str) -> Run:
+def _happened(source: TraceSource, trace: str) -> SimulationRun:
     simulation = source.happened(trace)
     if left_out := source.left_out(trace):
         click.echo(f"{trace}: {left_out} jobs that never ran on a GPU, or do not fit, are left out", err=True)
     outcome = outcome_of(simulation.jobs, simulation.gpus)
-    return Run(trace=trace, policy=HAPPENED, seed=None, simulation=simulation, outcome=outcome, seconds=0.0)
+    return SimulationRun(trace=trace, policy=HAPPENED, seed=None, simulation=simulation, outcome=outcome, seconds=0.0)

@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from espalier_lab.simulator.holdings import Span
+from espalier_lab.simulator.holdings import HeldSpan
 
 mpl.use("Agg")
 
@@ -29,18 +29,18 @@ _PARTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class DrawnSimulation:
     """One simulation to draw. Seconds of simulated time."""
 
     label: str
     gpus: int
     spans: Sequence[tuple[float, float]]
     """When each job was submitted and was complete."""
-    held: Sequence[Sequence[Span]]
+    held: Sequence[Sequence[HeldSpan]]
     """Of each job."""
 
 
-def draw_simulations(courses: Sequence[Course], path: Path) -> None:
+def draw_simulations(courses: Sequence[DrawnSimulation], path: Path) -> None:
     """Draw `courses` side by side in one picture at `path`; its suffix decides the format."""
     shown = courses[:_MOST_SHOWN]
     figure = Figure(figsize=(9, 9 + 2.5 * len(shown)), layout="constrained")
@@ -75,7 +75,7 @@ def draw_simulations(courses: Sequence[Course], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _draw_holders(axes: Axes, course: Course, scale: LogNorm) -> None:
+def _draw_holders(axes: Axes, course: DrawnSimulation, scale: LogNorm) -> None:
     """Draw when each job waited, in grey, and when it held how many GPUs; a line a job, the earliest at the top."""
     order = sorted(range(len(course.spans)), key=lambda index: course.spans[index])
     waits, lines, gpus = [], [], list[float]()
@@ -106,7 +106,7 @@ def _count(axes: Axes, spans: Iterable[tuple[float, float]]) -> None:
     axes.step([moment / _HOUR for moment in moments], list(counts), where="post", lw=1.1)
 
 
-def _average(axes: Axes, spans: Sequence[Span]) -> None:
+def _average(axes: Axes, spans: Sequence[HeldSpan]) -> None:
     """Draw the GPUs held, on average over parts of the time, as they change hands too often to be seen."""
     width = max((span.end for span in spans), default=0.0) / _PARTS
     parts = [0.0] * _PARTS

@@ -14,7 +14,7 @@ from espalier_cli.cluster.output import Row, print_table
 from espalier_lab.commands.simulation_sources import HAPPENED, Simulation
 from espalier_lab.intervals import Interval
 from espalier_lab.simulator.generate import PREFIX
-from espalier_lab.simulator.outcome import Outcome
+from espalier_lab.simulator.outcome import SimulationOutcome
 
 _COLUMNS: Final = (
     *("TRACE", "POLICY", "JOBS", "MEAN-JCT", "MEDIAN", "P99", "MAKESPAN", "IN-USE", "FTF", "WORST", "RESTARTS"),
@@ -27,7 +27,7 @@ _NOTES: Final = {
     "lentGpuHours": "no job of the trace grows",
 }
 """Why a metric does not apply."""
-_METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
+_METRICS: Final[Mapping[str, tuple[str, Callable[[SimulationOutcome], float | None]]]] = {
     "averageJctSeconds": ("MEAN-JCT", lambda found: found.average_jct),
     "medianJctSeconds": ("MEDIAN", lambda found: found.median_jct),
     "p99JctSeconds": ("P99", lambda found: found.p99_jct),
@@ -41,18 +41,18 @@ _METRICS: Final[Mapping[str, tuple[str, Callable[[Outcome], float | None]]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulationRun:
     """One simulation that has ended; `seed` is None where nothing was drawn."""
 
     trace: str
     policy: str
     seed: int | None
     simulation: Simulation
-    outcome: Outcome
+    outcome: SimulationOutcome
     seconds: float
 
 
-def document(runs: Sequence[Run], driver: str, *, several: bool) -> dict[str, Any]:
+def document(runs: Sequence[SimulationRun], driver: str, *, several: bool) -> dict[str, Any]:
     """Return the runs as JSON; with `several` seeds, their means and the differences from the first policy too."""
     found: dict[str, Any] = {"runs": [_document(run, driver) for run in runs]}
     if several:
@@ -74,7 +74,7 @@ def title_of(trace: str) -> str:
     return trace if trace.startswith(PREFIX) else Path(trace).name
 
 
-def print_report(runs: Sequence[Run], *, several: bool) -> None:
+def print_report(runs: Sequence[SimulationRun], *, several: bool) -> None:
     """Print a table with a row a run; of `several` seeds, with a row a policy, and the differences."""
     names = {run.trace: title_of(run.trace) for run in runs}
     if len(set(names.values())) < len(names):
@@ -102,12 +102,12 @@ def print_report(runs: Sequence[Run], *, several: bool) -> None:
         click.echo(f"Accuracy gained: does not apply, as {_NOTES['accuracyGained']}.")
 
 
-def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, str, list[Run]]]:
+def _groups(runs: Sequence[SimulationRun]) -> Iterator[tuple[str, str, list[SimulationRun]]]:
     for trace, policy in dict.fromkeys((run.trace, run.policy) for run in runs):
         yield trace, policy, [run for run in runs if (run.trace, run.policy) == (trace, policy)]
 
 
-def _means(group: Sequence[Run]) -> dict[str, Interval]:
+def _means(group: Sequence[SimulationRun]) -> dict[str, Interval]:
     found = {}
     for name, (_, figure) in _METRICS.items():
         values = [value for run in group if (value := figure(run.outcome)) is not None]
@@ -116,7 +116,7 @@ def _means(group: Sequence[Run]) -> dict[str, Interval]:
     return found
 
 
-def _differences(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Interval, int, tuple[float, int]]]:
+def _differences(runs: Sequence[SimulationRun]) -> Iterator[tuple[str, str, str, Interval, int, tuple[float, int]]]:
     """Yield the mean JCT of each other policy minus that of the first one, of the same trace and seed.
 
     What was simulated once, as nothing is drawn in it, is compared with each seed of the other.
@@ -139,14 +139,14 @@ def _told(interval: Interval, form: str) -> str:
     return f"{interval.mean:{form}}{half}"
 
 
-def _mean_row(trace: str, policy: str, group: Sequence[Run]) -> Row:
+def _mean_row(trace: str, policy: str, group: Sequence[SimulationRun]) -> Row:
     means = _means(group)
     forms = {"utilisation": ".0%", "finishTimeFairness": ".2f", "accuracyGained": ".4f", "lentGpuHours": ".3f"}
     cells = (_told(means[name], forms.get(name, ",.0f")) if name in means else "-" for name in _METRICS)
     return trace, policy, str(len(group)), *cells
 
 
-def _document(run: Run, driver: str) -> dict[str, object]:
+def _document(run: SimulationRun, driver: str) -> dict[str, object]:
     outcome, fairness = run.outcome, run.outcome.fairness
     return {
         "trace": run.trace,
@@ -171,7 +171,7 @@ def _document(run: Run, driver: str) -> dict[str, object]:
     }
 
 
-def _row(run: Run, trace: str) -> Row:
+def _row(run: SimulationRun, trace: str) -> Row:
     found = run.outcome
     return (
         trace,

@@ -12,14 +12,14 @@ import click
 from espalier_cli.cluster.output import print_table
 from espalier_cli.errors import InputError
 from espalier_lab.commands.simulation_sources import AUDIT
-from espalier_lab.simulator.shadow import Shadow, shadow_of
+from espalier_lab.simulator.shadow import ShadowComparison, shadow_of
 from espalier_operator.policies.settings import configured_here
 
 SHOWN: Final = 20
 """Differences in the table; JSON has all."""
 _NOTHING: Final = "nothing"
 
-Shadows = Sequence[tuple[str, str, Shadow]]
+Shadows = Sequence[tuple[str, str, ShadowComparison]]
 """Folder, shadow policy, and what it would have decided."""
 
 

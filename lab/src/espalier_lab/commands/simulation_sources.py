@@ -16,14 +16,14 @@ from espalier_lab.simulator.gavel import FORMAT, Throughputs, nodes_by_type, rea
 from espalier_lab.simulator.generate import PREFIX, generate, generate_typed
 from espalier_lab.simulator.growth import GrowthCurve, growth_curves
 from espalier_lab.simulator.history import FORMAT as HISTORY
-from espalier_lab.simulator.history import History, read_history
+from espalier_lab.simulator.history import AuditHistory, read_history
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.latencies import LATENCIES, Latencies
-from espalier_lab.simulator.outcome import Ended
+from espalier_lab.simulator.outcome import EndedJob
 from espalier_lab.simulator.planned import Planned
 from espalier_lab.simulator.planned_types import planned_types
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_lab.simulator.traces import READERS, read_csv
 from espalier_lab.simulator.typed import TypedRounds
 from espalier_operator.policies import Policy
@@ -50,14 +50,14 @@ def carried_curves() -> dict[str, GrowthCurve]:
 class Simulation:
     """One run that is prepared."""
 
-    jobs: Sequence[Ended]
+    jobs: Sequence[EndedJob]
     """Those that count: of a history, the jobs that ended in it."""
     gpus: int
     run: Callable[[Callable[[int], None]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TraceSource:
     """What the options say. `prepare` raises `TraceError` for what cannot be simulated."""
 
     form: str
@@ -69,7 +69,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
     """What readers of the results should know about the traces."""
     _known: dict[str, Profiles] = field(default_factory=dict)
-    _histories: dict[str, History] = field(default_factory=dict)
+    _histories: dict[str, AuditHistory] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise `InputError` for options that contradict each other, `TraceError` for a wrong cluster."""
@@ -110,7 +110,7 @@ class Source:
         """Return how many jobs of a history are not replayed."""
         return self._history(trace).left_out
 
-    def _history(self, trace: str) -> History:
+    def _history(self, trace: str) -> AuditHistory:
         if trace not in self._histories:
             self._histories[trace] = read_history(Path(trace))
         return self._histories[trace]
@@ -158,7 +158,7 @@ class Source:
         return LATENCIES[self.latency or "none"]
 
     def _prepared(
-        self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node], latencies: Latencies, policy: Policy
+        self, jobs: Sequence[SimulatedJob], nodes: Sequence[SimulatedNode], latencies: Latencies, policy: Policy
     ) -> Simulation:
         if self.driver == PLAN:
             preemptible = self.base_preemption != BasePreemption.NEVER.value

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from espalier_lab.rewriting.engine import (
     TOLERANCE,
-    Costs,
-    Graph,
-    Plan,
+    OperatorCosts,
+    OpGraph,
+    RewritePlan,
     apply,
     capture,
     device_kind,
@@ -37,12 +37,12 @@ _EXPORT_LAYER_SECONDS: Final = 0.02
 
 
 @dataclass
-class _TimedCosts(Costs):
+class _TimedCosts(OperatorCosts):
     """Measures operators until it is broken off."""
 
     check: Callable[[], None] = lambda: None
 
-    def of(self, graph: Graph, name: str) -> float:
+    def of(self, graph: OpGraph, name: str) -> float:
         """Return the seconds of a node."""
         self.check()
         return super().of(graph, name)
@@ -69,7 +69,7 @@ class Rewrites:
         Raises `RewritesRefusedError` for a plan of another model or device, and for a model that cannot be captured.
         """
         try:
-            rules = Plan.model_validate(plan)
+            rules = RewritePlan.model_validate(plan)
         except ValidationError as error:
             raise RewritesRefusedError(f"the plan cannot be read: {error.errors()[0]['msg']}") from error
         if rules.device != (here := device_kind(module)):

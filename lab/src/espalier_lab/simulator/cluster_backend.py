@@ -9,7 +9,7 @@ from typing import Any, Final
 from espalier_lab.simulator.cluster_job import ClusterJob
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.latencies import Latencies
-from espalier_lab.simulator.rounds import Node as Machine
+from espalier_lab.simulator.rounds import SimulatedNode as Machine
 from espalier_lab.simulator.rounds import spread
 from espalier_operator.job.view import promise_of
 from espalier_operator.model import NOWHERE, JobTerms, Node, Rules, Snapshot

@@ -31,7 +31,7 @@ _Place = tuple[WorkerRole, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldGpus:
     worker: Worker
     runs_from: float
 
@@ -43,7 +43,7 @@ class ClusterJob:
         """Take a job of a trace that is being submitted."""
         self.job, self.key, self.terms, self._latencies = job, job.name, terms, latencies
         self.state = JobState(submitted_at=job.submitted_at)
-        self._workers: dict[_Place, _Held] = {}
+        self._workers: dict[_Place, _HeldGpus] = {}
         self._known: tuple[Worker, ...] | None = ()
         """The same as the planner sees them; None: they have changed."""
         self._nodes: list[str] = []
@@ -121,7 +121,7 @@ class ClusterJob:
             if place not in self._workers:
                 node = placement.base[place[1]] if place[0] is WorkerRole.BASE else extra.pop(0)
                 self._last_start = now + self._latencies.start_seconds
-                self._workers[place] = _Held(self._worker(place, node), self._last_start)
+                self._workers[place] = _HeldGpus(self._worker(place, node), self._last_start)
 
     @property
     def is_moved(self) -> bool:

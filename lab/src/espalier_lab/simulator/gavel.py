@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from espalier_lab.simulator.errors import TraceError
-from espalier_lab.simulator.tables import MAX_SECONDS, Row, text_of
+from espalier_lab.simulator.tables import MAX_SECONDS, TableRow, text_of
 from espalier_lab.simulator.typed import TypedNode
 from espalier_lab.simulator.typed_jobs import Kind, TypedJob
 
@@ -133,7 +133,7 @@ def nodes_by_type(text: str) -> list[TypedNode]:
     ]
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _lines(path: Path) -> Iterator[TableRow]:
     """Yield the lines that are not empty."""
     for number, line in enumerate(text_of(path).split("\n"), 1):
         if line.strip():
@@ -144,4 +144,4 @@ def _lines(path: Path) -> Iterator[Row]:
                 raise TraceError(
                     f"{path}:{number}: has {len(fields)} fields; a line of Gavel has {known}, separated by tabs"
                 )
-            yield Row(path, number, _DEFAULTS | dict(zip(names, fields, strict=True)))
+            yield TableRow(path, number, _DEFAULTS | dict(zip(names, fields, strict=True)))

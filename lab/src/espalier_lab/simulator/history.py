@@ -18,7 +18,7 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.holdings import hold
 from espalier_lab.simulator.jobs import FixedJob, SimulatedJob
 from espalier_lab.simulator.measured import MeasuredJob
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 from espalier_lab.simulator.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, text_of
 from espalier_operator.model import JobFacts, Snapshot, SnapshotError
 from espalier_operator.model.actions import DECISIONS, EARLIER
@@ -27,12 +27,12 @@ FORMAT: Final = "audit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class AuditHistory:
     """What an audit log says. Seconds from the first submission."""
 
     happened: list[FixedJob]
     """The jobs that ended, as they ran."""
-    nodes: list[Node]
+    nodes: list[SimulatedNode]
     left_out: int
     """Jobs that never ran, that need no GPU, or more than there are."""
     _past: list[_Past]
@@ -114,7 +114,7 @@ class _Past:
         return job
 
 
-def read_history(folder: Path) -> History:
+def read_history(folder: Path) -> AuditHistory:
     """Read the audit log in `folder`. Raises `TraceError`."""
     past: dict[tuple[str, float], _Past] = {}
     current: dict[str, _Past] = {}
@@ -127,7 +127,7 @@ def read_history(folder: Path) -> History:
         for action in actions:
             if (job := current.get(action["job"])) is not None and job.ended_at is None:
                 _apply(action, at, job)
-    nodes = [Node(name, count) for name, count in sorted(gpus.items()) if count]
+    nodes = [SimulatedNode(name, count) for name, count in sorted(gpus.items()) if count]
     total = sum(node.gpus for node in nodes)
     found = [job for job in past.values() if job.duration >= MIN_SECONDS and 0 < job.base <= total]
     if not found:
@@ -144,7 +144,7 @@ def read_history(folder: Path) -> History:
             raise TraceError(
                 f"{folder}: job {job.name}: its times span more than {MAX_SECONDS:g} s: the log is damaged"
             )
-    return History(
+    return AuditHistory(
         happened=[job.ended() for job in found if job.ended_at is not None],
         nodes=nodes,
         left_out=len(past) - len(found),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from espalier_core.estimates.goodput import adascale_gain
-from espalier_lab.simulator.holdings import Span, hold
+from espalier_lab.simulator.holdings import HeldSpan, hold
 from espalier_lab.simulator.profiles import Application
 from espalier_operator.policies.view import ExpectedGrowth, SpeedModel
 
@@ -49,7 +49,7 @@ class SimulatedJob(ABC):
         """Its workers on each node of the idle cluster, as its author asked for them; none: four a node."""
         self.service = 0.0
         """GPU-seconds that it has held."""
-        self.held: list[Span] = []
+        self.held: list[HeldSpan] = []
         self.restarts = -1
         self.evictions = 0
         """How often it lost all its workers before it was complete."""

@@ -12,13 +12,13 @@ from typing import Final, Protocol
 
 from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.growth import accuracy_gained, lent_gpu_hours
-from espalier_lab.simulator.holdings import Span
+from espalier_lab.simulator.holdings import HeldSpan
 
 _ROUNDING: Final = 1e-6
 """Of ρ: both times are sums of floating-point numbers, some of seconds since 1970."""
 
 
-class Ended(Protocol):
+class EndedJob(Protocol):
     """A job of a trace, complete."""
 
     submitted_at: float
@@ -31,7 +31,7 @@ class Ended(Protocol):
     """How often it lost all its workers before it was complete."""
     preemptions: int
     """How often it lost workers, some or all, before it was complete."""
-    held: list[Span]
+    held: list[HeldSpan]
 
     def isolated_seconds(self, contention: float, gpus: int) -> float:
         """Return how long it takes with 1 / `contention` of the cluster's GPUs to itself, as its author asked for it.
@@ -57,7 +57,7 @@ class Fairness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SimulationOutcome:
     """Figures of one run. Seconds of simulated time; a JCT is the time from submission to completion."""
 
     jobs: int
@@ -83,11 +83,11 @@ class Outcome:
     """That jobs trained with to grow, on average over the jobs that can; None: none can."""
 
 
-def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
+def outcome_of(jobs: Sequence[EndedJob], gpus: int) -> SimulationOutcome:
     """Return the figures of `jobs`, all complete, that ran on this number of GPUs."""
     jcts = sorted((job.completed_at or 0.0) - job.submitted_at for job in jobs)
     makespan = max(job.completed_at or 0.0 for job in jobs) - min(job.submitted_at for job in jobs)
-    return Outcome(
+    return SimulationOutcome(
         jobs=len(jobs),
         average_jct=math.fsum(jcts) / len(jcts),
         median_jct=statistics.median(jcts),
@@ -103,7 +103,7 @@ def outcome_of(jobs: Sequence[Ended], gpus: int) -> Outcome:
     )
 
 
-def fairness_of(jobs: Sequence[Ended], gpus: int) -> Fairness | None:
+def fairness_of(jobs: Sequence[EndedJob], gpus: int) -> Fairness | None:
     """Return how the completion times of `jobs`, all complete, compare with those by equal parts of the GPUs.
 
     None where one of them was not measured as its author asked for it.

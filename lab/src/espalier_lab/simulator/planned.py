@@ -18,7 +18,7 @@ from espalier_lab.simulator.idling import Idling
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_lab.simulator.latencies import Latencies
 from espalier_lab.simulator.planned_types import PlannedTypedJob, TrueSpeeds
-from espalier_lab.simulator.rounds import ROUND_SECONDS, Node, base_workers, check_sizes, submit
+from espalier_lab.simulator.rounds import ROUND_SECONDS, SimulatedNode, base_workers, check_sizes, submit
 from espalier_operator.model.actions import Action, Admit, GrantExtra
 from espalier_operator.planner import plan
 from espalier_operator.policies import Policy
@@ -34,7 +34,7 @@ class Planned:
     def __init__(
         self,
         jobs: Sequence[SimulatedJob],
-        nodes: Sequence[Node],
+        nodes: Sequence[SimulatedNode],
         policy: Policy,
         latencies: Latencies | None = None,
         *,

@@ -8,7 +8,7 @@ from typing import Final
 
 from espalier_lab.simulator.jobs import RESTART_SECONDS, SimulatedJob
 from espalier_lab.simulator.latencies import Latencies
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 from espalier_lab.simulator.typed import TypedNode, check_types, gpus_by_type
 from espalier_lab.simulator.typed_jobs import TypedJob
 
@@ -61,7 +61,7 @@ class TrueSpeeds:
 
 def planned_types(
     jobs: Sequence[TypedJob], nodes: Sequence[TypedNode], latencies: Latencies
-) -> tuple[list[PlannedTypedJob], list[Node], Latencies]:
+) -> tuple[list[PlannedTypedJob], list[SimulatedNode], Latencies]:
     """Return what `Planned` takes: jobs, nodes, latencies. Raises `TraceError` for a job that never fits.
 
     Without latencies moving costs nothing, as in Gavel's simulator. Speeds do not depend on nodes, so jobs stay where
@@ -69,5 +69,5 @@ def planned_types(
     """
     check_types(jobs, gpus_by_type(nodes))
     pause: Final = 0.0 if latencies.restarts_move else RESTART_SECONDS
-    machines = [Node(f"{node.gpu_type}-{index}", node.gpus, node.gpu_type) for index, node in enumerate(nodes)]
+    machines = [SimulatedNode(f"{node.gpu_type}-{index}", node.gpus, node.gpu_type) for index, node in enumerate(nodes)]
     return [PlannedTypedJob(job, pause) for job in jobs], machines, replace(latencies, restarts_move=False)

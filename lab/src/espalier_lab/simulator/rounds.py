@@ -25,7 +25,7 @@ ROUND_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class SimulatedNode:
     """A simulated node."""
 
     name: str
@@ -62,7 +62,7 @@ class Rounds:
     def __init__(
         self,
         jobs: Sequence[SimulatedJob],
-        nodes: Sequence[Node],
+        nodes: Sequence[SimulatedNode],
         policy: Policy,
         moved: Callable[[Mapping[str, Sequence[int]]], None] = lambda held: None,
     ) -> None:

@@ -29,7 +29,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shadow:
+class ShadowComparison:
     """The decisions of a policy compared with those of an operator."""
 
     plans: int
@@ -43,7 +43,7 @@ class Shadow:
     differences: tuple[Difference, ...]
 
 
-def shadow_of(folder: Path, policy: Policy, configured: str) -> Shadow:
+def shadow_of(folder: Path, policy: Policy, configured: str) -> ShadowComparison:
     """Return what `policy`, with its settings as `configured`, would have decided.
 
     It remembers what it decided at earlier recorded plans; the operator's own policy, what the operator recorded.
@@ -71,7 +71,7 @@ def shadow_of(folder: Path, policy: Policy, configured: str) -> Shadow:
         ]
         plans, same = plans + 1, same + (not new)
         differences += new
-    return Shadow(plans=plans, same=same, left_out=left_out, policy=operators, differences=tuple(differences))
+    return ShadowComparison(plans=plans, same=same, left_out=left_out, policy=operators, differences=tuple(differences))
 
 
 def _by_job(actions: Iterable[Mapping[str, Any]]) -> defaultdict[str, tuple[str, ...]]:

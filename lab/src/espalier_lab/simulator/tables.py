@@ -27,7 +27,7 @@ _DELIMITERS: Final = ",;\t"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A line of a table."""
 
     path: Path
@@ -99,7 +99,7 @@ def rows(
     fields: Sequence[str],
     aliases: Mapping[str, Sequence[str]] | None = None,
     optional: Sequence[str] = (),
-) -> Iterator[Row]:
+) -> Iterator[TableRow]:
     """Yield the lines of a CSV file that has a header with `fields`, without blank ones. Raises `TraceError`.
 
     Columns may have any order and case, and there may be more of them; commas, semicolons or tabs separate them.
@@ -130,6 +130,6 @@ def rows(
         for cells in reader:
             if any(map(str.strip, cells)):
                 values = {wanted: cells[place] for wanted, place in places.items() if place < len(cells)}
-                yield Row(path, reader.line_num, values, columns)
+                yield TableRow(path, reader.line_num, values, columns)
     except csv.Error as error:
         raise TraceError(f"{path}:{reader.line_num}: cannot be read: {error}") from error

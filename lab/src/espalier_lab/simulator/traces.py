@@ -14,7 +14,7 @@ from espalier_lab.simulator.errors import TraceError
 from espalier_lab.simulator.growth import GrowingJob, GrowthCurve
 from espalier_lab.simulator.jobs import FixedJob, ProfiledJob, SimulatedJob
 from espalier_lab.simulator.profiles import Profiles
-from espalier_lab.simulator.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, Row, rows
+from espalier_lab.simulator.tables import LAST_SECOND, MAX_SECONDS, MIN_SECONDS, UNIT, TableRow, rows
 from espalier_operator.policies.view import Elasticity
 
 _DATE: Final = "a date as 2017-10-01 08:30:00"
@@ -33,7 +33,7 @@ def read_pollux(path: Path, profiles: Profiles | None, elasticity: Elasticity = 
     """
     if profiles is None:
         raise TraceError(f"{path}: its applications need profiles; name their folder with --profiles")
-    jobs: list[tuple[Row, SimulatedJob]] = []
+    jobs: list[tuple[TableRow, SimulatedJob]] = []
     best: dict[str, BestBatches] = {}
     for row in rows(path, ("name", "time", "application", "num_replicas", "batch_size")):
         name = row.text("application")
@@ -77,7 +77,7 @@ def read_csv(
     have any order. A column `growth` may name the model by whose growth curve, one of `curves`, a job grows; without
     one the job does not.
     """
-    found: list[tuple[float, float, int, Row]] = []
+    found: list[tuple[float, float, int, TableRow]] = []
     lines = 0
     for row in rows(path, ("timestamp", "duration", "num_gpus"), _ALIASES, ("growth",)):
         began, duration, gpus = _timestamp(row), row.seconds("duration"), row.number("num_gpus")
@@ -89,7 +89,7 @@ def read_csv(
     if found and lines > len(found):
         tell(f"{path}: {lines - len(found)} of {lines} jobs have no GPUs, or ended at once: they are left out")
     start = min((began for began, *_ in found), default=0.0)
-    jobs: list[tuple[Row, SimulatedJob]] = []
+    jobs: list[tuple[TableRow, SimulatedJob]] = []
     for began, duration, gpus, row in found:
         if began - start > MAX_SECONDS:
             raise row.fault(
@@ -115,7 +115,7 @@ READERS: Final[dict[str, Reader]] = {"pollux": read_pollux, "csv": read_csv}
 """By name of the format."""
 
 
-def _timestamp(row: Row) -> float:
+def _timestamp(row: TableRow) -> float:
     text = row.text("timestamp")
     try:
         value = float(text)
@@ -135,7 +135,7 @@ def _timestamp(row: Row) -> float:
     return value
 
 
-def _distinct(path: Path, found: list[tuple[Row, SimulatedJob]]) -> list[SimulatedJob]:
+def _distinct(path: Path, found: list[tuple[TableRow, SimulatedJob]]) -> list[SimulatedJob]:
     if not found:
         raise TraceError(f"{path}: has no jobs")
     names = set()

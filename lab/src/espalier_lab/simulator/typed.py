@@ -30,7 +30,7 @@ class TypedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class RoundAllocation:
     """What a job holds in a round."""
 
     gpu_type: str
@@ -72,7 +72,7 @@ class TypedRounds:
         check_types(jobs, self._types)
         self.now = 0.0
         self._memory: Any = {}
-        self._held: dict[str, Lease] = {}
+        self._held: dict[str, RoundAllocation] = {}
         self._ended: dict[str, float] = {}
         """Jobs that have ended since the last decision, and the GPU-seconds that they took."""
         self._active: dict[str, TypedJob] = {}
@@ -127,7 +127,7 @@ class TypedRounds:
         self._memory = decision.memory
         return decision
 
-    def _granted(self, decision: Decision) -> dict[str, Lease]:
+    def _granted(self, decision: Decision) -> dict[str, RoundAllocation]:
         """Return the leases, in the order of shares: all GPUs that a job asked for, or none.
 
         A share without a type gets that which the job holds, else the one with the most free GPUs. Jobs that stay on a
@@ -162,15 +162,15 @@ class TypedRounds:
             self._active[name].preemptions += 1
         return leases
 
-    def _placed(self, chosen: Mapping[str, str]) -> dict[str, Lease]:
+    def _placed(self, chosen: Mapping[str, str]) -> dict[str, RoundAllocation]:
         free = [node.gpus for node in self._nodes]
-        leases: dict[str, Lease] = {}
+        leases: dict[str, RoundAllocation] = {}
         for name, gpu_type in sorted(chosen.items(), key=lambda item: -self._active[item[0]].gpus):
             before = self._held.get(name)
             if before is not None and before.gpu_type == gpu_type:
                 wanted = Counter(before.nodes)
                 if all(free[node] >= gpus for node, gpus in wanted.items()):
-                    leases[name] = Lease(gpu_type=gpu_type, nodes=before.nodes)
+                    leases[name] = RoundAllocation(gpu_type=gpu_type, nodes=before.nodes)
                     for node, gpus in wanted.items():
                         free[node] -= gpus
         for name, gpu_type in sorted(chosen.items(), key=lambda item: -self._active[item[0]].gpus):
@@ -181,7 +181,7 @@ class TypedRounds:
                         taken = min(free[index], self._active[name].gpus - len(nodes))
                         free[index] -= taken
                         nodes += [index] * taken
-                leases[name] = Lease(gpu_type=gpu_type, nodes=tuple(nodes))
+                leases[name] = RoundAllocation(gpu_type=gpu_type, nodes=tuple(nodes))
         return leases
 
     def _train(self) -> None:

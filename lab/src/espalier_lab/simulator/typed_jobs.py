@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from espalier_lab.simulator.holdings import Span
+from espalier_lab.simulator.holdings import HeldSpan
 from espalier_operator.policies.leases import LEASE_SECONDS
 
 Kind = tuple[str, int]
 """What a job trains, and its number of GPUs: jobs of one kind are equally fast."""
 
 
-class SpeedTable(Protocol):
+class MeasuredSpeedTable(Protocol):
     """Measured speeds by kind of job."""
 
     def steps_per_second(self, gpu_type: str, kind: Kind, beside: Kind | None = None) -> float:
@@ -23,7 +23,7 @@ class TypedJob:
     """A job of a fixed number of steps and GPUs, and its state."""
 
     def __init__(
-        self, name: str, submitted_at: float, kind: Kind, steps: int, speeds: SpeedTable, *, priority: int = 0
+        self, name: str, submitted_at: float, kind: Kind, steps: int, speeds: MeasuredSpeedTable, *, priority: int = 0
     ) -> None:
         self.name, self.submitted_at, self.kind, self.priority = name, submitted_at, kind, priority
         self.origin = ""
@@ -33,7 +33,7 @@ class TypedJob:
         """GPU-seconds that it has held; of GPUs that it shared, half."""
         self.held_seconds = 0.0
         """For how long it held GPUs in the last round."""
-        self.held: list[Span] = []
+        self.held: list[HeldSpan] = []
         self.restarts = -1
         self.evictions = self.preemptions = 0
         self.gpu_types: Mapping[str, int] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from espalier_cli.errors import InputError
 from espalier_lab.scheduling.allocation.source import source
-from espalier_lab.scheduling.learned.files import LearnedPolicy, write_policy
+from espalier_lab.scheduling.learned.files import AllocationPolicy, write_policy
 
 MOST_NODES = 1000
 
@@ -39,7 +39,7 @@ def require_folder(output: Path) -> None:
         raise InputError(f"--output: {output.parent} is not a folder; create it first")
 
 
-def write(policy: LearnedPolicy, output: Path) -> None:
+def write(policy: AllocationPolicy, output: Path) -> None:
     """Write a policy file. Raises `InputError` where it cannot be written."""
     try:
         write_policy(policy, output)

@@ -12,10 +12,10 @@ from espalier_cli.errors import InputError
 from espalier_core.console import SEEDS
 from espalier_lab.commands.policies.options import require_folder, write
 from espalier_lab.intervals import Interval
-from espalier_lab.scheduling.learned.files import MAX_NAME, Lineage, Serves
+from espalier_lab.scheduling.learned.files import MAX_NAME, AllocationLineage, Serves
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.product.history import workload_of
-from espalier_lab.scheduling.product.learning import Settings, learn, mean_seconds, with_placement
+from espalier_lab.scheduling.product.learning import ImitationSettings, learn, mean_seconds, with_placement
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.errors import TraceError
 from espalier_operator.policies.settings import configured
@@ -24,7 +24,7 @@ BASELINES = ("fair", "optimus", "goodput")
 """Rules that the file is compared with."""
 CLUSTERS, QUICK_CLUSTERS = 20, 2
 """Simulated ones, to learn a placement prior on."""
-QUICK = Settings(imitated=1, epochs=3, generations=1, candidates=3, best=2, searched=1, chosen=1)
+QUICK = ImitationSettings(imitated=1, epochs=3, generations=1, candidates=3, best=2, searched=1, chosen=1)
 
 
 @click.command()
@@ -79,7 +79,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
             "allocate; use fair, las or gittins"
         )
     gpus = sum(node.gpus for node in workload.nodes)
-    lineage = Lineage(
+    lineage = AllocationLineage(
         name=name,
         learnt_from=f"{workload.jobs} jobs of an audit log, {workload.elastic} of them elastic, on {gpus} GPUs",
         algorithm="not learnt yet",
@@ -92,7 +92,7 @@ def retrain(folder: Path, output: Path, name: str, seed: int, episodes: int, pla
     def progress(line: str) -> None:
         click.echo(f"{time.monotonic() - began:5.0f} s  {line}", err=True)
 
-    policy = learn(workload, lineage, QUICK if quick else Settings(), seed, progress)
+    policy = learn(workload, lineage, QUICK if quick else ImitationSettings(), seed, progress)
     if placement:
         policy = with_placement(policy, progress, QUICK_CLUSTERS if quick else CLUSTERS)
     write(policy, output)

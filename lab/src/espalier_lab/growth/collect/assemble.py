@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from espalier_core.types.outcomes import Control, OutcomeTable, SequenceOutcome
-from espalier_lab.growth.collect.plan import Kind, Run, sequences
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, sequences
 from espalier_lab.growth.collect.training import Collection, RunRecord
 
 _ACCURACY_DIGITS, _TIME_DIGITS = 5, 4
@@ -21,7 +21,7 @@ class _Accuracies(TypedDict):
 
 def assemble(
     collection: Collection,
-    records: Mapping[Run, RunRecord],
+    records: Mapping[CollectionRun, RunRecord],
     seeds: Sequence[int],
     scenario: str,
 ) -> OutcomeTable:
@@ -59,9 +59,9 @@ def assemble(
     )
 
 
-def _path(seed: int, actions: tuple[int, ...]) -> list[Run]:
+def _path(seed: int, actions: tuple[int, ...]) -> list[CollectionRun]:
     """Return the edges that a sequence passes."""
-    return [Run(Kind.EDGE, seed, actions[: index + 1]) for index in range(len(actions))]
+    return [CollectionRun(RunPurpose.EDGE, seed, actions[: index + 1]) for index in range(len(actions))]
 
 
 def _accuracies(records: Sequence[RunRecord]) -> _Accuracies:
@@ -78,18 +78,18 @@ def _accuracies(records: Sequence[RunRecord]) -> _Accuracies:
 
 
 def _controls(
-    collection: Collection, records: Mapping[Run, RunRecord], seeds: Sequence[int]
+    collection: Collection, records: Mapping[CollectionRun, RunRecord], seeds: Sequence[int]
 ) -> tuple[Control, ...] | None:
     """Return the controls that were trained; None where there are none."""
     decisions = collection.decisions
     named = {
-        (Kind.RESTART, ()): ("restart", "at each decision the learning rate begins again, and nothing grows"),
-        (Kind.THROUGHPUT, ()): (
+        (RunPurpose.RESTART, ()): ("restart", "at each decision the learning rate begins again, and nothing grows"),
+        (RunPurpose.THROUGHPUT, ()): (
             "throughput",
             f"from the first decision on steps are {collection.throughput:g} times as fast, and nothing grows",
         ),
     } | {
-        (Kind.SCRATCH, (index,) * decisions): (
+        (RunPurpose.SCRATCH, (index,) * decisions): (
             f"scratch {point}",
             f"deeper by {decisions} layers at {point} from the beginning, all weights random, with the whole budget",
         )
@@ -99,9 +99,9 @@ def _controls(
         Control(
             name=name,
             description=description,
-            **_accuracies([records[Run(kind, seed, actions)] for seed in seeds]),
+            **_accuracies([records[CollectionRun(kind, seed, actions)] for seed in seeds]),
         )
         for (kind, actions), (name, description) in named.items()
-        if all(Run(kind, seed, actions) in records for seed in seeds)
+        if all(CollectionRun(kind, seed, actions) in records for seed in seeds)
     ]
     return tuple(controls) or None

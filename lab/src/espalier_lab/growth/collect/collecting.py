@@ -11,10 +11,10 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Task
 from espalier_lab.growth.collect.cost import StepCost, measure_cost, parse_cost
-from espalier_lab.growth.collect.plan import Kind, Run, next_run
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, next_run
 from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, RunRecord, Time, prepared, usable_device
-from espalier_lab.growth.collect.workers import Workers
+from espalier_lab.growth.collect.workers import CollectionWorkers
 from espalier_trainer.data import load_data
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.description import describe
@@ -64,12 +64,12 @@ def set_up(
 
 def collect(
     collection: Collection,
-    runs: Sequence[Run],
+    runs: Sequence[CollectionRun],
     folder: WorkFolder,
     parallel: int,
     watcher: Watcher,
     warn: Callable[[str], None],
-) -> dict[Run, RunRecord]:
+) -> dict[CollectionRun, RunRecord]:
     """Return the records of all runs; what the folder has is not trained again.
 
     Raises `CollectError` where a run fails. What is done by then stays in the folder.
@@ -77,10 +77,10 @@ def collect(
     records, complaints = folder.done(runs, collection.decisions)
     for complaint in complaints:
         warn(complaint)
-    progress = Progress(collection, runs, records)
+    progress = CollectionProgress(collection, runs, records)
     watcher(len(records), len(runs), None)
     begun = set(records)
-    with Workers(min(parallel, max(1, len(runs) - len(records))), collection, folder) as workers:
+    with CollectionWorkers(min(parallel, max(1, len(runs) - len(records))), collection, folder) as workers:
         while len(records) < len(runs):
             while workers.idle and (run := next_run(runs, records, begun)) is not None:
                 begun.add(run)
@@ -94,7 +94,9 @@ def collect(
     return records
 
 
-def _forget(run: Run, runs: Sequence[Run], records: dict[Run, RunRecord], folder: WorkFolder) -> None:
+def _forget(
+    run: CollectionRun, runs: Sequence[CollectionRun], records: dict[CollectionRun, RunRecord], folder: WorkFolder
+) -> None:
     """Remove the checkpoint that `run` continued from, once all that continue from it are done."""
     parent = run.parent
     if parent is not None and all(other in records for other in runs if other.parent == parent):
@@ -102,12 +104,12 @@ def _forget(run: Run, runs: Sequence[Run], records: dict[Run, RunRecord], folder
 
 
 @dataclass
-class Progress:
+class CollectionProgress:
     """How long it will take: runs weigh as many budget seconds as they train."""
 
     collection: Collection
-    runs: Sequence[Run]
-    records: dict[Run, RunRecord]
+    runs: Sequence[CollectionRun]
+    records: dict[CollectionRun, RunRecord]
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
     _left: float = field(init=False)
@@ -117,7 +119,7 @@ class Progress:
         self._began = self.clock()
         self._left = sum(self._weight(run) for run in self.runs if run not in self.records)
 
-    def done(self, run: Run) -> None:
+    def done(self, run: CollectionRun) -> None:
         """Count a run that has been trained."""
         self._done += self._weight(run)
         self._left -= self._weight(run)
@@ -126,10 +128,10 @@ class Progress:
         """Return the wall seconds left, at the speed so far."""
         return (self.clock() - self._began) * max(0.0, self._left) / self._done if self._done > 0 else None
 
-    def _weight(self, run: Run) -> float:
+    def _weight(self, run: CollectionRun) -> float:
         budget, start = self.collection.job.spec.time_budget_seconds, self.collection.start_at
-        if run.kind is Kind.TRUNK:
+        if run.kind is RunPurpose.TRUNK:
             return start
-        if run.kind is Kind.SCRATCH:
+        if run.kind is RunPurpose.SCRATCH:
             return budget
         return budget - start if run.ends(self.collection.decisions) else 0.0

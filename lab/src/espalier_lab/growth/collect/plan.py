@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class RunPurpose(StrEnum):
     """What a run is for."""
 
     TRUNK = "trunk"
@@ -28,10 +28,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CollectionRun:
     """One training run."""
 
-    kind: Kind
+    kind: RunPurpose
     seed: int
     actions: tuple[int, ...] = ()
     """Of an edge, all decisions up to its own. Of a net from scratch, where it is deeper than the starting model."""
@@ -42,17 +42,19 @@ class Run:
         return "-".join([f"seed-{self.seed}.{self.kind}", *map(str, self.actions)])
 
     @property
-    def parent(self) -> Run | None:
+    def parent(self) -> CollectionRun | None:
         """The run that this one continues from; None where it begins at the beginning."""
-        if self.kind in (Kind.TRUNK, Kind.SCRATCH):
+        if self.kind in (RunPurpose.TRUNK, RunPurpose.SCRATCH):
             return None
-        if self.kind is Kind.EDGE and len(self.actions) > 1:
-            return Run(Kind.EDGE, self.seed, self.actions[:-1])
-        return Run(Kind.TRUNK, self.seed)
+        if self.kind is RunPurpose.EDGE and len(self.actions) > 1:
+            return CollectionRun(RunPurpose.EDGE, self.seed, self.actions[:-1])
+        return CollectionRun(RunPurpose.TRUNK, self.seed)
 
     def ends(self, decisions: int) -> bool:
         """Return whether it trains to the end of the budget, in a table with `decisions` decisions."""
-        return self.kind is not Kind.TRUNK and not (self.kind is Kind.EDGE and len(self.actions) < decisions)
+        return self.kind is not RunPurpose.TRUNK and not (
+            self.kind is RunPurpose.EDGE and len(self.actions) < decisions
+        )
 
 
 def sequences(actions: int, decisions: int) -> Iterator[tuple[int, ...]]:
@@ -60,24 +62,28 @@ def sequences(actions: int, decisions: int) -> Iterator[tuple[int, ...]]:
     return itertools.product(range(actions), repeat=decisions)
 
 
-def runs_for(seeds: Sequence[int], points: int, decisions: int, *, controls: bool, groups: int = 0) -> tuple[Run, ...]:
+def runs_for(
+    seeds: Sequence[int], points: int, decisions: int, *, controls: bool, groups: int = 0
+) -> tuple[CollectionRun, ...]:
     """Return all runs of a table, each after its parent: seed by seed, depth first, so that few checkpoints are kept.
 
     The actions are the growth points, the groups of channels and, last, to do nothing. The deepest nets are those that
     have all their layers at one growth point.
     """
-    runs: list[Run] = []
+    runs: list[CollectionRun] = []
     for seed in seeds:
-        runs.append(Run(Kind.TRUNK, seed))
+        runs.append(CollectionRun(RunPurpose.TRUNK, seed))
         if controls:
-            runs += [Run(Kind.RESTART, seed), Run(Kind.THROUGHPUT, seed)]
-            runs += [Run(Kind.SCRATCH, seed, (point,) * decisions) for point in range(points)]
+            runs += [CollectionRun(RunPurpose.RESTART, seed), CollectionRun(RunPurpose.THROUGHPUT, seed)]
+            runs += [CollectionRun(RunPurpose.SCRATCH, seed, (point,) * decisions) for point in range(points)]
         # Lexicographic over all lengths is depth first: (0,), (0, 0), (0, 0, 0), (0, 0, 1), ...
         prefixes = (p for length in range(1, decisions + 1) for p in sequences(points + groups + 1, length))
-        runs += [Run(Kind.EDGE, seed, prefix) for prefix in sorted(prefixes)]
+        runs += [CollectionRun(RunPurpose.EDGE, seed, prefix) for prefix in sorted(prefixes)]
     return tuple(runs)
 
 
-def next_run(runs: Sequence[Run], done: Collection[Run], begun: Collection[Run]) -> Run | None:
+def next_run(
+    runs: Sequence[CollectionRun], done: Collection[CollectionRun], begun: Collection[CollectionRun]
+) -> CollectionRun | None:
     """Return the first run that is not begun and whose parent is done; None where there is none yet."""
     return next((run for run in runs if run not in begun and (run.parent is None or run.parent in done)), None)

@@ -22,7 +22,7 @@ from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, read_document, write_document
 from espalier_core.growth.channel_groups import ChannelGroup
 from espalier_lab.growth.collect.cost import StepCost, cost_of
-from espalier_lab.growth.collect.plan import Run
+from espalier_lab.growth.collect.plan import CollectionRun
 from espalier_lab.growth.collect.training import Collection, RunRecord
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
@@ -124,12 +124,12 @@ class WorkFolder:
         (self.path / "lock").unlink(missing_ok=True)
         self.path.rmdir()
 
-    def done(self, runs: Sequence[Run], decisions: int) -> tuple[dict[Run, RunRecord], list[str]]:
+    def done(self, runs: Sequence[CollectionRun], decisions: int) -> tuple[dict[CollectionRun, RunRecord], list[str]]:
         """Return the records of the runs that need not be trained again, and complaints about damaged ones.
 
         A run whose checkpoint is gone counts only where all that continue from it are done.
         """
-        records: dict[Run, RunRecord] = {}
+        records: dict[CollectionRun, RunRecord] = {}
         complaints: list[str] = []
         for run in reversed(runs):  # children come after their parents
             try:
@@ -147,20 +147,20 @@ class WorkFolder:
             records[run] = record
         return records, complaints
 
-    def keep(self, run: Run, record: RunRecord) -> None:
+    def keep(self, run: CollectionRun, record: RunRecord) -> None:
         """Write down that a run is done."""
         self._record_file(run).parent.mkdir(exist_ok=True)
         write_document(self._record_file(run), record)
 
-    def save(self, run: Run, checkpoint: Checkpoint) -> None:
+    def save(self, run: CollectionRun, checkpoint: Checkpoint) -> None:
         """Write the checkpoint of a run that others continue from."""
         self._checkpoints(run).save(checkpoint)
 
-    def checkpoint(self, run: Run) -> Checkpoint | None:
+    def checkpoint(self, run: CollectionRun) -> Checkpoint | None:
         """Return the checkpoint of a run; None where there is no whole one."""
         return self._checkpoints(run).load_latest()
 
-    def forget_checkpoint(self, run: Run) -> None:
+    def forget_checkpoint(self, run: CollectionRun) -> None:
         """Remove the checkpoint of a run from which nothing continues any more."""
         if self._checkpoints(run).folder.exists():
             shutil.rmtree(self._checkpoints(run).folder)
@@ -177,8 +177,8 @@ class WorkFolder:
         except DocumentError as error:
             raise StateError(str(error)) from error
 
-    def _record_file(self, run: Run) -> Path:
+    def _record_file(self, run: CollectionRun) -> Path:
         return self.path / "runs" / f"{run.key}.json"
 
-    def _checkpoints(self, run: Run) -> CheckpointStore:
+    def _checkpoints(self, run: CollectionRun) -> CheckpointStore:
         return CheckpointStore(self.path / "checkpoints" / run.key)

@@ -21,7 +21,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, DatasetSpec, Insertion
 from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.cost import StepCost
-from espalier_lab.growth.collect.plan import Kind, Run
+from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import load_data
@@ -158,7 +158,7 @@ def prepared(job: AdaptiveTrainingJob, decisions: int, time: Time) -> AdaptiveTr
     )
 
 
-def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
+def train(collection: Collection, run: CollectionRun, start: Checkpoint | None) -> tuple[RunRecord, Checkpoint | None]:
     """Train one run from the checkpoint of its parent; return also its own, where others continue from it.
 
     Raises `CollectError` where a decision is not reached or not carried out, or training fails.
@@ -167,7 +167,7 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
     job, ends = collection.job, run.ends(collection.decisions)
     data = data_of(job.spec.training.dataset)
     model = build_model(job.spec.training.model, data.classes, data.example_input())
-    if run.kind is Kind.SCRATCH:
+    if run.kind is RunPurpose.SCRATCH:
         points = [collection.points[index] for index in run.actions]
         model = deepened_from_scratch(model, points, data.example_input(), job.spec.adaptation.insertion)
     advisor = Scripted(_script(collection, run))
@@ -179,12 +179,14 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
         Services(_scheduler(collection, run), advisor=advisor, checkpoints=fork),
         device=collection.device,
         seed=run.seed,
-        study=Study(run.kind is Kind.RESTART, None if ends else len(run.actions)),
+        study=Study(run.kind is RunPurpose.RESTART, None if ends else len(run.actions)),
     )
     result = trainer.run()
     wanted = TrainerPhase.COMPLETED if ends else TrainerPhase.STOPPED
     # A net from scratch decides nothing, and its epochs are longer: it need not come by all the moments.
-    asked = {Kind.TRUNK: 0, Kind.EDGE: 1, Kind.SCRATCH: len(advisor.asked)}.get(run.kind, collection.decisions)
+    asked = {RunPurpose.TRUNK: 0, RunPurpose.EDGE: 1, RunPurpose.SCRATCH: len(advisor.asked)}.get(
+        run.kind, collection.decisions
+    )
     if result.phase is TrainerPhase.FAILED:
         raise CollectError(f"{run.key}: {result.message}")
     if result.phase is not wanted or len(advisor.asked) != asked:
@@ -192,7 +194,7 @@ def train(collection: Collection, run: Run, start: Checkpoint | None) -> tuple[R
             f"{run.key}: the budget of {job.spec.time_budget_seconds:g} s ends before all {collection.decisions} "
             "decisions, one an epoch, are made; start earlier, or have fewer decisions"
         )
-    if run.kind is Kind.EDGE and result.adaptations[-1].result is AdaptationResult.FAILED:
+    if run.kind is RunPurpose.EDGE and result.adaptations[-1].result is AdaptationResult.FAILED:
         raise CollectError(f"{run.key}: {collection.actions[run.actions[-1]]} failed: {result.adaptations[-1].message}")
     record = RunRecord(
         key=run.key,
@@ -218,19 +220,19 @@ def deepened_from_scratch(
     return model
 
 
-def _script(collection: Collection, run: Run) -> tuple[Action, ...]:
-    if run.kind is Kind.EDGE:
+def _script(collection: Collection, run: CollectionRun) -> tuple[Action, ...]:
+    if run.kind is RunPurpose.EDGE:
         return tuple(collection.actions[index] for index in run.actions)
-    if run.kind is Kind.RESTART:
+    if run.kind is RunPurpose.RESTART:
         return (collection.actions[0],) * collection.decisions
     return ()
 
 
-def _scheduler(collection: Collection, run: Run) -> VirtualScheduler:
+def _scheduler(collection: Collection, run: CollectionRun) -> VirtualScheduler:
     budget = collection.job.spec.time_budget_seconds
     base = collection.job.spec.min_replicas
     arrivals = (Arrival(collection.start_at, base + 1),)
-    faster = collection.throughput if run.kind is Kind.THROUGHPUT else 1.0
+    faster = collection.throughput if run.kind is RunPurpose.THROUGHPUT else 1.0
     if collection.cost is None:
         return WallScheduler(budget, lambda _: 0.0, arrivals, base, time_scale=1 / faster)
     cost = collection.cost

@@ -11,7 +11,7 @@ import torch
 
 from espalier_core.growth.architecture import GrowthError
 from espalier_lab.growth.children import led_by_parent
-from espalier_lab.growth.collect.plan import Run
+from espalier_lab.growth.collect.plan import CollectionRun
 from espalier_lab.growth.collect.state import WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, RunRecord, train
 from espalier_trainer.errors import TrainerError
@@ -23,16 +23,16 @@ class _Failed:
 
 
 @dataclass
-class Workers:
+class CollectionWorkers:
     """`count` processes for one collection; a context manager."""
 
     count: int
     collection: Collection
     folder: WorkFolder
     _processes: dict[Connection, BaseProcess] = field(init=False, default_factory=dict)
-    _training: dict[Connection, Run] = field(init=False, default_factory=dict)
+    _training: dict[Connection, CollectionRun] = field(init=False, default_factory=dict)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> CollectionWorkers:
         """Start them."""
         # Its server imports torch once, with the part that optimizers import on first use. Each process is its fork.
         context = multiprocessing.get_context("forkserver")
@@ -57,15 +57,15 @@ class Workers:
         """How many have nothing to do."""
         return len(self._processes) - len(self._training)
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: CollectionRun) -> None:
         """Give a run to one that is idle."""
         end = next(end for end in self._processes if end not in self._training)
         self._training[end] = run
         end.send(run)
 
-    def finished(self) -> list[tuple[Run, RunRecord]]:
+    def finished(self) -> list[tuple[CollectionRun, RunRecord]]:
         """Wait until one or more runs are finished; raises `CollectError` where one failed or a process died."""
-        finished: list[tuple[Run, RunRecord]] = []
+        finished: list[tuple[CollectionRun, RunRecord]] = []
         for end in wait(list(self._training)):
             if not isinstance(end, Connection):
                 raise TypeError(f"waited for {end!r}")
@@ -95,7 +95,7 @@ def _work(end: Connection, collection: Collection, folder: WorkFolder) -> None:
         end.send(_trained(run, collection, folder))
 
 
-def _trained(run: Run, collection: Collection, folder: WorkFolder) -> RunRecord | _Failed:
+def _trained(run: CollectionRun, collection: Collection, folder: WorkFolder) -> RunRecord | _Failed:
     try:
         start = None if run.parent is None else folder.checkpoint(run.parent)
         if run.parent is not None and start is None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from torch import nn
 
-from espalier_lab.growth.corpus.inputs import Inputs
+from espalier_lab.growth.corpus.inputs import DataSet
 from espalier_lab.growth.corpus.layers import (
     Branches,
     Dense,
@@ -17,7 +17,7 @@ from espalier_lab.growth.corpus.layers import (
     Mean,
     MixerBlock,
     Patches,
-    Placed,
+    PositionEmbedding,
     Residual,
     Swap,
     TransformerBlock,
@@ -115,18 +115,18 @@ def _steps(kind: str, body: str, size: str, chance: random.Random) -> int:
     return round(steps * chance.choice([0.75, 1.0, 1.25]))
 
 
-def built(design: Design, inputs: Inputs) -> nn.Module:
+def built(design: Design, inputs: DataSet) -> nn.Module:
     """Return a model of this design for a data set of its kind; draws weights from torch's generator."""
     return nn.Sequential(*_MAKERS[design.kind](design, inputs))
 
 
-def _images(design: Design, inputs: Inputs) -> list[nn.Module]:
+def _images(design: Design, inputs: DataSet) -> list[nn.Module]:
     width = design.width
     if design.body in ("mixer", "transformer"):
         tokens = (inputs.length // 2) ** 2
         blocks = _token_blocks(design, tokens)
         head = [Mean(1), nn.Linear(width, inputs.classes)]
-        return [Placed(Patches(inputs.channels, width, 2), tokens, width), *blocks, *head]
+        return [PositionEmbedding(Patches(inputs.channels, width, 2), tokens, width), *blocks, *head]
     if design.body == "mlp":
         return [nn.Flatten(), *_linear(design, inputs.channels * inputs.length**2, inputs.classes)]
     layers: list[nn.Module] = []
@@ -187,11 +187,11 @@ def _token_blocks(design: Design, tokens: int) -> list[nn.Module]:
     return [TransformerBlock(design.width, 2, hidden, design.act()) for _ in range(design.depth)]
 
 
-def _tokens(design: Design, inputs: Inputs) -> list[nn.Module]:
+def _tokens(design: Design, inputs: DataSet) -> list[nn.Module]:
     width, classes = design.width, inputs.classes
     embedded: list[nn.Module] = [nn.Embedding(inputs.vocabulary, width)]
     if design.body in ("transformer", "mixer"):
-        placed = Placed(embedded[0], inputs.length, width)
+        placed = PositionEmbedding(embedded[0], inputs.length, width)
         return [placed, *_token_blocks(design, inputs.length), Mean(1), *_head(design, width, classes)]
     if design.body == "mlp":
         return [*embedded, nn.Flatten(), *_linear(design, inputs.length * width, classes)]
@@ -220,7 +220,7 @@ def _convolutions(design: Design, channels: int) -> list[nn.Module]:
     return layers
 
 
-def _signals(design: Design, inputs: Inputs) -> list[nn.Module]:
+def _signals(design: Design, inputs: DataSet) -> list[nn.Module]:
     width = design.width
     if design.body == "mlp":
         return [nn.Flatten(), *_linear(design, inputs.channels * inputs.length, inputs.classes)]
@@ -234,7 +234,7 @@ def _signals(design: Design, inputs: Inputs) -> list[nn.Module]:
     return [*layers, nn.AdaptiveAvgPool1d(3), nn.Flatten(), *_head(design, 3 * channels, inputs.classes)]
 
 
-def _tables(design: Design, inputs: Inputs) -> list[nn.Module]:
+def _tables(design: Design, inputs: DataSet) -> list[nn.Module]:
     width, features = design.width, inputs.channels
     if design.body in ("mlp", "funnel"):
         return _linear(design, features, inputs.classes)

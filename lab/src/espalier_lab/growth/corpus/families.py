@@ -15,7 +15,7 @@ from espalier_core.types.job import OptimizerSpec
 from espalier_lab.growth.corpus.designs import BODIES, SIZES, Design, built, drawn
 from espalier_lab.growth.corpus.free import free_model, free_steps
 from espalier_lab.growth.corpus.inputs import KINDS, inputs_of
-from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.case import JudgeCase
 
 BATCH_SIZE: Final = 32
 DATA_SETS: Final = 2
@@ -44,7 +44,7 @@ class Families:
                 found.append((chance.random(), design))
         return tuple(design for _, design in sorted(found, key=lambda one: one[0]))
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases: each family with the data sets of its kind, the first ones of all families first."""
         designs = self.designs()
         return tuple(
@@ -64,7 +64,7 @@ class FreeFamilies:
     counts: tuple[tuple[str, int], ...]
     """Families by kind of input."""
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the cases: each family with a data set of its kind, then each with the next one."""
         drawn_ones = []
         for kind, count in self.counts:
@@ -78,12 +78,12 @@ class FreeFamilies:
             for one in sorted(drawn_ones, key=lambda one: one[0])
         )
 
-    def _case(self, turn: int, kind: str, place: int, choices: int, steps: int, rate: float) -> Case:
+    def _case(self, turn: int, kind: str, place: int, choices: int, steps: int, rate: float) -> JudgeCase:
         names = KINDS[kind]
         data_set = names[(place + turn) % len(names)]
         inputs = inputs_of(data_set, self.seed)
         family = f"{self.name}-{kind}-{place:02}"
-        return Case(
+        return JudgeCase(
             name=f"{family}-{data_set}",
             family=family,
             module=partial(_free_module, kind, choices, data_set, self.seed),
@@ -106,10 +106,10 @@ def _data_set(design: Design, place: int, turn: int) -> str:
     return names[(place + turn) % len(names)]
 
 
-def case_of(design: Design, place: int, data_set: str, seed: int) -> Case:
+def case_of(design: Design, place: int, data_set: str, seed: int) -> JudgeCase:
     """Return the case of a design and a data set."""
     inputs = inputs_of(data_set, seed)
-    return Case(
+    return JudgeCase(
         name=f"{place:03}-{design.name}-{data_set}",
         family=f"{place:03}-{design.name}",
         module=partial(_module, design, data_set, seed),

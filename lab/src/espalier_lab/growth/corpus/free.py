@@ -15,14 +15,14 @@ from typing import Final
 from torch import nn
 
 from espalier_lab.growth.corpus.designs import ACTIVATIONS
-from espalier_lab.growth.corpus.inputs import Inputs
+from espalier_lab.growth.corpus.inputs import DataSet
 from espalier_lab.growth.corpus.layers import Branches, Last, Mean, Residual, Swap
 
 Made = tuple[list[nn.Module], int]
 """Layers, and the channels or features after them."""
 
 
-def free_model(kind: str, choices: int, inputs: Inputs) -> nn.Module:
+def free_model(kind: str, choices: int, inputs: DataSet) -> nn.Module:
     """Return the model that `choices` draws for a data set of its kind; draws weights from torch's generator."""
     return nn.Sequential(*_MAKERS[kind](_Draw(choices), inputs))
 
@@ -57,7 +57,7 @@ class _Draw:
         return self.chance.random() < probability
 
 
-def _image(draw: _Draw, inputs: Inputs) -> list[nn.Module]:
+def _image(draw: _Draw, inputs: DataSet) -> list[nn.Module]:
     layers, channels, side = _image_stem(draw, inputs)
     for _ in range(draw.of(0, 1, 1, 2, 2, 3)):
         made, channels = _image_layer(draw, channels)
@@ -68,7 +68,7 @@ def _image(draw: _Draw, inputs: Inputs) -> list[nn.Module]:
     return [*layers, *_places_head(draw, channels, inputs.classes, (2, 3), nn.AdaptiveAvgPool2d)]
 
 
-def _image_stem(draw: _Draw, inputs: Inputs) -> tuple[list[nn.Module], int, int]:
+def _image_stem(draw: _Draw, inputs: DataSet) -> tuple[list[nn.Module], int, int]:
     size, stride = draw.of(1, 2, 3, 3, 5), draw.of(1, 2, 2, 3)
     width = draw.of(4, 6, 8, 10, 12)
     padding = size // 2 if size % 2 else 0
@@ -97,7 +97,7 @@ def _image_layer(draw: _Draw, channels: int) -> Made:
     return [Branches(paths)], 2 * half
 
 
-def _tokens(draw: _Draw, inputs: Inputs) -> list[nn.Module]:
+def _tokens(draw: _Draw, inputs: DataSet) -> list[nn.Module]:
     channels = draw.of(4, 8, 12, 16)
     layers: list[nn.Module] = [nn.Embedding(inputs.vocabulary, channels)]
     if draw.likely(0.25):
@@ -117,7 +117,7 @@ def _tokens(draw: _Draw, inputs: Inputs) -> list[nn.Module]:
     return [*layers, *_places_head(draw, channels, inputs.classes, (2,), nn.AdaptiveAvgPool1d)]
 
 
-def _table(draw: _Draw, inputs: Inputs) -> list[nn.Module]:
+def _table(draw: _Draw, inputs: DataSet) -> list[nn.Module]:
     layers: list[nn.Module] = []
     features = inputs.channels
     for _ in range(draw.of(1, 1, 2, 2, 3)):
@@ -152,7 +152,7 @@ def _normed(draw: _Draw, norm: Callable[[int], nn.Module], channels: int) -> lis
     return [norm(channels)] if draw.norm else []
 
 
-_MAKERS: Final[dict[str, Callable[[_Draw, Inputs], list[nn.Module]]]] = {
+_MAKERS: Final[dict[str, Callable[[_Draw, DataSet], list[nn.Module]]]] = {
     "image": _image,
     "tokens": _tokens,
     "table": _table,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from espalier_lab.growth.judge.case import Split
+from espalier_lab.growth.judge.case import JudgeSplit
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ LENGTH: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class DataSet:
     """One data set: its splits, and what a model must know of it."""
 
     name: str
@@ -47,25 +47,25 @@ class Inputs:
     """Of images and signals, or columns of a table."""
     length: int
     """Side of an image, samples of a signal, tokens of a context; 1 for a table."""
-    train: Split
-    validation: Split
-    test: Split
+    train: JudgeSplit
+    validation: JudgeSplit
+    test: JudgeSplit
 
 
-def _made(name: str, kind: str, inputs: npt.NDArray[np.generic], targets: Integers, vocabulary: int = 0) -> Inputs:
+def _made(name: str, kind: str, inputs: npt.NDArray[np.generic], targets: Integers, vocabulary: int = 0) -> DataSet:
     whole, wanted = torch.from_numpy(inputs), torch.from_numpy(targets)
     ends = (0, TRAIN, TRAIN + VALIDATION, TRAIN + VALIDATION + TEST)
-    splits = [Split(whole[a:b], wanted[a:b]) for a, b in pairwise(ends)]
+    splits = [JudgeSplit(whole[a:b], wanted[a:b]) for a, b in pairwise(ends)]
     classes = int(targets.max()) + 1
     tokens = kind == "tokens"
     channels = 1 if tokens else inputs.shape[1]
-    return Inputs(name, kind, classes, vocabulary, channels, inputs.shape[-1] if kind != "table" else 1, *splits)
+    return DataSet(name, kind, classes, vocabulary, channels, inputs.shape[-1] if kind != "table" else 1, *splits)
 
 
 _ALL: Final = TRAIN + VALIDATION + TEST
 
 
-def _digits(chance: np.random.Generator) -> Inputs:
+def _digits(chance: np.random.Generator) -> DataSet:
     """Handwritten digits of 8×8 pixels, moved on a noisy ground; digits of the test split are of no other split."""
     from sklearn.datasets import load_digits
 
@@ -82,7 +82,7 @@ def _digits(chance: np.random.Generator) -> Inputs:
     return _made("digits", "image", images, found.target[rows].astype(np.int64))
 
 
-def _shapes(chance: np.random.Generator) -> Inputs:
+def _shapes(chance: np.random.Generator) -> DataSet:
     """Outlines at random places and of random sizes: seven kinds, and noise."""
     images = chance.normal(0, 0.2, (_ALL, 1, SIDE, SIDE)).astype(np.float32)
     kinds = chance.integers(0, 7, _ALL)
@@ -113,7 +113,7 @@ def _shapes(chance: np.random.Generator) -> Inputs:
     return _made("shapes", "image", images, kinds.astype(np.int64))
 
 
-def _characters(chance: np.random.Generator) -> Inputs:
+def _characters(chance: np.random.Generator) -> DataSet:
     """The next character of a text about Espalier, after twelve; the test split is the end of the text."""
     text = files(__package__).joinpath("text.txt").read_text(encoding="ascii")
     letters = sorted(set(text))
@@ -131,7 +131,7 @@ def _characters(chance: np.random.Generator) -> Inputs:
     return made
 
 
-def _recall(chance: np.random.Generator) -> Inputs:
+def _recall(chance: np.random.Generator) -> DataSet:
     """Which token follows the marker: the marker is at a random place."""
     inputs = chance.integers(1, 8, (_ALL, CONTEXT))
     marked = chance.integers(0, CONTEXT - 1, _ALL)
@@ -140,7 +140,7 @@ def _recall(chance: np.random.Generator) -> Inputs:
     return _made("recall", "tokens", inputs.astype(np.int64), (inputs[rows, marked + 1] - 1).astype(np.int64), 8)
 
 
-def _balance(chance: np.random.Generator) -> Inputs:
+def _balance(chance: np.random.Generator) -> DataSet:
     """How deep brackets of a sequence nest: a count over all that came before."""
     inputs = chance.choice([0, 1, 2, 3], (_ALL, CONTEXT), p=[0.35, 0.35, 0.15, 0.15])
     steps = np.where(inputs == 0, 1, np.where(inputs == 1, -1, 0))
@@ -148,7 +148,7 @@ def _balance(chance: np.random.Generator) -> Inputs:
     return _made("balance", "tokens", inputs.astype(np.int64), np.clip(depth, 0, 5).astype(np.int64), 4)
 
 
-def _teacher(chance: np.random.Generator) -> Inputs:
+def _teacher(chance: np.random.Generator) -> DataSet:
     """A table whose classes a random network with two hidden layers gives."""
     inputs = chance.normal(0, 1, (_ALL, FEATURES)).astype(np.float32)
     hidden = np.tanh(inputs @ chance.normal(0, 0.6, (FEATURES, 12)))
@@ -156,14 +156,14 @@ def _teacher(chance: np.random.Generator) -> Inputs:
     return _made("teacher", "table", inputs, (hidden @ chance.normal(0, 1, (12, 5))).argmax(1).astype(np.int64))
 
 
-def _products(chance: np.random.Generator) -> Inputs:
+def _products(chance: np.random.Generator) -> DataSet:
     """A table whose classes depend on products and waves of its columns."""
     inputs = chance.normal(0, 1, (_ALL, FEATURES)).astype(np.float32)
     score = inputs[:, 0] * inputs[:, 1] + np.sin(2 * inputs[:, 2]) + 0.3 * inputs[:, 3]
     return _made("products", "table", inputs, np.digitize(score, np.quantile(score, [0.25, 0.5, 0.75])))
 
 
-def _tones(chance: np.random.Generator) -> Inputs:
+def _tones(chance: np.random.Generator) -> DataSet:
     """Which of six tones sounds in noise, at any phase, for a part of the time."""
     kinds = chance.integers(0, 6, _ALL)
     times = np.arange(LENGTH)
@@ -174,7 +174,7 @@ def _tones(chance: np.random.Generator) -> Inputs:
     return _made("tones", "signal", signals[:, None].astype(np.float32), kinds.astype(np.int64))
 
 
-def _events(chance: np.random.Generator) -> Inputs:
+def _events(chance: np.random.Generator) -> DataSet:
     """In which order three pulses of different forms come on two channels."""
     signals = chance.normal(0, 0.35, (_ALL, 2, LENGTH)).astype(np.float32)
     forms = [np.hanning(6), -np.hanning(6), np.sin(np.linspace(0, 2 * np.pi, 6))]
@@ -187,7 +187,7 @@ def _events(chance: np.random.Generator) -> Inputs:
     return _made("events", "signal", signals, kinds.astype(np.int64))
 
 
-MAKERS: Final[dict[str, Callable[[np.random.Generator], Inputs]]] = {
+MAKERS: Final[dict[str, Callable[[np.random.Generator], DataSet]]] = {
     "digits": _digits,
     "shapes": _shapes,
     "characters": _characters,
@@ -207,6 +207,6 @@ KINDS: Final = {
 
 
 @cache
-def inputs_of(name: str, seed: int = 0) -> Inputs:
+def inputs_of(name: str, seed: int = 0) -> DataSet:
     """Return a data set, the same for the same seed; raises `KeyError` for an unknown name."""
     return MAKERS[name](np.random.default_rng([seed, *name.encode()]))

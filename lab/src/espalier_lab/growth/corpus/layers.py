@@ -79,7 +79,7 @@ class Patches(nn.Module):
         return self.cut(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-class Placed(nn.Module):
+class PositionEmbedding(nn.Module):
     """Tokens, and a learnt vector added to each place."""
 
     def __init__(self, tokens: nn.Module, count: int, width: int) -> None:
@@ -92,7 +92,7 @@ class Placed(nn.Module):
         return self.tokens(x) + self.weight  # type: ignore[no-any-return]
 
 
-class Attention(nn.Module):
+class TokenAttention(nn.Module):
     """Self-attention over tokens."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -115,7 +115,7 @@ class TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int, activation: nn.Module) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = TokenAttention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.wider = nn.Linear(width, hidden)
         self.activation = activation

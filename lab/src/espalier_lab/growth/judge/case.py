@@ -36,7 +36,7 @@ class CaseError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class JudgeSplit:
     """Inputs and targets; integer targets are classes, others are regressed on."""
 
     inputs: Tensor | tuple[Tensor, ...]
@@ -55,16 +55,16 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class JudgeCase:
     """One model with its data, and how long it is trained."""
 
     name: str
     family: str
     module: Callable[[int], nn.Module]
     """Returns the starting model for a seed."""
-    train: Split
-    validation: Split
-    test: Split
+    train: JudgeSplit
+    validation: JudgeSplit
+    test: JudgeSplit
     steps: int
     """The budget, in steps of the starting model."""
     batch_size: int
@@ -95,7 +95,7 @@ class Case:
         return module.train()
 
 
-Cases = Callable[[], Sequence[Case]]
+Cases = Callable[[], Sequence[JudgeCase]]
 """Makes the cases; can be pickled, for workers make their own."""
 
 
@@ -105,7 +105,7 @@ class CaseFile:
 
     path: str
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Run the file; raises `CaseError`."""
         return tuple(checked(one, place) for place, one in enumerate(_yielded(Path(self.path)), 1))
 
@@ -149,7 +149,7 @@ def _yielded(path: Path) -> list[Any]:
     return found
 
 
-def checked(given: Any, place: int = 1) -> Case:
+def checked(given: Any, place: int = 1) -> JudgeCase:
     """Return the case that a dictionary describes; raises `CaseError`. `place` names a case without a name."""
     if not isinstance(given, Mapping):
         raise CaseError(f"case {place}: is {type(given).__name__}; yield a dictionary with {', '.join(KEYS)}")
@@ -168,7 +168,7 @@ def checked(given: Any, place: int = 1) -> Case:
         if isinstance(given[key], bool) or not isinstance(given[key], int) or given[key] < 1:
             raise CaseError(f"{called}: {key!r} is {given[key]!r}; give a whole number above 0")
     splits = {key: _split(given[key], key, called) for key in SPLITS}
-    return Case(
+    return JudgeCase(
         name=name,
         family=given["family"],
         module=given["module"],
@@ -179,7 +179,7 @@ def checked(given: Any, place: int = 1) -> Case:
     )
 
 
-def _split(given: Any, key: str, called: str) -> Split:
+def _split(given: Any, key: str, called: str) -> JudgeSplit:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise CaseError(f"{called}: {key!r} is {type(given).__name__}; give the pair (inputs, targets)")
     inputs, targets = given
@@ -197,7 +197,7 @@ def _split(given: Any, key: str, called: str) -> Split:
     if len(wanted) < 2:
         raise CaseError(f"{called}: {key!r} has {len(wanted)} examples; give at least two")
     integers = not (wanted.is_floating_point() or wanted.is_complex())
-    return Split(whole, wanted.long() if integers else wanted.float())
+    return JudgeSplit(whole, wanted.long() if integers else wanted.float())
 
 
 def _optimizer(given: Any, called: str) -> OptimizerSpec:

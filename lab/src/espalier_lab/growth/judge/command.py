@@ -19,7 +19,7 @@ from espalier_lab.intervals import Interval
 
 if TYPE_CHECKING:
     from espalier_lab.growth.judge.case import Cases
-    from espalier_lab.growth.judge.verdict import Decision, Verdict
+    from espalier_lab.growth.judge.verdict import JudgedMoment, JudgeVerdict
 
 
 def _operations(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -94,14 +94,14 @@ def judge(
     from espalier_agent.policies.files import PolicyError
     from espalier_lab.growth.judge.case import CaseError
     from espalier_lab.growth.judge.deciding import Setting
-    from espalier_lab.growth.judge.judging import Judgement, made
+    from espalier_lab.growth.judge.judging import JudgeSettings, made
     from espalier_lab.growth.judge.running import cores
     from espalier_lab.growth.judge.verdict import sentence
     from espalier_trainer.errors import TrainerError
 
     try:
         make, digest = _cases(file, model, options, dataset, dataset_path, budget, batch_size, optimizer, learning_rate)
-        judgement = Judgement(
+        judgement = JudgeSettings(
             make, made(make), seeds, Setting(moments, actions, most), work_dir / digest, parallel or cores(), policy
         )
         verdict = judgement.verdict(ProgressLine("trainings"))
@@ -149,7 +149,7 @@ def _cases(
     return own, own.digest()[:12]
 
 
-def _show(verdict: Verdict) -> None:
+def _show(verdict: JudgeVerdict) -> None:
     console = plain_console()
     if len(verdict.decisions) <= 10:
         for one in verdict.decisions:
@@ -165,7 +165,7 @@ def _show(verdict: Verdict) -> None:
         console.print(f"{name} - {simple}: {mean:+.4f} ({low:+.4f} to {high:+.4f})")
 
 
-def _arms(one: Decision) -> Table:
+def _arms(one: JudgedMoment) -> Table:
     table = Table(show_edge=False, title=f"{one.case} at {one.share:.0%} of the budget", title_justify="left")
     for name in ("arm", "test accuracy", "95 %"):
         table.add_column(name, justify="left" if name == "arm" else "right", overflow="fold")

@@ -19,7 +19,7 @@ from espalier_core.growth.deepen import DEEPEN
 from espalier_core.growth.step_cost import step_seconds
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
-from espalier_lab.growth.judge.case import Case, CaseError, Split
+from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
 from espalier_trainer.growth.consultation import known_places
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.optimizers.building import set_learning_rate
@@ -34,7 +34,7 @@ _IGNORED: Final = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class SplitScore:
     """What a model does on a split."""
 
     accuracy: float
@@ -44,7 +44,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class TrialSlice:
     """Part of a budget in which a trial trains, in steps of the starting model."""
 
     begins: float
@@ -57,10 +57,10 @@ class Slice:
 
 
 @dataclass
-class Course:
+class VirtualRun:
     """A training that stands somewhere in its budget. `advance` changes it; copy it to use it twice."""
 
-    case: Case
+    case: JudgeCase
     seed: int
     network: Network
     cost: float
@@ -81,7 +81,7 @@ class Course:
     """What a step of the starting model costs, in modelled seconds."""
 
     @classmethod
-    def begin(cls, case: Case, seed: int, operations: tuple[str, ...] = (DEEPEN.name,)) -> Self:
+    def begin(cls, case: JudgeCase, seed: int, operations: tuple[str, ...] = (DEEPEN.name,)) -> Self:
         """Return the beginning of a case's training; raises `CaseError` where its model does not take its data."""
         module = case.built(seed)
         random = torch.get_rng_state()
@@ -111,17 +111,17 @@ class Course:
         """The whole budget, in steps of the starting model."""
         return float(self.case.steps)
 
-    def copied(self) -> Course:
+    def copied(self) -> VirtualRun:
         """Return a course that continues from here independently."""
         module, optimizer = copy.deepcopy((self.network.module, self.network.optimizer))
         network = replace(self.network, module=module, optimizer=optimizer)
         return replace(self, network=network)
 
-    def restarted(self) -> Course:
+    def restarted(self) -> VirtualRun:
         """Return a copy whose learning rate begins again."""
         return replace(self.copied(), origin=self.used)
 
-    def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> Course:
+    def grown(self, action: Action, insertion: Insertion = Insertion.EXACT) -> VirtualRun:
         """Return a copy that has grown, its learning rate beginning again; raises `GrowthError`."""
         if not action.grows:
             return self.restarted()
@@ -131,7 +131,7 @@ class Course:
         seconds = modelled(network, self.case)
         return replace(self, network=network, cost=seconds / self.base_seconds, origin=self.used)
 
-    def advance(self, until: float, within: Slice | None = None) -> None:
+    def advance(self, until: float, within: TrialSlice | None = None) -> None:
         """Train until `until`; by the job's schedule, or with the rate falling to 0 within a slice."""
         schedule = BudgetLinear(self.case.optimizer.learning_rate, self.origin)
         if within is None:
@@ -180,22 +180,22 @@ class Course:
             ) from error
         return outputs
 
-    def finish(self) -> Score:
+    def finish(self) -> SplitScore:
         """Train to the end of the budget, and return the score on the test split."""
         self.advance(self.budget)
         return self.score(self.case.test)
 
-    def score(self, split: Split) -> Score:
+    def score(self, split: JudgeSplit) -> SplitScore:
         """Evaluate on a split; a model whose numbers are not finite has an infinite loss."""
         parts = torch.split(torch.arange(len(split)), _EVALUATED)
         with torch.no_grad(), mode(self.network.module, training=False):
             output = torch.cat([self._outputs(split.batch(rows)[0]) for rows in parts])
         loss = float(loss_of(output, split.targets))
         accuracy = _accuracy(output, split.targets)
-        return Score(accuracy if math.isfinite(accuracy) else 0.0, loss if math.isfinite(loss) else math.inf)
+        return SplitScore(accuracy if math.isfinite(accuracy) else 0.0, loss if math.isfinite(loss) else math.inf)
 
 
-def modelled(network: Network, case: Case) -> float:
+def modelled(network: Network, case: JudgeCase) -> float:
     """Return what a step of the network costs, in modelled seconds; 1 where the model cannot be described."""
     if network.architecture is None:
         return 1.0
@@ -218,7 +218,7 @@ def _classes_last(output: Tensor, targets: Tensor) -> Tensor:
     return output
 
 
-def _check_classes(case: Case, output: Tensor) -> None:
+def _check_classes(case: JudgeCase, output: Tensor) -> None:
     """Raise `CaseError` where a split has a class for which the model has no output."""
     for name, split in (("train", case.train), ("validation", case.validation), ("test", case.test)):
         if split.targets.is_floating_point() or not isinstance(output, Tensor) or output.ndim < 2:

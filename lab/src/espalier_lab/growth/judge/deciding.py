@@ -16,8 +16,8 @@ from espalier_core.growth.widen import WIDEN
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, InsertedRecord, MomentRecord
-from espalier_lab.growth.judge.case import Case
-from espalier_lab.growth.judge.course import Course, Slice
+from espalier_lab.growth.judge.case import JudgeCase
+from espalier_lab.growth.judge.course import TrialSlice, VirtualRun
 from espalier_lab.growth.judge.records import rounded
 from espalier_trainer.growth.consultation import known_places
 
@@ -76,13 +76,13 @@ def _spaced(actions: Sequence[Action], most: int) -> tuple[Action, ...]:
     return tuple(actions[place] for place in places)
 
 
-def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
+def decided(case: JudgeCase, seed: int, setting: Setting) -> CaseRecord:
     """Train all arms of a case at all moments; raises `CaseError`.
 
     There are no moments where the model should have grown before, and cannot; nor where whole blocks are inserted in
     several ways, and there are none.
     """
-    course = Course.begin(case, seed, setting.operations)
+    course = VirtualRun.begin(case, seed, setting.operations)
     shares: tuple[float, ...] = setting.moments
     grown: tuple[Action, ...] = ()
     if setting.grown:
@@ -116,7 +116,7 @@ def decided(case: Case, seed: int, setting: Setting) -> CaseRecord:
     )
 
 
-def _grown_before(course: Course, most: int) -> tuple[Course, tuple[Action, ...]]:
+def _grown_before(course: VirtualRun, most: int) -> tuple[VirtualRun, tuple[Action, ...]]:
     """Return the course after a growth, the same one for all seeds, and which; unchanged where none is possible."""
     architecture = course.network.architecture
     growths = list(chosen(offered(architecture) if architecture is not None else (), most))
@@ -130,7 +130,7 @@ def _grown_before(course: Course, most: int) -> tuple[Course, tuple[Action, ...]
 
 
 def _moment(
-    course: Course, share: float, growths: Sequence[Action], setting: Setting
+    course: VirtualRun, share: float, growths: Sequence[Action], setting: Setting
 ) -> tuple[MomentRecord, dict[str, str]]:
     course.advance(share * course.budget)
     validation = course.case.validation
@@ -158,7 +158,7 @@ def _moment(
     return moment, refused
 
 
-def _trained(arm: Course, action: Action) -> ArmRecord:
+def _trained(arm: VirtualRun, action: Action) -> ArmRecord:
     """Train an arm to its end."""
     validation = arm.case.validation
     confirmed = _after_slice(arm, Trials.CONFIRM)
@@ -177,10 +177,10 @@ def _trained(arm: Course, action: Action) -> ArmRecord:
     )
 
 
-def _after_slice(arm: Course, manner: Trials) -> float | None:
+def _after_slice(arm: VirtualRun, manner: Trials) -> float | None:
     """Return the validation loss that a trial of an arm ends with."""
     copy = arm.copied()
-    part = Slice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))
+    part = TrialSlice(copy.used, copy.used + SHARES[manner] * (copy.budget - copy.used))
     copy.advance(part.ends, within=part)
     return _finite(copy.score(copy.case.validation).loss)
 

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from espalier_agent.policies.files import open_policy
 from espalier_core.types.outcomes import CaseRecord
-from espalier_lab.growth.judge.case import Case, CaseError, Cases
+from espalier_lab.growth.judge.case import CaseError, Cases, JudgeCase
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialsRecord
 from espalier_lab.growth.judge.running import Runner, Watcher
-from espalier_lab.growth.judge.tasks import Arms, Trials
+from espalier_lab.growth.judge.tasks import Arms, TrialTask
 from espalier_lab.growth.judge.trialling import version_of
-from espalier_lab.growth.judge.verdict import Verdict, decisions_of, judged
+from espalier_lab.growth.judge.verdict import JudgeVerdict, decisions_of, judged
 
 
 @dataclass(frozen=True)
-class Judgement:
+class JudgeSettings:
     """What is judged, and how."""
 
     make: Cases
-    cases: Sequence[Case]
+    cases: Sequence[JudgeCase]
     """Those that `make` makes."""
     seeds: int
     setting: Setting
@@ -33,7 +33,7 @@ class Judgement:
     policy: Path | None = None
     """Its folder; None: the shipped one."""
 
-    def verdict(self, watcher: Watcher) -> Verdict:
+    def verdict(self, watcher: Watcher) -> JudgeVerdict:
         """Train all that is missing, and judge; raises `CaseError`, and `PolicyError` for an unusable policy."""
         return judged(decisions_of(*self.records(watcher)))
 
@@ -44,11 +44,11 @@ class Judgement:
         arms = [Arms(place, seed, self.setting) for seed in range(self.seeds) for place in range(len(self.cases))]
         with Runner(self.make, self.cases, self.folder, self.parallel) as runner:
             found = runner.run(arms, watcher, time.monotonic)
-            tasks = [Trials(places[record.case], record, self.setting, self.policy, version) for record in found]
+            tasks = [TrialTask(places[record.case], record, self.setting, self.policy, version) for record in found]
             return found, runner.run(tasks, watcher, time.monotonic) if trials else []
 
 
-def made(make: Cases) -> Sequence[Case]:
+def made(make: Cases) -> Sequence[JudgeCase]:
     """Return the cases; raises `CaseError` where there are none."""
     cases = make()
     if not cases:

@@ -20,7 +20,7 @@ from espalier_cli.run import TimelineError, parse_moment
 from espalier_core.base import Strict
 from espalier_core.files.documents import first_fault
 from espalier_core.types.job import DatasetSpec, ModelSpec, OptimizerSpec
-from espalier_lab.growth.judge.case import Case, CaseError, Split
+from espalier_lab.growth.judge.case import CaseError, JudgeCase, JudgeSplit
 from espalier_lab.growth.judge.course import loss_of
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.data.source import Source
@@ -49,12 +49,12 @@ class OwnModel:
     optimizer: str
     learning_rate: float
 
-    def __call__(self) -> tuple[Case, ...]:
+    def __call__(self) -> tuple[JudgeCase, ...]:
         """Return the case; raises `CaseError`, or a `TrainerError` that names what is wrong."""
         sys.path[:0] = [] if str(Path.cwd()) in sys.path else [str(Path.cwd())]
         self._spec()  # what it refuses is reported before anything is trained
         data = _data(self.dataset, self.dataset_path)
-        case = Case(
+        case = JudgeCase(
             name=f"{self.model} on {self.dataset}",
             family=self.model,
             module=self._built,
@@ -106,11 +106,11 @@ def _checked(kind: type[SpecT], option: str, fields: dict[str, Any]) -> SpecT:
         raise CaseError(f"{option}: {first_fault(error)}") from error
 
 
-def _whole(source: Source) -> Split:
-    return Split(*source.batch(torch.arange(len(source)), None))
+def _whole(source: Source) -> JudgeSplit:
+    return JudgeSplit(*source.batch(torch.arange(len(source)), None))
 
 
-def steps_of(budget: str, case: Case) -> int:
+def steps_of(budget: str, case: JudgeCase) -> int:
     """Return the steps of a budget: a number of steps, or a time, by steps of the starting model on this machine.
 
     Raises `CaseError` for a text that is neither, and for less than a step.
@@ -134,7 +134,7 @@ def steps_of(budget: str, case: Case) -> int:
     return round(seconds / step)
 
 
-def _step_seconds(case: Case) -> float:
+def _step_seconds(case: JudgeCase) -> float:
     module = case.built(0)
     optimizer = build_optimizer(case.optimizer, module)
     times = []

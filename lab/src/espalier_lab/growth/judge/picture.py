@@ -10,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from espalier_cli.picture import BLUE, BROWN, GREEN, GREY
-from espalier_lab.growth.judge.verdict import Decision, Verdict
+from espalier_lab.growth.judge.verdict import JudgedMoment, JudgeVerdict
 
 mpl.use("Agg")
 
@@ -19,7 +19,7 @@ SHOWN: Final = 40
 _COLOURS: Final = {"first": BROWN, "advice": GREEN, "confirm": BLUE}
 
 
-def draw(verdict: Verdict, path: Path) -> None:
+def draw(verdict: JudgeVerdict, path: Path) -> None:
     """Draw to `path` (PNG): each arm's accuracy next to that of doing nothing, and the mean regrets."""
     ordered = sorted(verdict.decisions, key=_spread, reverse=True)[:SHOWN]
     figure = Figure(figsize=(9, 3.2 + 0.22 * len(ordered)), layout="constrained")
@@ -52,6 +52,6 @@ def draw(verdict: Verdict, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _spread(decision: Decision) -> float:
+def _spread(decision: JudgedMoment) -> float:
     means = [statistics.fmean(values) for values in decision.arms.values()]
     return max(means) - min(means)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from espalier_core.base import Record
 from espalier_core.files.documents import DocumentError, read_document, write_document
 from espalier_core.types.advice import Action
-from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.case import JudgeCase
 
 _DIGITS = 5
 RecordT = TypeVar("RecordT", bound=Record)
@@ -37,7 +37,7 @@ class TrialsRecord(Record):
     moments: tuple[TrialRecord, ...]
 
 
-def key_of(case: Case, seed: int, *settings: object) -> str:
+def key_of(case: JudgeCase, seed: int, *settings: object) -> str:
     """Return a file name that differs where anything differs that the result depends on, but the case's code."""
     optimizer = case.optimizer.to_json()
     facts = [case.name, case.family, case.steps, case.batch_size, optimizer, len(case.train), seed, *settings]

@@ -16,7 +16,7 @@ import torch
 
 from espalier_core.base import Record
 from espalier_lab.growth.children import led_by_parent
-from espalier_lab.growth.judge.case import Case, CaseError, Cases
+from espalier_lab.growth.judge.case import CaseError, Cases, JudgeCase
 from espalier_lab.growth.judge.records import keep, kept
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -25,24 +25,24 @@ Watcher = Callable[[int, int, float | None], None]
 """Receives tasks done, all tasks, and the seconds left, None while nothing is known."""
 
 
-class Task(Protocol[RecordT_co]):
+class JudgeTask(Protocol[RecordT_co]):
     """Something to do for one case; can be pickled."""
 
     @property
     def place(self) -> int:
         """Which of the cases it is about."""
 
-    def file(self, case: Case) -> str:
+    def file(self, case: JudgeCase) -> str:
         """Return the name of the file for its record."""
 
     def record(self) -> type[RecordT_co]:
         """Return the class of its record."""
 
-    def __call__(self, case: Case) -> RecordT_co:
+    def __call__(self, case: JudgeCase) -> RecordT_co:
         """Do it; raises `CaseError`."""
 
 
-_cases: Sequence[Case] | None = None
+_cases: Sequence[JudgeCase] | None = None
 
 
 def _set_up(make: Cases) -> None:
@@ -52,7 +52,7 @@ def _set_up(make: Cases) -> None:
     _cases = make()
 
 
-def _work(task: Task[RecordT]) -> RecordT:
+def _work(task: JudgeTask[RecordT]) -> RecordT:
     if _cases is None:
         raise RuntimeError("a worker has no cases; `_set_up` makes them")
     return task(_cases[task.place])
@@ -66,7 +66,7 @@ def cores() -> int:
 class Runner:
     """Does tasks of the same cases, in processes that are started when the first of them is needed."""
 
-    def __init__(self, make: Cases, cases: Sequence[Case], folder: Path, parallel: int) -> None:
+    def __init__(self, make: Cases, cases: Sequence[JudgeCase], folder: Path, parallel: int) -> None:
         """`cases` are those that `make` makes; workers make their own, for not every function can be pickled."""
         self._make, self._cases, self._folder, self._parallel = make, cases, folder, parallel
         self._pool: ProcessPoolExecutor | None = None
@@ -84,7 +84,7 @@ class Runner:
                         child.terminate()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(self, tasks: Sequence[Task[RecordT]], watcher: Watcher, clock: Callable[[], float]) -> list[RecordT]:
+    def run(self, tasks: Sequence[JudgeTask[RecordT]], watcher: Watcher, clock: Callable[[], float]) -> list[RecordT]:
         """Return the records of all tasks, in their order.
 
         Raises `CaseError` where a task fails; what is done by then stays in the folder.
@@ -101,7 +101,7 @@ class Runner:
             watcher(len(done), len(tasks), left)
         return [done[number] for number in range(len(tasks))]
 
-    def _results(self, tasks: Sequence[Task[RecordT]], waiting: Sequence[int]) -> Iterator[tuple[int, RecordT]]:
+    def _results(self, tasks: Sequence[JudgeTask[RecordT]], waiting: Sequence[int]) -> Iterator[tuple[int, RecordT]]:
         if self._parallel < 2 or (self._pool is None and len(waiting) < 2):
             threads = torch.get_num_threads()
             torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from espalier_agent.policies.policy import Policy
 from espalier_core.estimates.gains import EVIDENCE, SHARES
 from espalier_core.types.job import Trials as Manner
 from espalier_core.types.outcomes import MARKS, CaseRecord
-from espalier_lab.growth.judge.case import Case
+from espalier_lab.growth.judge.case import JudgeCase
 from espalier_lab.growth.judge.deciding import Setting, decided
 from espalier_lab.growth.judge.records import TrialsRecord, key_of
 from espalier_lab.growth.judge.trialling import RACE_GPUS, tried
@@ -26,7 +26,7 @@ class Arms:
     seed: int
     setting: Setting
 
-    def file(self, case: Case) -> str:
+    def file(self, case: JudgeCase) -> str:
         """Return the file's name."""
         return key_of(
             case,
@@ -41,13 +41,13 @@ class Arms:
         """Return its class."""
         return CaseRecord
 
-    def __call__(self, case: Case) -> CaseRecord:
+    def __call__(self, case: JudgeCase) -> CaseRecord:
         """Train them."""
         return decided(case, self.seed, self.setting)
 
 
 @dataclass(frozen=True)
-class Trials:
+class TrialTask:
     """Train what a policy's trials need for one case and seed."""
 
     place: int
@@ -57,7 +57,7 @@ class Trials:
     """Its folder; None: the shipped one."""
     version: str
 
-    def file(self, case: Case) -> str:
+    def file(self, case: JudgeCase) -> str:
         """Return the file's name."""
         rules = (sorted(SHARES.items()), sorted(map(str, EVIDENCE.items())), RACE_GPUS, sorted(KEPT.items()))
         return key_of(case, self.arms.seed, "trials", self.version, *self.setting.facts(), rules)
@@ -66,7 +66,7 @@ class Trials:
         """Return its class."""
         return TrialsRecord
 
-    def __call__(self, case: Case) -> TrialsRecord:
+    def __call__(self, case: JudgeCase) -> TrialsRecord:
         """Train it."""
         return tried(case, self.arms, self.setting, _policy(self.policy))
 

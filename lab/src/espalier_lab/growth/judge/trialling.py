@@ -18,8 +18,8 @@ from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials
 from espalier_core.types.outcomes import MARKS, ArmRecord, CaseRecord, MomentRecord
 from espalier_core.types.report import Arm, Slice
-from espalier_lab.growth.judge.case import Case
-from espalier_lab.growth.judge.course import Course
+from espalier_lab.growth.judge.case import JudgeCase
+from espalier_lab.growth.judge.course import VirtualRun
 from espalier_lab.growth.judge.deciding import Setting
 from espalier_lab.growth.judge.records import TrialRecord, TrialsRecord, rounded
 from espalier_trainer.trials.rules import arms, behind, best, ranked, slices
@@ -53,9 +53,9 @@ def proposal(policy: Policy, record: CaseRecord, moment: MomentRecord) -> Propos
     return Proposal(decision.action, ranked(decision.action, allowed, given, gains), gains)
 
 
-def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
+def tried(case: JudgeCase, record: CaseRecord, setting: Setting, policy: Policy) -> TrialsRecord:
     """Return what the policy's trials lead to. Their losses are in `record`; what grows late is trained."""
-    course: Course | None = None
+    course: VirtualRun | None = None
     moments = []
     for moment in record.moments:
         proposed = proposal(policy, record, moment)
@@ -63,7 +63,7 @@ def tried(case: Case, record: CaseRecord, setting: Setting, policy: Policy) -> T
         confirmed = best(confirmation(proposed, moment), Trials.CONFIRM, proposed.gains)
         confirm = outcome[_NOTHING]
         if confirmed is not None and confirmed.action != _NOTHING:
-            course = course or Course.begin(case, record.seed, setting.operations)
+            course = course or VirtualRun.begin(case, record.seed, setting.operations)
             course.advance(moment.share * course.budget)
             confirm = _late(course, proposed.growths[0])
         moments.append(
@@ -114,7 +114,7 @@ def _run(arm: ArmRecord, shares: tuple[float, ...]) -> Arm:
     return Arm(action=str(arm.action), loss=losses[shares[-1]], slices=ends)
 
 
-def _late(course: Course, action: Action) -> float:
+def _late(course: VirtualRun, action: Action) -> float:
     """Return the accuracy in the end of a growth after both arms of `Confirm` have been tried in turn."""
     late = course.restarted()
     late.advance(course.used + 2 * SHARES[Trials.CONFIRM] * (course.budget - course.used))

@@ -27,7 +27,7 @@ _SEED: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class JudgedMoment:
     """One case at one moment: accuracies of arms and of advisors, means over seeds."""
 
     case: str
@@ -54,10 +54,10 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JudgeVerdict:
     """Figures over all decisions."""
 
-    decisions: tuple[Decision, ...]
+    decisions: tuple[JudgedMoment, ...]
     regret: Mapping[str, float]
     worse: Mapping[str, float]
     interval: Mapping[str, tuple[float, float]]
@@ -92,7 +92,7 @@ Rule = Callable[[CaseRecord, MomentRecord], Action]
 
 def decisions_of(
     arms: Sequence[CaseRecord], trials: Sequence[TrialsRecord] = (), rules: Mapping[str, Rule] = MappingProxyType({})
-) -> tuple[Decision, ...]:
+) -> tuple[JudgedMoment, ...]:
     """Gather the seeds of each case and moment.
 
     The advisors are none and first, those of `rules`, and with trials of all seeds also those that these need.
@@ -119,7 +119,7 @@ def decisions_of(
                 for name, read in _TRIED.items():
                     advised[name] = tuple(read(one, trial) for one, trial in pairs)
             found.append(
-                Decision(
+                JudgedMoment(
                     case=case,
                     family=seeds[0].family,
                     share=moment.share,
@@ -142,12 +142,12 @@ def _outcomes(moment: MomentRecord) -> dict[str, float]:
     return {str(arm.action): arm.accuracy for arm in moment.arms}
 
 
-def judged(decisions: Sequence[Decision]) -> Verdict:
+def judged(decisions: Sequence[JudgedMoment]) -> JudgeVerdict:
     """Return the figures over the decisions; raises `ValueError` without one."""
     if not decisions:
         raise ValueError("there is no decision to judge")
     names = tuple(decisions[0].advised)
-    by_family: dict[str, list[Decision]] = {}
+    by_family: dict[str, list[JudgedMoment]] = {}
     for decision in decisions:
         by_family.setdefault(decision.family, []).append(decision)
     sums = {
@@ -167,7 +167,7 @@ def judged(decisions: Sequence[Decision]) -> Verdict:
             if simple in names and name not in ("none", "first", simple):
                 differences = [a - b for a, b in zip(means[name], means[simple], strict=True)]
                 paired[name, simple] = (regret[name] - regret[simple], *_interval(differences))
-    return Verdict(
+    return JudgeVerdict(
         decisions=tuple(decisions),
         regret=regret,
         worse={name: statistics.fmean(one.harm(name) for one in decisions) for name in names},
@@ -181,7 +181,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[round(0.025 * (len(ordered) - 1))], ordered[round(0.975 * (len(ordered) - 1))]
 
 
-def sentence(verdict: Verdict) -> str:
+def sentence(verdict: JudgeVerdict) -> str:
     """Say whether growing pays for these models."""
     growths = sum(len(one.arms) - 1 for one in verdict.decisions)
     if not growths:
@@ -200,7 +200,7 @@ def sentence(verdict: Verdict) -> str:
     )
 
 
-def _of_many(verdict: Verdict) -> str:
+def _of_many(verdict: JudgeVerdict) -> str:
     """Say what the best growths gain with seeds that did not choose them, where there are several."""
     several = all(len(one.advised["none"]) > 1 for one in verdict.decisions)
     gains = [(unseen_gain if several else gain_of)(one) for one in verdict.decisions]
@@ -214,12 +214,12 @@ def _of_many(verdict: Verdict) -> str:
     )
 
 
-def gain_of(decision: Decision) -> float:
+def gain_of(decision: JudgedMoment) -> float:
     """Return by how much the best arm ends above doing nothing: at least 0, as the same seeds choose it."""
     return statistics.fmean(decision.arms[decision.best]) - statistics.fmean(decision.advised["none"])
 
 
-def unseen_gain(decision: Decision) -> float:
+def unseen_gain(decision: JudgedMoment) -> float:
     """Return by how much the arm that all seeds but one choose ends above doing nothing with that one, on average.
 
     It favours no arm for its luck, so it may be negative. There must be two seeds.
@@ -233,7 +233,7 @@ def unseen_gain(decision: Decision) -> float:
     return statistics.fmean(gains)
 
 
-def _bounds(decision: Decision, growths: int) -> tuple[float, float]:
+def _bounds(decision: JudgedMoment, growths: int) -> tuple[float, float]:
     """Return the interval of what the best arm gains, paired by seed; one seed excludes no gain that there can be.
 
     The arm is the best of `growths`, by the same seeds. Without a correction, an interval of noise would exclude 0 from

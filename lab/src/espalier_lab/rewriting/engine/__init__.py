@@ -10,10 +10,10 @@ compare(model, execution, step).faster(.03)        # steps in interleaved pairs
 from __future__ import annotations
 
 from espalier_lab.rewriting.engine.capture import capture
-from espalier_lab.rewriting.engine.costs import Costs
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.plans import Plan, Step, apply, device_kind
-from espalier_lab.rewriting.engine.search import SEARCHES, Found, search
+from espalier_lab.rewriting.engine.costs import OperatorCosts
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.plans import RewritePlan, RewriteStep, apply, device_kind
+from espalier_lab.rewriting.engine.search import SEARCHES, SearchResult, search
 from espalier_lab.rewriting.engine.verifying import TOLERANCE, Errors, verify
 from espalier_trainer.training.execution import PAIRS, WARMUP, Comparison, RewritesRefusedError, compare
 
@@ -23,13 +23,13 @@ __all__ = [
     "TOLERANCE",
     "WARMUP",
     "Comparison",
-    "Costs",
     "Errors",
-    "Found",
-    "Graph",
-    "Plan",
+    "OpGraph",
+    "OperatorCosts",
+    "RewritePlan",
+    "RewriteStep",
     "RewritesRefusedError",
-    "Step",
+    "SearchResult",
     "apply",
     "capture",
     "compare",

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from espalier_core.growth.architecture import GrowthError
 from espalier_lab.rewriting.engine.exporting import exported
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.tracing import traced
 from espalier_lab.rewriting.engine.translating import Translation
 from espalier_trainer.net2net import randomness
@@ -24,7 +24,7 @@ from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied,
 from espalier_trainer.training.execution import RewritesRefusedError
 
 
-def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = True) -> Graph:
+def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = True) -> OpGraph:
     """Return what `module` computes in train mode, at the shapes of one batch; the module is not changed.
 
     It is run once without gradients, and the random generators are restored. torch.fx traces it; with `exports`,
@@ -55,7 +55,7 @@ def capture(module: nn.Module, example_inputs: ExampleInput, *, exports: bool = 
         both = training.key() == _translated(copy, given, traced, training=False).key()
     except RewritesRefusedError:
         both = False
-    return Graph(training.nodes, training.users, training.index, training.constants, both_modes=both)
+    return OpGraph(training.nodes, training.users, training.index, training.constants, both_modes=both)
 
 
 class _UntraceableError(RewritesRefusedError):
@@ -64,7 +64,7 @@ class _UntraceableError(RewritesRefusedError):
 
 def _translated(
     model: nn.Module, given: dict[str, Any], trace: Callable[[nn.Module, dict[str, Any]], fx.Graph], *, training: bool
-) -> Graph:
+) -> OpGraph:
     versions = {name: buffer._version for name, buffer in model.named_buffers()}
     with mode(model, training=training):
         try:
@@ -81,7 +81,7 @@ def _translated(
             return Translation(model, given).graph(graph)
 
 
-def _by_export(model: nn.Module, given: dict[str, Any], untraceable: RewritesRefusedError) -> Graph:
+def _by_export(model: nn.Module, given: dict[str, Any], untraceable: RewritesRefusedError) -> OpGraph:
     """Return the graph of a model that torch.fx cannot trace. Raises `RewritesRefusedError` with both reasons."""
     try:
         found = _translated(model, given, exported, training=True)

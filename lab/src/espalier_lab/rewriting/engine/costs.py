@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, Graph, Meta, Node, Value, written
+from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, Meta, OpGraph, OpNode, Value, written
 from espalier_lab.rewriting.engine.operators import OPERATORS, spelled
 from espalier_lab.rewriting.engine.plans import device_kind
 from espalier_lab.rewriting.engine.templates import filled
@@ -38,7 +38,7 @@ _MOST: Final = 200
 
 
 @dataclass
-class Costs:
+class OperatorCosts:
     """Seconds of the operators of one model on its device; `training`: forward and backward, otherwise forward."""
 
     module: nn.Module
@@ -63,7 +63,7 @@ class Costs:
             except (OSError, ValueError, AttributeError, TypeError):
                 return
 
-    def of(self, graph: Graph, name: str) -> float:
+    def of(self, graph: OpGraph, name: str) -> float:
         """Return the seconds of a node, measuring it if it is new; infinite if it raises.
 
         Raises `torch.OutOfMemoryError` where there is no room to measure it: that says nothing about the node.
@@ -92,7 +92,7 @@ class Costs:
         name = "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in self.device)
         return folder / f"operators-{name}-torch{torch.__version__}.json"
 
-    def _of_table(self, node: Node, inputs: tuple[Meta, ...]) -> float:
+    def _of_table(self, node: OpNode, inputs: tuple[Meta, ...]) -> float:
         layer = self.module.get_submodule(node.get("path")) if node.operator == "module" else None
         what = f"{type(layer).__name__}({layer.extra_repr()})" if layer is not None else written(node.attributes)
         mode = "step" if self.training else "forward"
@@ -105,7 +105,7 @@ class Costs:
             self.table[key] = seconds
         return self.table[key]
 
-    def _seconds(self, node: Node, inputs: tuple[Meta, ...], layer: nn.Module | None) -> float:
+    def _seconds(self, node: OpNode, inputs: tuple[Meta, ...], layer: nn.Module | None) -> float:
         device = device_of(self.module)
         tensors = [_made(meta, device, grad=self.training) for meta in inputs]
         function, arguments, settings = _call(node, tensors, layer)
@@ -134,7 +134,7 @@ class Costs:
 class Sums:
     """The seconds of each node of a graph; after a rewrite only those that it changed are looked up again."""
 
-    def __init__(self, graph: Graph, costs: Costs) -> None:
+    def __init__(self, graph: OpGraph, costs: OperatorCosts) -> None:
         """Look up every node of a graph without rewrites.
 
         One that raises does not take data without meaning, as a part of the user's model may. It costs nothing, here
@@ -145,7 +145,7 @@ class Sums:
         self._failed = frozenset(name for name, seconds in found.items() if seconds == math.inf)
         self._of: Mapping[str, float] = found | dict.fromkeys(self._failed, 0.0)
 
-    def after(self, graph: Graph) -> Sums:
+    def after(self, graph: OpGraph) -> Sums:
         """Return the sums of a graph that one rewrite has made of this one's."""
         other = object.__new__(Sums)
         other._costs, other._failed = self._costs, self._failed
@@ -192,7 +192,7 @@ def _made(meta: Any, device: torch.device, *, grad: bool) -> Any:
 
 
 def _call(
-    node: Node, tensors: list[Any], layer: nn.Module | None
+    node: OpNode, tensors: list[Any], layer: nn.Module | None
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     if node.operator in OPERATORS:
         return spelled(node.operator, tensors, dict(node.attributes))

@@ -6,15 +6,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, Graph, Node, attributes
+from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, OpGraph, OpNode, attributes
 from espalier_lab.rewriting.engine.metas import inferred, laid_out
 from espalier_lab.rewriting.engine.operators import OPERATORS
 
 
-class Edit:
+class GraphEdit:
     """A graph in the making; the graph that it starts from is left whole."""
 
-    def __init__(self, graph: Graph, at: str) -> None:
+    def __init__(self, graph: OpGraph, at: str) -> None:
         """Start from `graph`; new nodes take the place of the node `at` in the order of the forward."""
         self._graph = graph
         self._order = graph.nodes[at].order
@@ -25,7 +25,7 @@ class Edit:
         self._changed: set[str] = set()
         self._left: list[str] = []
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> OpNode:
         """Return a node as it is now."""
         return self._nodes[name]
 
@@ -47,7 +47,7 @@ class Edit:
             count += 1
             name = f"{self._at}:{operator}{count}"
         meta = inferred(operator, content[1], tuple([self._nodes[one].meta for one in inputs]))
-        self._put(name, Node(*content, meta, self._order))
+        self._put(name, OpNode(*content, meta, self._order))
         for one in set(inputs):
             self._users[one] = (*self._users[one], name)
             self._changed.add(one)
@@ -72,7 +72,7 @@ class Edit:
         self._changed.update(users, (old, new))
         self._left.append(old)
 
-    def done(self) -> Graph:
+    def done(self) -> OpGraph:
         """Return the new graph, without nodes that are not needed any more."""
         while self._left:
             name = self._left.pop()
@@ -94,12 +94,12 @@ class Edit:
             changed=frozenset(self._changed & self._nodes.keys()),
         )
 
-    def _put(self, name: str, node: Node) -> None:
+    def _put(self, name: str, node: OpNode) -> None:
         self._nodes[name] = node
         if not node.effect:
             self._index.setdefault(node.content, name)
 
-    def _forget(self, name: str, node: Node) -> None:
+    def _forget(self, name: str, node: OpNode) -> None:
         if self._index.get(node.content) == name:
             del self._index[node.content]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from espalier_lab.rewriting.engine.graph import OUTPUT, Graph, Node
+from espalier_lab.rewriting.engine.graph import OUTPUT, OpGraph, OpNode
 from espalier_lab.rewriting.engine.operators import OPERATORS, spelled
 from espalier_lab.rewriting.engine.templates import filled
 from espalier_trainer.training.execution import RewritesRefusedError
 
 
-def emitted(graph: Graph, module: nn.Module) -> fx.GraphModule:
+def emitted(graph: OpGraph, module: nn.Module) -> fx.GraphModule:
     """Return a module that computes `graph` with the parameters, buffers and stateful layers of `module`, not copies.
 
     It takes the same inputs by the same names. Where the graph holds for train mode alone, it raises
@@ -43,7 +43,7 @@ def emitted(graph: Graph, module: nn.Module) -> fx.GraphModule:
     return execution
 
 
-def _written(code: fx.Graph, name: str, node: Node, inputs: Sequence[fx.Node]) -> fx.Node:
+def _written(code: fx.Graph, name: str, node: OpNode, inputs: Sequence[fx.Node]) -> fx.Node:
     if node.operator == "input":
         return code.placeholder(str(node.get("name")))
     if node.operator in ("parameter", "constant"):

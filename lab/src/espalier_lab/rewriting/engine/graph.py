@@ -49,7 +49,7 @@ Meta = Hashable
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OpNode:
     """One computation."""
 
     operator: str
@@ -95,10 +95,10 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class OpGraph:
     """All nodes that the result needs, by name. Nothing of it is ever changed."""
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, OpNode]
     users: Mapping[str, tuple[str, ...]]
     """For each node those that read it, each once."""
     index: Mapping[tuple[Any, ...], str] = field(repr=False)
@@ -169,7 +169,7 @@ class Graph:
         return found, roots
 
 
-def assembled(nodes: Mapping[str, Node], constants: Mapping[str, Tensor]) -> Graph:
+def assembled(nodes: Mapping[str, OpNode], constants: Mapping[str, Tensor]) -> OpGraph:
     """Return the graph of those nodes that the result, or an effect, needs, and of the inputs."""
     needed: set[str] = set()
     waiting = [name for name, node in nodes.items() if node.effect or node.operator in (OUTPUT, "input")]
@@ -186,7 +186,7 @@ def assembled(nodes: Mapping[str, Node], constants: Mapping[str, Tensor]) -> Gra
             users[one] = (*users[one], name)
         if not node.effect:
             index.setdefault(node.content, name)
-    return Graph(kept, users, index, constants)
+    return OpGraph(kept, users, index, constants)
 
 
 def written(part: object) -> str:

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules import RULES, Location, Rule
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules import RULES, Location, RewriteRule
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
     """A rule, and a place where it holds."""
 
-    rule: Rule
+    rule: RewriteRule
     location: Location
 
-    def applied(self, graph: Graph) -> Graph:
+    def applied(self, graph: OpGraph) -> OpGraph:
         """Return the graph with the rule carried out."""
         return self.rule.rewrite(graph, self.location)
 
@@ -25,13 +25,13 @@ class Match:
 class Matches:
     """All matches of a graph, by their anchors."""
 
-    def __init__(self, graph: Graph, rules: Sequence[Rule] = RULES) -> None:
+    def __init__(self, graph: OpGraph, rules: Sequence[RewriteRule] = RULES) -> None:
         """Look at every node."""
         self._rules = _Rules(rules)
         self._graph = graph
         self._at: Mapping[str, tuple[Match, ...]] = self._found(graph, graph.nodes)
 
-    def after(self, graph: Graph) -> Matches:
+    def after(self, graph: OpGraph) -> Matches:
         """Return the matches of a graph that one rewrite has made of this one's."""
         other = object.__new__(Matches)
         other._rules, other._graph = self._rules, graph
@@ -46,7 +46,7 @@ class Matches:
         names = sorted(self._at, key=lambda name: (nodes[name].order, name))
         return [match for name in names for match in self._at[name]]
 
-    def _found(self, graph: Graph, names: Iterable[str]) -> dict[str, tuple[Match, ...]]:
+    def _found(self, graph: OpGraph, names: Iterable[str]) -> dict[str, tuple[Match, ...]]:
         found = {}
         nodes, by_anchor = graph.nodes, self._rules.by_anchor
         for name in names:
@@ -59,15 +59,15 @@ class Matches:
 class _Rules:
     """Rules by the operators of their anchors."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.by_anchor: Final[dict[str, list[Rule]]] = {}
+    def __init__(self, rules: Sequence[RewriteRule]) -> None:
+        self.by_anchor: Final[dict[str, list[RewriteRule]]] = {}
         for rule in rules:
             for operator in rule.anchors:
                 self.by_anchor.setdefault(operator, []).append(rule)
         self.reach: Final = max((rule.reach for rule in rules), default=0)
 
 
-def _near(graph: Graph, reach: int) -> set[str]:
+def _near(graph: OpGraph, reach: int) -> set[str]:
     """Return the nodes at most `reach` steps away from one that the last rewrite changed."""
     near = set(graph.changed)
     edge = near

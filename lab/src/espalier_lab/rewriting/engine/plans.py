@@ -8,13 +8,13 @@ from torch import fx, nn
 
 from espalier_lab.rewriting.engine.capture import capture
 from espalier_lab.rewriting.engine.emitting import emitted
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.rules import BY_NAME
 from espalier_trainer.net2net.modules import ExampleInput, device_of
 from espalier_trainer.training.execution import RewritesRefusedError
 
 
-class Step(BaseModel):
+class RewriteStep(BaseModel):
     """One rule, and the nodes that it takes, by their names in the graph that it is carried out on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,14 +23,14 @@ class Step(BaseModel):
     location: tuple[str, ...]
 
 
-class Plan(BaseModel):
+class RewritePlan(BaseModel):
     """How to compute a model otherwise. `model_dump_json` writes it, `model_validate_json` reads it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     fingerprint: str = Field(description="Of the graph that the rules start from; it does not know the batch size.")
     device: str = Field(description="The kind of device that the costs were measured on.")
-    rules: tuple[Step, ...] = ()
+    rules: tuple[RewriteStep, ...] = ()
 
 
 def device_kind(module: nn.Module) -> str:
@@ -41,7 +41,7 @@ def device_kind(module: nn.Module) -> str:
     return f"{device.type}-{torch.get_num_threads()}"
 
 
-def rewritten(graph: Graph, plan: Plan) -> Graph:
+def rewritten(graph: OpGraph, plan: RewritePlan) -> OpGraph:
     """Return `graph` after all rules of the plan.
 
     Raises `RewritesRefusedError` where the plan was made for another graph, or random draws would change their order.
@@ -62,7 +62,7 @@ def rewritten(graph: Graph, plan: Plan) -> Graph:
     return graph
 
 
-def apply(module: nn.Module, plan: Plan, example_inputs: ExampleInput) -> fx.GraphModule:
+def apply(module: nn.Module, plan: RewritePlan, example_inputs: ExampleInput) -> fx.GraphModule:
     """Return a module that computes what `module` does by the plan, with the same parameters, buffers and layers.
 
     Raises `RewritesRefusedError` as `capture` and `rewritten` do.

@@ -12,10 +12,10 @@ from typing import Final
 
 import torch
 
-from espalier_lab.rewriting.engine.costs import Costs, Sums
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.costs import OperatorCosts, Sums
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.matching import Match, Matches
-from espalier_lab.rewriting.engine.plans import Plan, Step
+from espalier_lab.rewriting.engine.plans import RewritePlan, RewriteStep
 
 HORIZON: Final = 40
 """Most rewrites of a plan."""
@@ -31,28 +31,28 @@ CANDIDATES: Final = 8
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class SearchState:
     """A graph, what it costs, where rules hold on it, and the rewrites that led to it."""
 
-    graph: Graph
+    graph: OpGraph
     sums: Sums
     matches: Matches
     steps: tuple[Match, ...] = ()
 
     @staticmethod
-    def start(graph: Graph, costs: Costs) -> State:
+    def start(graph: OpGraph, costs: OperatorCosts) -> SearchState:
         """Return a graph without rewrites."""
-        return State(graph, Sums(graph, costs), Matches(graph))
+        return SearchState(graph, Sums(graph, costs), Matches(graph))
 
-    def after(self, match: Match) -> State:
+    def after(self, match: Match) -> SearchState:
         """Return the state after one more rewrite."""
         graph = match.applied(self.graph)
-        return State(graph, self.sums.after(graph), self.matches.after(graph), (*self.steps, match))
+        return SearchState(graph, self.sums.after(graph), self.matches.after(graph), (*self.steps, match))
 
-    def plan(self, fingerprint: str, device: str) -> Plan:
+    def plan(self, fingerprint: str, device: str) -> RewritePlan:
         """Return the rewrites, for the graph of this fingerprint that they began with and costs of this device."""
-        steps = tuple(Step(rule=one.rule.name, location=one.location) for one in self.steps)
-        return Plan(fingerprint=fingerprint, device=device, rules=steps)
+        steps = tuple(RewriteStep(rule=one.rule.name, location=one.location) for one in self.steps)
+        return RewritePlan(fingerprint=fingerprint, device=device, rules=steps)
 
     @property
     def cost(self) -> float:
@@ -61,27 +61,27 @@ class State:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search found."""
 
     start: float
     """Seconds of the graph without rewrites, by the table."""
-    best: tuple[tuple[float, Plan], ...]
+    best: tuple[tuple[float, RewritePlan], ...]
     """The cheapest plans with their seconds by the table, at most `CANDIDATES`, the cheapest first."""
     evaluations: int
     """Graphs whose cost was computed."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RewritePlan:
         """Return the cheapest plan; it has no rules where nothing is cheaper than the model as it is."""
         return self.best[0][1]
 
 
-class _Search:
+class _GraphSearch:
     """The states that a search meets, each graph once, until it has met enough."""
 
-    def __init__(self, graph: Graph, costs: Costs, evaluations: int) -> None:
-        self.start = State.start(graph, costs)
+    def __init__(self, graph: OpGraph, costs: OperatorCosts, evaluations: int) -> None:
+        self.start = SearchState.start(graph, costs)
         self._device = costs.device
         self._fingerprint = graph.fingerprint()
         self._seen = {graph.key()}
@@ -89,7 +89,7 @@ class _Search:
         self._most = evaluations
         self._count = 0
 
-    def children(self, state: State) -> Iterator[State]:
+    def children(self, state: SearchState) -> Iterator[SearchState]:
         """Yield the states one rewrite further that were not met before."""
         if len(state.steps) >= HORIZON:
             return
@@ -100,7 +100,7 @@ class _Search:
             if child is not None and self.met(child):
                 yield child
 
-    def after(self, state: State, match: Match) -> State | None:
+    def after(self, state: SearchState, match: Match) -> SearchState | None:
         """Return the state after one more rewrite, None where the rule misjudges the graph and raises."""
         try:
             return state.after(match)
@@ -115,7 +115,7 @@ class _Search:
         """Return whether fewer graphs were met than allowed."""
         return self._count < self._most
 
-    def met(self, state: State) -> bool:
+    def met(self, state: SearchState) -> bool:
         """Count a state; return whether its graph is new."""
         self._count += 1
         key = state.graph.key()
@@ -125,17 +125,17 @@ class _Search:
         self._met.append(state)
         return True
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """Return the cheapest states that were met and whose nodes all run; of equal ones that with fewer rewrites."""
         run = [state for state in self._met if state.cost < math.inf]
         best = heapq.nsmallest(CANDIDATES, run, key=lambda state: (state.cost, len(state.steps)))
         plans = tuple((state.cost, state.plan(self._fingerprint, self._device)) for state in best)
-        return Found(self.start.cost, plans, self._count)
+        return SearchResult(self.start.cost, plans, self._count)
 
 
-def greedy(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS) -> Found:
+def greedy(graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIONS) -> SearchResult:
     """Take the rewrite that gains most, until none gains."""
-    search = _Search(graph, costs, evaluations)
+    search = _GraphSearch(graph, costs, evaluations)
     state = search.start
     while children := list(search.children(state)):
         best = min(children, key=lambda child: child.cost)
@@ -145,9 +145,11 @@ def greedy(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS) -> Fou
     return search.found()
 
 
-def best_first(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, alpha: float = ALPHA) -> Found:
+def best_first(
+    graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIONS, alpha: float = ALPHA
+) -> SearchResult:
     """Look into the cheapest graph first, and into none that costs more than `alpha` times the best (TASO)."""
-    search = _Search(graph, costs, evaluations)
+    search = _GraphSearch(graph, costs, evaluations)
     tie = itertools.count()
     waiting = [(search.start.cost, next(tie), search.start)]
     best = search.start.cost
@@ -162,9 +164,9 @@ def best_first(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, al
     return search.found()
 
 
-def beam(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, width: int = 8) -> Found:
+def beam(graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIONS, width: int = 8) -> SearchResult:
     """Keep the `width` cheapest graphs of each number of rewrites."""
-    search = _Search(graph, costs, evaluations)
+    search = _GraphSearch(graph, costs, evaluations)
     level = [search.start]
     while level:
         children = [child for state in level for child in search.children(state)]
@@ -172,9 +174,9 @@ def beam(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, width: i
     return search.found()
 
 
-def at_random(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, seed: int = 0) -> Found:
+def at_random(graph: OpGraph, costs: OperatorCosts, *, evaluations: int = EVALUATIONS, seed: int = 0) -> SearchResult:
     """Walk at random, again and again from the start."""
-    search = _Search(graph, costs, evaluations)
+    search = _GraphSearch(graph, costs, evaluations)
     draw = random.Random(seed)
     while search.may_go_on:
         state = search.start
@@ -189,7 +191,7 @@ def at_random(graph: Graph, costs: Costs, *, evaluations: int = EVALUATIONS, see
     return search.found()
 
 
-SEARCHES: Final[Mapping[str, Callable[..., Found]]] = {
+SEARCHES: Final[Mapping[str, Callable[..., SearchResult]]] = {
     "random": at_random,
     "greedy": greedy,
     "best-first": best_first,
@@ -197,7 +199,9 @@ SEARCHES: Final[Mapping[str, Callable[..., Found]]] = {
 }
 
 
-def search(graph: Graph, costs: Costs, *, method: str = "best-first", evaluations: int = EVALUATIONS) -> Found:
+def search(
+    graph: OpGraph, costs: OperatorCosts, *, method: str = "best-first", evaluations: int = EVALUATIONS
+) -> SearchResult:
     """Return the cheapest plans by the cost table. Raises `ValueError` for a method that is none of `SEARCHES`.
 
     The plan of the table is a proposal: `compare` its execution with the model before using it.

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from espalier_lab.rewriting.engine import aten
 from espalier_lab.rewriting.engine.emitting import parameters_of
-from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, Attributes, Graph, Node, assembled, attributes
+from espalier_lab.rewriting.engine.graph import LEAVES, OUTPUT, Attributes, OpGraph, OpNode, assembled, attributes
 from espalier_lab.rewriting.engine.metas import has_grad, meta_of, value_of
 from espalier_lab.rewriting.engine.operators import VIEWS
 from espalier_lab.rewriting.engine.reading import (
@@ -41,7 +41,7 @@ class Translation:
         self._given = given
         self._paths = parameters_of(model)
         self._buffers = {id(buffer) for buffer in model.buffers()}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, OpNode] = {}
         self._index: dict[tuple[Any, ...], str] = {}
         self._constants: dict[str, Tensor] = {}
         self._results: dict[fx.Node, Any] = {}
@@ -50,7 +50,7 @@ class Translation:
         self._names: dict[fx.Node, str] = {}
         """The node of ours that has the value of one of torch.fx at this moment: a change in place moves on."""
 
-    def graph(self, traced: fx.Graph) -> Graph:
+    def graph(self, traced: fx.Graph) -> OpGraph:
         """Return the graph. Raises `RewritesRefusedError` where a change in place may be seen elsewhere."""
         for order, node in enumerate(traced.nodes):
             self._read(node, float(order))
@@ -62,14 +62,14 @@ class Translation:
                 value = self._given[str(node.target)]
                 self._results[node] = value
                 meta = value_of(value) if isinstance(value, Tensor) else meta_of(value, grad=False)
-                self._add(node, Node("input", (("name", str(node.target)),), (), meta, order))
+                self._add(node, OpNode("input", (("name", str(node.target)),), (), meta, order))
             return
         if node.op == "get_attr":
             self._leaf(node, str(node.target), order)
             return
         if node.op == "output":
             template, inputs = self._template(node.args, {})
-            self._nodes[OUTPUT] = Node(OUTPUT, (("arguments", template),), inputs, None, order)
+            self._nodes[OUTPUT] = OpNode(OUTPUT, (("arguments", template),), inputs, None, order)
             return
         args, kwargs = self._real(node.args), self._real(node.kwargs)
         changes = self._changes(node)
@@ -84,7 +84,7 @@ class Translation:
             meta = meta_of(result, grad=grad)
         except TypeError as error:
             raise RewritesRefusedError(f"{node.name}: {error}") from error
-        self._add(node, Node(operator, settings, inputs, meta, order, effect))
+        self._add(node, OpNode(operator, settings, inputs, meta, order, effect))
         if changes is not None and not self._is_buffer(changes):
             self._change(changes, node)
 
@@ -226,7 +226,7 @@ class Translation:
             self._spoilt[node.inputs[0]] = at.name
             self._check_alone(node.inputs[0], name, at)
 
-    def _may_share(self, node: Node) -> bool:
+    def _may_share(self, node: OpNode) -> bool:
         """Return whether the memory of a node's output may belong to another."""
         if node.operator == "module":
             return isinstance(self._model.get_submodule(node.get("path")), _MAY_SHARE)
@@ -262,7 +262,7 @@ class Translation:
             raise RewritesRefusedError(f"{path!r} is no tensor")
         if id(tensor) not in self._buffers:
             self._constants[path] = tensor
-        self._add(node, Node("constant", (("path", path),), (), value_of(tensor), order))
+        self._add(node, OpNode("constant", (("path", path),), (), value_of(tensor), order))
 
     def _parameter(self, path: str) -> str:
         owner, _, name = path.rpartition(".")
@@ -270,13 +270,13 @@ class Translation:
         first = self._paths[id(parameter)]  # a tied parameter has several paths
         node = f"@{first}"  # no other node is called so
         if node not in self._nodes:
-            self._nodes[node] = Node("parameter", (("path", first),), (), value_of(parameter), -1.0)
+            self._nodes[node] = OpNode("parameter", (("path", first),), (), value_of(parameter), -1.0)
         return node
 
     def _real(self, arguments: Any) -> Any:
         return fx.map_arg(arguments, lambda one: self._results[one])
 
-    def _add(self, node: fx.Node, made: Node) -> None:
+    def _add(self, node: fx.Node, made: OpNode) -> None:
         for one in made.inputs:
             if one in self._spoilt:
                 raise RewritesRefusedError(f"{node.name} reads {one}, which {self._spoilt[one]} has changed in place")

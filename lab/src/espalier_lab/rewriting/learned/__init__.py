@@ -21,7 +21,7 @@ import gymnasium
 
 from espalier_core.illegal_actions import IllegalActionError
 from espalier_lab.rewriting.learned.environment import ENVIRONMENT_ID, RewritesEnvironment
-from espalier_lab.rewriting.learned.learner import Settings, learn
+from espalier_lab.rewriting.learned.learner import RewriteLearnerSettings, learn
 from espalier_lab.rewriting.learned.nets import NETS
 from espalier_lab.rewriting.learned.policy import RewritePolicy
 from espalier_lab.rewriting.learned.walking import walks
@@ -30,9 +30,9 @@ __all__ = [
     "ENVIRONMENT_ID",
     "NETS",
     "IllegalActionError",
+    "RewriteLearnerSettings",
     "RewritePolicy",
     "RewritesEnvironment",
-    "Settings",
     "learn",
     "walks",
 ]

@@ -14,10 +14,10 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from espalier_core.illegal_actions import RAISE, IllegalActionError, checked, integer
-from espalier_lab.rewriting.engine import Costs, Plan, capture
+from espalier_lab.rewriting.engine import OperatorCosts, RewritePlan, capture
 from espalier_lab.rewriting.engine.matching import Match
 from espalier_lab.rewriting.engine.rules import RULES
-from espalier_lab.rewriting.engine.search import HORIZON, State
+from espalier_lab.rewriting.engine.search import HORIZON, SearchState
 from espalier_lab.rewriting.learned.features import FEATURES, Row, edges, is_shown, row
 from espalier_lab.rewriting.learned.nets import NETS, Net
 
@@ -89,10 +89,10 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
     def __init__(
         self,
         net: str | Net = "handwritten",
-        costs: Costs | None = None,
+        costs: OperatorCosts | None = None,
         horizon: int = HORIZON,
         size: int = 640,
-        judge: Callable[[Plan], float] | None = None,
+        judge: Callable[[RewritePlan], float] | None = None,
         render_mode: None = None,
         illegal: str = RAISE,
     ) -> None:
@@ -112,9 +112,9 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         graph = capture(module, inputs)
         if (most := sum(map(is_shown, graph.nodes.values())) + _ADDED * horizon) > size:
             raise ValueError(f"size is {size}; the graph may come to {most} nodes: give that, or a shorter horizon")
-        self.costs = costs or Costs(module)
+        self.costs = costs or OperatorCosts(module)
         self.horizon, self.size, self.judge, self.render_mode = horizon, size, judge, render_mode
-        self._start = State.start(graph, self.costs)
+        self._start = SearchState.start(graph, self.costs)
         self._fingerprint = graph.fingerprint()
         self._start_rows = self._rows_of(self._start, {})
         space = spaces.Dict(
@@ -164,17 +164,17 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
         return self._observe(), reward, stopped, truncated, self._info()
 
     @property
-    def start(self) -> State:
+    def start(self) -> SearchState:
         """Return the graph of the model as it is, with its cost and its matches."""
         return self._start
 
     @property
-    def state(self) -> State:
+    def state(self) -> SearchState:
         """Return the graph of this episode as it is now, with its cost and its matches."""
         return self._state
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> RewritePlan:
         """Return the rewrites of this episode so far."""
         return self._state.plan(self._fingerprint, self.costs.device)
 
@@ -190,7 +190,7 @@ class RewritesEnvironment(gymnasium.Env[Observation, Action]):
             self._legal[rule, : len(places)] = 1
         self._legal[STOP, 0] = 1
 
-    def _rows_of(self, state: State, before: dict[str, Row]) -> dict[str, Row]:
+    def _rows_of(self, state: SearchState, before: dict[str, Row]) -> dict[str, Row]:
         """Return the features of all nodes that are shown; those that the last rewrite did not touch are kept."""
         nodes, changed, whole = state.graph.nodes, state.graph.changed, self._start.cost
         return {

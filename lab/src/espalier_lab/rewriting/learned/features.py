@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 from espalier_lab.rewriting.engine.operators import OPERATORS
-from espalier_lab.rewriting.engine.search import State
+from espalier_lab.rewriting.engine.search import SearchState
 
 KINDS: Final = (*sorted(OPERATORS), "module", "call", "method", "input", "constant", "output")
 _KIND: Final = {kind: place for place, kind in enumerate(KINDS)}
@@ -24,12 +24,12 @@ start."""
 Row = NDArray[np.float32]
 
 
-def is_shown(node: Node) -> bool:
+def is_shown(node: OpNode) -> bool:
     """Return whether a node is one of the observation: parameters are features of those that read them."""
     return node.operator != "parameter"
 
 
-def row(state: State, name: str, whole: float) -> Row:
+def row(state: SearchState, name: str, whole: float) -> Row:
     """Return the features of a node; `whole` is the cost of the graph at the start."""
     graph, node = state.graph, state.graph.nodes[name]
     features = np.zeros(FEATURES, np.float32)
@@ -48,7 +48,7 @@ def row(state: State, name: str, whole: float) -> Row:
     return features
 
 
-def edges(graph: Graph, places: dict[str, int]) -> list[tuple[int, int]]:
+def edges(graph: OpGraph, places: dict[str, int]) -> list[tuple[int, int]]:
     """Return pairs of a node and one that reads it, by their places in the observation."""
     nodes = graph.nodes
     return [(places[one], place) for name, place in places.items() for one in nodes[name].inputs if one in places]

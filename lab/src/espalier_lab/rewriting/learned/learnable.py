@@ -35,7 +35,7 @@ class Scores:
     """(B,): the return that is expected."""
 
 
-class Policy(nn.Module, ABC, Generic[S]):
+class LearnablePolicy(nn.Module, ABC, Generic[S]):
     """Reads observations, and scores the actions that the masks allow."""
 
     @abstractmethod

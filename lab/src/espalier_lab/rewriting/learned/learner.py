@@ -15,13 +15,13 @@ from torch import Tensor
 from espalier_agent.learners.learning import descend
 from espalier_agent.learners.ppo import advantages, clipped_loss, entropy
 from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
-from espalier_lab.rewriting.learned.learnable import Policy
+from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 from espalier_lab.rewriting.learned.policy import RewritePolicy
-from espalier_lab.rewriting.learned.rollout import Episode, play
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode, play
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RewriteLearnerSettings:
     """How is learnt."""
 
     updates: int = 16
@@ -46,7 +46,7 @@ class Settings:
 OnUpdate = Callable[[int, int, Mapping[str, float]], None]
 """Hears the updates and the decisions so far, and the mean return of each family in the last update."""
 
-P = TypeVar("P", bound=Policy[Any])
+P = TypeVar("P", bound=LearnablePolicy[Any])
 
 
 def ignored(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
@@ -54,7 +54,10 @@ def ignored(updates: int, decisions: int, returns: Mapping[str, float]) -> None:
 
 
 def learn(
-    families: Mapping[str, Sequence[RewritesEnvironment]], settings: Settings, seed: int, on_update: OnUpdate = ignored
+    families: Mapping[str, Sequence[RewritesEnvironment]],
+    settings: RewriteLearnerSettings,
+    seed: int,
+    on_update: OnUpdate = ignored,
 ) -> RewritePolicy:
     """Learn a policy for the nets of some families; the same seed and table of costs give the same policy.
 
@@ -69,7 +72,7 @@ def learn(
 def practise(
     policy: P,
     families: Mapping[str, Sequence[gymnasium.Env[Any, Action]]],
-    settings: Settings,
+    settings: RewriteLearnerSettings,
     seed: int,
     on_update: OnUpdate = ignored,
 ) -> P:
@@ -124,7 +127,7 @@ class _Decisions:
     returns: Tensor
 
 
-def _decisions(episodes: Sequence[Episode[Any]], names: Sequence[str], gae: float) -> _Decisions:
+def _decisions(episodes: Sequence[RewriteEpisode[Any]], names: Sequence[str], gae: float) -> _Decisions:
     longest = max(len(one.actions) for one in episodes)
     rewards, values = torch.zeros(len(episodes), longest), torch.zeros(len(episodes), longest)
     playing = torch.zeros(len(episodes), longest, dtype=torch.bool)
@@ -146,7 +149,9 @@ def _decisions(episodes: Sequence[Episode[Any]], names: Sequence[str], gae: floa
     )
 
 
-def _loss(policy: Policy[Any], decisions: _Decisions, chunk: Tensor, settings: Settings, left: float) -> Tensor:
+def _loss(
+    policy: LearnablePolicy[Any], decisions: _Decisions, chunk: Tensor, settings: RewriteLearnerSettings, left: float
+) -> Tensor:
     scores = policy.scores([decisions.seen[one] for one in chunk.tolist()])
     now = scores.logs.gather(1, decisions.actions[chunk][:, None])[:, 0]
     loss = clipped_loss(now, decisions.logs[chunk], decisions.gained[chunk], settings.clip)

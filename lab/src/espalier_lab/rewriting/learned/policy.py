@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from espalier_agent.policies.graph_encoder import STATE_SIZE
 from espalier_lab.rewriting.learned.encoding import WHOLE_SIZE, GraphEncoder, pooled
 from espalier_lab.rewriting.learned.environment import STOP
-from espalier_lab.rewriting.learned.learnable import EAGER, Policy, Scores
-from espalier_lab.rewriting.learned.seen import Batch, Seen
+from espalier_lab.rewriting.learned.learnable import EAGER, LearnablePolicy, Scores
+from espalier_lab.rewriting.learned.seen import Batch, GraphObservation
 
 HIDDEN: Final = 64
 RULE_SIZE: Final = 16
 """Of what is learnt of a rule."""
 
 
-class RewritePolicy(GraphEncoder, Policy[Seen]):
+class RewritePolicy(GraphEncoder, LearnablePolicy[GraphObservation]):
     """Two heads over one encoder: the rule (or to stop), and the location given the rule; and a critic.
 
     No parameter belongs to a place, so a policy serves graphs of any size. A rule that was not met while learning
@@ -38,16 +38,16 @@ class RewritePolicy(GraphEncoder, Policy[Seen]):
         self.critic = _head(WHOLE_SIZE)
         self.register_buffer("met", torch.zeros(STOP, dtype=torch.bool))
 
-    def read(self, observation: Any, info: dict[str, Any]) -> Seen:
+    def read(self, observation: Any, info: dict[str, Any]) -> GraphObservation:
         """Return a graph without its padding."""
-        return Seen.of(observation, info)
+        return GraphObservation.of(observation, info)
 
-    def scores(self, seen: Sequence[Seen]) -> Scores:
+    def scores(self, seen: Sequence[GraphObservation]) -> Scores:
         """Score the actions of graphs."""
         found: Scores = self(Batch.of(seen))
         return found
 
-    def meet(self, seen: Seen) -> None:
+    def meet(self, seen: GraphObservation) -> None:
         """Take note of the rules that hold on a graph."""
         self.met[seen.rules] = True
 

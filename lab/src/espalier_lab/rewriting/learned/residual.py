@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
 from espalier_lab.rewriting.engine.rules import RULES
-from espalier_lab.rewriting.engine.search import State
+from espalier_lab.rewriting.engine.search import SearchState
 from espalier_lab.rewriting.learned.features import KINDS
 
 TREES: Final = 50
@@ -33,24 +33,24 @@ Row = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPlans:
     """Plans that have been measured: their features (n, f), and log(measured gain ÷ gain by the table) (n,)."""
 
     rows: list[Row] = field(default_factory=list)
     residuals: list[float] = field(default_factory=list)
 
-    def add(self, start: State, state: State, gain: float) -> None:
+    def add(self, start: SearchState, state: SearchState, gain: float) -> None:
         """Add a plan and the factor by which its steps were measured to be faster than those of the model."""
         self.rows.append(features(start, state))
         self.residuals.append(math.log(gain * state.cost / start.cost))
 
-    def with_more(self, other: Measured) -> Measured:
+    def with_more(self, other: MeasuredPlans) -> MeasuredPlans:
         """Return the plans of both."""
-        return Measured([*self.rows, *other.rows], [*self.residuals, *other.residuals])
+        return MeasuredPlans([*self.rows, *other.rows], [*self.residuals, *other.residuals])
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FastestPlan:
     """The plan that was the fastest of those measured."""
 
     place: int
@@ -59,7 +59,7 @@ class Choice:
     """Measured gains by the place of the candidate, in the order of their measurement."""
 
 
-def features(start: State, state: State) -> Row:
+def features(start: SearchState, state: SearchState) -> Row:
     """Return what is known of a plan before it is measured.
 
     The logarithm of its gain by the table, how often it has each rule, the operators that are left, the share of
@@ -78,14 +78,14 @@ def features(start: State, state: State) -> Row:
 
 
 def choose(
-    start: State,
-    candidates: Sequence[State],
-    measure: Callable[[State], float],
+    start: SearchState,
+    candidates: Sequence[SearchState],
+    measure: Callable[[SearchState], float],
     *,
     measurements: int,
-    others: Measured | None = None,
+    others: MeasuredPlans | None = None,
     seed: int = 0,
-) -> Choice:
+) -> FastestPlan:
     """Measure some of the candidates, each once, and return the one whose measured gain is the largest.
 
     `measure` returns the gain of a graph; `others` are plans of other nets. Raises `ValueError` where there is nothing
@@ -93,8 +93,8 @@ def choose(
     """
     if not candidates or measurements < 1:
         raise ValueError(f"{len(candidates)} candidates, {measurements} measurements; give at least one of each")
-    others = others or Measured()
-    own = Measured()
+    others = others or MeasuredPlans()
+    own = MeasuredPlans()
     rows = np.stack([features(start, one) for one in candidates])
     table = np.array([math.log(start.cost / one.cost) for one in candidates])
     gains: dict[int, float] = {}
@@ -104,10 +104,10 @@ def choose(
         place = int(hopes.argmax())
         gains[place] = measure(candidates[place])
         own.add(start, candidates[place], gains[place])
-    return Choice(max(gains, key=lambda one: gains[one]), gains)
+    return FastestPlan(max(gains, key=lambda one: gains[one]), gains)
 
 
-def _optimistic(others: Measured, own: Measured, rows: Row, seed: int) -> Row:
+def _optimistic(others: MeasuredPlans, own: MeasuredPlans, rows: Row, seed: int) -> Row:
     """Return high estimates of the residuals of candidates; zeros as long as nothing is known."""
     known = others.with_more(own)
     if not known.rows:
@@ -119,7 +119,7 @@ def _optimistic(others: Measured, own: Measured, rows: Row, seed: int) -> Row:
     return each.mean(axis=0) + CONFIDENCE * each.std(axis=0)  # type: ignore[no-any-return]
 
 
-def _shares(state: State, start: State) -> Row:
+def _shares(state: SearchState, start: SearchState) -> Row:
     found = np.zeros(len(KINDS))
     for name, node in state.graph.nodes.items():
         if node.operator in _KIND:

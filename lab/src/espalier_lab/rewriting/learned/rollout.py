@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from espalier_lab.rewriting.learned.environment import Action
-from espalier_lab.rewriting.learned.learnable import Policy, S
+from espalier_lab.rewriting.learned.learnable import LearnablePolicy, S
 
 
 @dataclass
-class Episode(Generic[S]):
+class RewriteEpisode(Generic[S]):
     """What one episode saw, did and earned, by its decisions."""
 
     last: S
@@ -28,10 +28,10 @@ class Episode(Generic[S]):
 
 
 def play(
-    environments: Sequence[gymnasium.Env[Any, Action]], policy: Policy[S], generator: torch.Generator
-) -> list[Episode[S]]:
+    environments: Sequence[gymnasium.Env[Any, Action]], policy: LearnablePolicy[S], generator: torch.Generator
+) -> list[RewriteEpisode[S]]:
     """Play one episode in each environment, all side by side, actions drawn by their probabilities."""
-    episodes = [Episode(policy.read(*environment.reset())) for environment in environments]
+    episodes = [RewriteEpisode(policy.read(*environment.reset())) for environment in environments]
     running = list(range(len(environments)))
     while running:
         with torch.no_grad():

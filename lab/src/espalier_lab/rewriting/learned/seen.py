@@ -22,7 +22,7 @@ WHOLE_FEATURES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GraphObservation:
     """One graph with A matches. An action is the number of a match, from 1 on; 0 stops."""
 
     nodes: NDArray[np.float32]
@@ -37,12 +37,12 @@ class Seen:
     """(A,): the node that each match begins at."""
 
     @staticmethod
-    def of(observation: Observation, info: dict[str, Any]) -> Seen:
+    def of(observation: Observation, info: dict[str, Any]) -> GraphObservation:
         """Leave out the padding of an observation."""
         nodes = observation["nodes"]
         edges = observation["edges"]
         rules, places = info["location_mask"][:STOP].nonzero()
-        return Seen(
+        return GraphObservation(
             nodes=nodes[: np.count_nonzero(nodes.any(axis=1))].copy(),
             edges=edges[edges[:, 0] >= 0].T.astype(np.int64),
             rules=rules,
@@ -80,7 +80,7 @@ class Batch:
     """(A,): the number of the action that each match is, in its graph."""
 
     @staticmethod
-    def of(seen: Sequence[Seen]) -> Batch:
+    def of(seen: Sequence[GraphObservation]) -> Batch:
         """Put graphs together; none may be empty."""
         firsts = np.cumsum([0, *(len(one.nodes) for one in seen)])
         shares = [one.nodes[:, -1].clip(min=0) for one in seen]

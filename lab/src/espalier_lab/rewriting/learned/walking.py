@@ -8,13 +8,15 @@ from typing import Any
 import gymnasium
 import torch
 
-from espalier_lab.rewriting.engine.plans import Plan
-from espalier_lab.rewriting.engine.search import CANDIDATES, Found
+from espalier_lab.rewriting.engine.plans import RewritePlan
+from espalier_lab.rewriting.engine.search import CANDIDATES, SearchResult
 from espalier_lab.rewriting.learned.environment import Action, RewritesEnvironment
-from espalier_lab.rewriting.learned.learnable import Policy
+from espalier_lab.rewriting.learned.learnable import LearnablePolicy
 
 
-def walks(environment: gymnasium.Env[Any, Action], policy: Policy[Any], *, evaluations: int, seed: int = 0) -> Found:
+def walks(
+    environment: gymnasium.Env[Any, Action], policy: LearnablePolicy[Any], *, evaluations: int, seed: int = 0
+) -> SearchResult:
     """Walk by the most probable actions, then by drawn ones while `evaluations` last, and return the cheapest plans.
 
     A step of a walk counts as one graph costed, as for the searches: also one that has been met. At most as many walks
@@ -26,7 +28,7 @@ def walks(environment: gymnasium.Env[Any, Action], policy: Policy[Any], *, evalu
         raise TypeError(f"environment is {environment!r}; give a RewritesEnvironment, or one that is wrapped")
     generator = torch.Generator().manual_seed(seed)
     count, start = 0, 0.0
-    met: dict[int, tuple[float, int, Plan]] = {}
+    met: dict[int, tuple[float, int, RewritePlan]] = {}
     for walk in range(max(1, evaluations)):
         observation, info = environment.reset()
         start = info["cost"]
@@ -47,4 +49,4 @@ def walks(environment: gymnasium.Env[Any, Action], policy: Policy[Any], *, evalu
         if count >= evaluations:
             break
     best = heapq.nsmallest(CANDIDATES, met.values(), key=lambda one: one[:2])
-    return Found(start, tuple((cost, plan) for cost, _, plan in best), count)
+    return SearchResult(start, tuple((cost, plan) for cost, _, plan in best), count)

@@ -11,8 +11,14 @@ from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from espalier_core.illegal_actions import RAISE, checked, chosen
-from espalier_lab.scheduling.allocation.forms import Form, Mask, Run, SlotForm
-from espalier_lab.scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, MOST, OPTION_FEATURES, Inputs
+from espalier_lab.scheduling.allocation.forms import AllocationEpisode, Form, Mask, SlotForm
+from espalier_lab.scheduling.learned.description import (
+    CLUSTER_FEATURES,
+    JOB_FEATURES,
+    MOST,
+    OPTION_FEATURES,
+    NetworkInputs,
+)
 from espalier_lab.scheduling.purposes import Purpose
 
 ENVIRONMENT_ID: Final = "espalier/Allocation-v0"
@@ -35,7 +41,7 @@ def observation_space(jobs: int, options: int) -> spaces.Dict:
     )
 
 
-def observed(seen: Inputs, jobs: int) -> Observation:
+def observed(seen: NetworkInputs, jobs: int) -> Observation:
     """Return what is seen, with zeros for jobs that are not there; leading dimensions stay."""
     return {
         "jobs": _padded(seen.jobs, jobs, seen.present.ndim - 1),
@@ -108,7 +114,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         self.observation_space = cast("spaces.Space[Observation]", observation_space(jobs, options))
         self.action_space = spaces.Discrete(jobs * options + 1)
         self._actions = jobs * options + 1
-        self._run: Run | None = None
+        self._run: AllocationEpisode | None = None
         self._mask: Mask = np.zeros(self._actions, bool)
 
     def reset(
@@ -135,7 +141,7 @@ class AllocationEnvironment(gymnasium.Env[Observation, np.int64]):
         observation, info = self._look(run)
         return observation, -spent / HOUR, False, False, info
 
-    def _look(self, run: Run) -> tuple[Observation, dict[str, Any]]:
+    def _look(self, run: AllocationEpisode) -> tuple[Observation, dict[str, Any]]:
         seen, self._mask = run.seen()
         return observed(seen, self.form.jobs), {"action_mask": widened(self._mask, self._actions)}
 

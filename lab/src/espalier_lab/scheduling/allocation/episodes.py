@@ -17,8 +17,8 @@ from espalier_lab.scheduling.allocation.traces import Trace
 from espalier_lab.scheduling.learned.description import (
     WORKERS_ONLY,
     Floats,
-    Inputs,
     JobQuantities,
+    NetworkInputs,
     OptionQuantities,
     inputs,
 )
@@ -49,7 +49,7 @@ class SlotEpisodes:
         """As `Slots.window`."""
         return self.slots.window
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return what the network sees, and what can be chosen."""
         return self.slots.seen(self.slots.window)
 
@@ -110,7 +110,7 @@ class WorkerEpisodes:
         rows, columns = np.nonzero(self._here)
         self.present[rows, self.window[rows, columns]] = True
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return what the network sees, and what can be chosen."""
         here = self._here.astype(float)
         return inputs(self.job_quantities, self.option_quantities, self._free, here), self._mask

@@ -12,21 +12,21 @@ from espalier_lab.scheduling.allocation.slots import Slots
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.allocation.tables import OPTIONS
 from espalier_lab.scheduling.allocation.traces import draw
-from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, Inputs
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY, NetworkInputs
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import SimulatedJob
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies.marginal import OptimusPolicy
 from espalier_operator.policies.view import Decision, View
 
 Mask = NDArray[np.bool_]
 
 
-class Run(Protocol):
+class AllocationEpisode(Protocol):
     """One episode that is being played."""
 
-    def seen(self) -> tuple[Inputs, Mask]:
+    def seen(self) -> tuple[NetworkInputs, Mask]:
         """Return what is seen of the jobs that are there, and what can be chosen, (jobs × options + 1)."""
 
     def take(self, chosen: int) -> float:
@@ -52,7 +52,7 @@ class Form(Protocol):
     def jobs(self) -> int:
         """The most jobs that are there at a time."""
 
-    def begin(self, purpose: Purpose, index: int) -> Run:
+    def begin(self, purpose: Purpose, index: int) -> AllocationEpisode:
         """Begin the episode of this number."""
 
 
@@ -64,7 +64,7 @@ class SlotForm:
         self.nodes, self.jobs = nodes, source().jobs
         self.options = WORKERS_AND_SERVERS
 
-    def begin(self, purpose: Purpose, index: int) -> Run:
+    def begin(self, purpose: Purpose, index: int) -> AllocationEpisode:
         """Begin the episode of this number."""
         return _SlotRun(Slots(source(), self.nodes, [draw(source(), purpose, index)]))
 
@@ -77,9 +77,9 @@ class _SlotRun:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
 
-    def seen(self) -> tuple[Inputs, Mask]:
+    def seen(self) -> tuple[NetworkInputs, Mask]:
         seen, mask = self._slots.seen(self._slots.window)
-        return Inputs(seen.jobs[0], seen.options[0], seen.cluster[0], seen.present[0]), mask[0]
+        return NetworkInputs(seen.jobs[0], seen.options[0], seen.cluster[0], seen.present[0]), mask[0]
 
     def take(self, chosen: int) -> float:
         slots, window = self._slots, self._slots.window
@@ -104,7 +104,7 @@ Workload = Callable[[Purpose, int], Sequence[SimulatedJob]]
 class WorkerForm:
     """Jobs of the simulator with all-reduce, by its rounds; what is seen is what a policy sees on a cluster."""
 
-    def __init__(self, workload: Workload, nodes: Sequence[Node], most_jobs: int) -> None:
+    def __init__(self, workload: Workload, nodes: Sequence[SimulatedNode], most_jobs: int) -> None:
         """Take jobs, of which there are `most_jobs` at most, and where they run."""
         self.options, self.jobs = WORKERS_ONLY, most_jobs
         self.gpus = sum(node.gpus for node in nodes)
@@ -139,25 +139,25 @@ class Period(NamedTuple):
 class WorkerRun:
     """One run of the simulator by rounds; each view is answered by a decision that is made step by step."""
 
-    def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[Node]) -> None:
+    def __init__(self, jobs: Sequence[SimulatedJob], nodes: Sequence[SimulatedNode]) -> None:
         """Run until the first decision."""
         self._jobs = jobs
         self.places = {job.name: place for place, job in enumerate(jobs)}
         self._views: Generator[View, Decision, None] = Rounds(jobs, nodes, OptimusPolicy()).views()
         self._view: View | None = None
-        self.picture: Picture | None = None
+        self.picture: PartialDecision | None = None
         """The decision that is being made."""
         self.period = Period(0.0, ())
         """What has passed since the decision before."""
         self._spent = self._told = 0.0
         self._look(next(self._views, None))
 
-    def begun(self) -> Picture:
+    def begun(self) -> PartialDecision:
         """Return the decision that is being made; there is one until the episode is over."""
         assert self.picture is not None  # noqa: S101  (nobody asks when the episode is over)
         return self.picture
 
-    def seen(self) -> tuple[Inputs, Mask]:
+    def seen(self) -> tuple[NetworkInputs, Mask]:
         """Return what is seen of the jobs that are there, and what can be chosen."""
         picture = self.begun()
         return picture.inputs(), picture.mask()
@@ -184,7 +184,7 @@ class WorkerRun:
         """Mean completion time, once the episode is over."""
         return self._total() / len(self._jobs)
 
-    def _answer(self, view: View, picture: Picture) -> None:
+    def _answer(self, view: View, picture: PartialDecision) -> None:
         jobs = [self._jobs[self.places[job.key]] for job in picture.jobs]
         restarts, parts = [job.restarts for job in jobs], picture.speed_parts()
         try:
@@ -214,7 +214,7 @@ class WorkerRun:
             return
         ended = sum(job.completed_at - job.submitted_at for job in self._jobs if job.completed_at is not None)
         self._spent = ended + sum(view.now - job.submitted_at for job in view.jobs)
-        self.picture = Picture.of(view)
+        self.picture = PartialDecision.of(view)
 
     def _total(self) -> float:
         return sum((job.completed_at or 0.0) - job.submitted_at for job in self._jobs)

@@ -9,14 +9,14 @@ from espalier_lab.scheduling.allocation.slots import Slots
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.allocation.traces import draw
 from espalier_lab.scheduling.learned.description import Floats
-from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.purposes import Purpose
 
 NODES: Final = (48, 96)
 """The clusters that are learnt and judged on by default: the source's, and one with half of its nodes."""
 
 
-def greedy(network: Network) -> Chooser:
+def greedy(network: JobScorer) -> Chooser:
     """Return what decides as it is served: the best score, of equal ones the first."""
     return lambda slots: network.scores(*slots.seen(slots.window)).argmax(1)
 

@@ -15,11 +15,11 @@ from espalier_lab.scheduling.allocation.slots import Slots
 from espalier_lab.scheduling.allocation.source import source
 from espalier_lab.scheduling.allocation.traces import draw
 from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, WORKERS_ONLY
-from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, Serves, make_policy
-from espalier_lab.scheduling.learned.network import Network
+from espalier_lab.scheduling.learned.files import AllocationLineage, AllocationPolicy, Serves, make_policy
+from espalier_lab.scheduling.learned.network import JobScorer
 from espalier_lab.scheduling.learned.twin import Twin
-from espalier_lab.scheduling.learners.learner import Learner, Settings
-from espalier_lab.scheduling.learners.rollout import Episodes
+from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
+from espalier_lab.scheduling.learners.rollout import ParallelEpisodes
 from espalier_lab.scheduling.purposes import Purpose
 
 _APART: Final = 1_000_000
@@ -28,12 +28,12 @@ _APART: Final = 1_000_000
 
 def learn_slots(
     seed: int,
-    settings: Settings,
+    settings: LearnerSettings,
     *,
     nodes: Sequence[int] = NODES,
     kinds: Sequence[int] | None = None,
     progress: Callable[[str], object] = lambda line: None,
-) -> LearnedPolicy:
+) -> AllocationPolicy:
     """Learn a policy on clusters of these numbers of nodes, as many episodes on each; `progress` gets lines.
 
     `kinds`: the types of which the jobs are, all of them by default. Torch is held to one thread: the network is small,
@@ -45,7 +45,7 @@ def learn_slots(
     episodes = SlotEpisodes(lambda begun: Slots(source(), clusters, begun), traces, settings.episodes)
     learner, network = _learn(episodes, seed, settings, progress)
     types = len(source().names) if kinds is None else len(kinds)
-    lineage = Lineage(
+    lineage = AllocationLineage(
         name="allocation-slots",
         actions=WORKERS_AND_SERVERS,
         learnt_from=f"DL2's cluster, {types} types of jobs, {', '.join(map(str, nodes))} nodes",
@@ -63,12 +63,12 @@ def learn_slots(
 
 def learn_workers(
     seed: int,
-    settings: Settings,
+    settings: LearnerSettings,
     form: WorkerForm,
     learnt_from: str,
     *,
     progress: Callable[[str], object] = lambda line: None,
-) -> LearnedPolicy:
+) -> AllocationPolicy:
     """Learn a policy for jobs with all-reduce, from a form's episodes, which `learnt_from` describes; as `learn_slots`.
 
     The policy serves clusters with as many GPUs as that of the form.
@@ -77,7 +77,7 @@ def learn_workers(
     runs = (form.begin(Purpose.TRAIN, index) for index in itertools.count(seed * _APART))
     episodes = WorkerEpisodes(runs, settings.episodes, form.jobs)
     learner, network = _learn(episodes, seed, settings, progress)
-    lineage = Lineage(
+    lineage = AllocationLineage(
         name="allocation-workers",
         actions=WORKERS_ONLY,
         learnt_from=learnt_from,
@@ -90,10 +90,10 @@ def learn_workers(
 
 
 def _learn(
-    episodes: Episodes, seed: int, settings: Settings, progress: Callable[[str], object]
-) -> tuple[Learner, Network]:
+    episodes: ParallelEpisodes, seed: int, settings: LearnerSettings, progress: Callable[[str], object]
+) -> tuple[SchedulingLearner, JobScorer]:
     twin = Twin(episodes.options, seed=seed)
-    learner = Learner(episodes, twin, settings, seed)
+    learner = SchedulingLearner(episodes, twin, settings, seed)
     agreed = learner.imitate()
     progress(f"imitation of {settings.teacher}: {100 * agreed:.0f} % of its decisions are the network's too")
 
@@ -106,5 +106,5 @@ def _learn(
     return learner, twin.frozen()
 
 
-def _algorithm(settings: Settings) -> str:
+def _algorithm(settings: LearnerSettings) -> str:
     return f"imitation of {settings.teacher}" + (f", then {settings.learner}" if settings.decisions else "")

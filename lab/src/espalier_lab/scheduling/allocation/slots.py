@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.allocation.source import Source
+from espalier_lab.scheduling.allocation.source import AllocationSettings
 from espalier_lab.scheduling.allocation.tables import tables_of
 from espalier_lab.scheduling.allocation.traces import Trace
 from espalier_lab.scheduling.learned.description import (
     WORKERS_AND_SERVERS,
     Floats,
-    Inputs,
     JobQuantities,
+    NetworkInputs,
     OptionQuantities,
     inputs,
 )
@@ -40,7 +40,7 @@ _BOTH = WORKERS_AND_SERVERS.index("both")
 class Slots:
     """Episodes side by side; arrays begin with the dimension of episodes, then jobs in the order in which they come."""
 
-    def __init__(self, source: Source, nodes: int | Sequence[int], traces: Sequence[Trace]) -> None:
+    def __init__(self, source: AllocationSettings, nodes: int | Sequence[int], traces: Sequence[Trace]) -> None:
         """Begin all episodes, one a trace; `nodes` are those of all clusters, or of each."""
         count, jobs = len(traces), source.jobs
         self.source, self.nodes = source, np.broadcast_to(np.asarray(nodes, np.int64), (count,))
@@ -54,7 +54,7 @@ class Slots:
         self._order = np.zeros((count, jobs), np.int64)
         self._width = np.zeros(count, np.int64)
         self._window: NDArray[np.int64] | None = None
-        self._known: _Standing | None = None
+        self._known: _SlotFeatures | None = None
         self._taken = np.zeros((count, len(source.node)), np.int64)
         """Of the resources of each cluster."""
         self._used = np.zeros((count, self.nodes.max(), len(source.node)), np.int64)
@@ -84,10 +84,10 @@ class Slots:
             self._window = self._order[:, : max(1, int(self._width.max()))]
         return self._window
 
-    def _standing(self, window: NDArray[np.int64]) -> _Standing:
+    def _standing(self, window: NDArray[np.int64]) -> _SlotFeatures:
         """Return what stays as it is until a slot begins."""
         if self._known is None or self._known.window is not window:
-            self._known = _Standing.of(self, window)
+            self._known = _SlotFeatures.of(self, window)
         return self._known
 
     def in_window(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -198,7 +198,7 @@ class Slots:
         )
         return jobs, options, free
 
-    def seen(self, window: NDArray[np.int64]) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self, window: NDArray[np.int64]) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
         jobs, options, free = self.quantities(window)
         mask = np.ones((len(free), options.fits[0].size + 1), bool)
@@ -207,7 +207,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Standing:
+class _SlotFeatures:
     """What is known of jobs and options, and stays as it is until a slot begins; of shape (episodes, width, ...)."""
 
     window: NDArray[np.int64]
@@ -225,7 +225,7 @@ class _Standing:
     known: Floats
 
     @classmethod
-    def of(cls, slots: Slots, window: NDArray[np.int64]) -> _Standing:
+    def of(cls, slots: Slots, window: NDArray[np.int64]) -> _SlotFeatures:
         """Return it for the jobs of this window."""
         tables, seconds, here = slots.tables, slots.source.slot_seconds, np.arange(len(window))[:, None]
         kinds, done = slots.kinds[here, window], slots.done[here, window]

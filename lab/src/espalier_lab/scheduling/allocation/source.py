@@ -24,7 +24,7 @@ _LEAST: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Source:
+class AllocationSettings:
     """The settings."""
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Source:
 
 
 @cache
-def source() -> Source:
+def source() -> AllocationSettings:
     """Return the settings of the source."""
     read = json.loads(files(data).joinpath("dl2.json").read_text())
     workers, servers, seconds = read["maxWorkers"], read["maxServers"], read["slotSeconds"]
@@ -75,7 +75,7 @@ def source() -> Source:
         ]
         for kind in read["types"]
     ]
-    return Source(
+    return AllocationSettings(
         names=tuple(kind["name"] for kind in read["types"]),
         slots=np.array(tables),
         demand=np.array(demand, np.int64),

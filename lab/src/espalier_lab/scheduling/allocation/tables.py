@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.allocation.source import Source
+from espalier_lab.scheduling.allocation.source import AllocationSettings
 from espalier_lab.scheduling.learned.description import WORKERS_AND_SERVERS, Floats
 from espalier_lab.scheduling.learned.speeds import gains
 
@@ -18,7 +18,7 @@ OPTIONS: Final = len(WORKERS_AND_SERVERS)
 class Tables:
     """What is looked up by type, servers and workers."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: AllocationSettings) -> None:
         self.demand = source.demand
         self.rates = np.where(np.isinf(source.slots), 0.0, 1 / source.slots)
         self.best = source.best_slots
@@ -53,6 +53,6 @@ class Tables:
 
 
 @lru_cache(maxsize=8)
-def tables_of(source: Source) -> Tables:
+def tables_of(source: AllocationSettings) -> Tables:
     """Return the tables of a source: each episode begins with the same."""
     return Tables(source)

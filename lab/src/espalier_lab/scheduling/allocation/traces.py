@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.allocation.source import Source
+from espalier_lab.scheduling.allocation.source import AllocationSettings
 from espalier_lab.scheduling.purposes import Purpose
 
 
@@ -22,7 +22,7 @@ class Trace:
     """(jobs): the slot at whose beginning it comes; not falling."""
 
 
-def draw(source: Source, purpose: Purpose, index: int, kinds: Sequence[int] | None = None) -> Trace:
+def draw(source: AllocationSettings, purpose: Purpose, index: int, kinds: Sequence[int] | None = None) -> Trace:
     """Draw the trace of this number, as the source does (`Google_Trace` arrivals, `Normal` lengths).
 
     `kinds`: the types of which jobs are, all of them by default.

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from espalier_lab.scheduling.allocation.rules import WORTHS, chosen_by
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import SimulatedJob
 from espalier_operator.policies.view import Decision, Elasticity, View
@@ -68,7 +68,7 @@ class StepByStep:
 
     def decide(self, view: View) -> Decision:
         """Return shares that sum up to all GPUs at most."""
-        worth, picture = WORTHS[self.name], Picture.of(view)
+        worth, picture = WORTHS[self.name], PartialDecision.of(view)
         while view.jobs and (mask := picture.mask()).any():
             chosen = int(chosen_by(worth(*picture.quantities())[None], mask[None])[0])
             if chosen == len(view.jobs):

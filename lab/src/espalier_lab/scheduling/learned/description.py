@@ -89,7 +89,7 @@ class OptionQuantities:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inputs:
+class NetworkInputs:
     """What the network takes, float32."""
 
     jobs: Inputs32
@@ -102,7 +102,7 @@ class Inputs:
     """(..., jobs): 1 for a job, 0 for padding."""
 
 
-def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present: Floats) -> Inputs:
+def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present: Floats) -> NetworkInputs:
     """Scale what is known, none of which is NaN.
 
     `free`, (...): the free part of the cluster; `present`, (..., jobs): 0 for padding.
@@ -114,7 +114,7 @@ def inputs(jobs: JobQuantities, options: OptionQuantities, free: Floats, present
     offered[..., OF_FREE] = of_free(options.share, options.fits, free[..., None, None])
     dearest = (options.share.max(-1) * present).sum(-1)
     served = ((jobs.workers > 0) * present).sum(-1)
-    return Inputs(
+    return NetworkInputs(
         jobs=seen * there[..., None],
         options=offered * there[..., None, None],
         cluster=cluster_features(free, number, dearest, served),

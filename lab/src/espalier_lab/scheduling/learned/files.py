@@ -25,7 +25,7 @@ from espalier_lab.scheduling.learned.description import (
     OPTION_FEATURES,
     WORKERS_ONLY,
 )
-from espalier_lab.scheduling.learned.network import Network, Weights, shapes
+from espalier_lab.scheduling.learned.network import JobScorer, Weights, shapes
 from espalier_lab.scheduling.learned.speeds import STEPS
 from espalier_lab.scheduling.placement.tasks import KINDS
 
@@ -71,7 +71,7 @@ class Serves(Record):
         return None
 
 
-class Lineage(Record):
+class AllocationLineage(Record):
     """What a policy is and how it came to be."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME)
@@ -90,24 +90,24 @@ class Lineage(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LearnedPolicy:
+class AllocationPolicy:
     """A policy that was read or learnt."""
 
-    network: Network
-    lineage: Lineage
+    network: JobScorer
+    lineage: AllocationLineage
     version: str
     """Twelve hex digits of the digest of weights, features and lineage."""
     placement: Weights = field(default_factory=dict)
     """The learnt placement prior (`PLACEMENT`), where the file has one."""
 
 
-def make_policy(network: Network, lineage: Lineage, placement: Weights | None = None) -> LearnedPolicy:
+def make_policy(network: JobScorer, lineage: AllocationLineage, placement: Weights | None = None) -> AllocationPolicy:
     """Return the policy, with the version that its contents determine."""
     prior = {} if placement is None else placement
-    return LearnedPolicy(network, lineage, _version({**network.weights, **prior}, lineage.to_json()), prior)
+    return AllocationPolicy(network, lineage, _version({**network.weights, **prior}, lineage.to_json()), prior)
 
 
-def write_policy(policy: LearnedPolicy, path: Path) -> None:
+def write_policy(policy: AllocationPolicy, path: Path) -> None:
     """Write a policy; whoever reads meanwhile sees the old file or the new one."""
     header = {
         "format": FORMAT,
@@ -120,7 +120,7 @@ def write_policy(policy: LearnedPolicy, path: Path) -> None:
     write_bytes_atomically(path, save(weights, metadata={_HEADER: json.dumps(header, sort_keys=True)}))
 
 
-def read_policy(path: Path) -> LearnedPolicy:
+def read_policy(path: Path) -> AllocationPolicy:
     """Read a policy. Raises `LearnedPolicyError` where it is missing, damaged, of another format or not whole."""
     try:
         content = read_bounded(path, MAX_BYTES)
@@ -133,7 +133,7 @@ def read_policy(path: Path) -> LearnedPolicy:
     return parse_policy(content, str(path))
 
 
-def parse_policy(content: bytes, source: str) -> LearnedPolicy:
+def parse_policy(content: bytes, source: str) -> AllocationPolicy:
     """Read a policy from the bytes of its file; `source` is named in errors. Raises `LearnedPolicyError`."""
     try:
         weights = load(content)
@@ -148,7 +148,7 @@ def parse_policy(content: bytes, source: str) -> LearnedPolicy:
         if header.get(name) != expected:
             raise LearnedPolicyError(f"{source}: its {name} are others than those of {FORMAT}; learn it again")
     try:
-        lineage = Lineage.model_validate(header.get("lineage"))
+        lineage = AllocationLineage.model_validate(header.get("lineage"))
     except ValidationError as error:
         raise LearnedPolicyError(f"{source}: lineage: {first_fault(error)}; learn it again") from error
     if not lineage.actions or set(lineage.actions) - set(STEPS) or len(set(lineage.actions)) < len(lineage.actions):
@@ -164,7 +164,7 @@ def parse_policy(content: bytes, source: str) -> LearnedPolicy:
         )
     network = {name: value for name, value in weights.items() if name not in PLACEMENT}
     placement = {name: value for name, value in weights.items() if name in PLACEMENT}
-    return LearnedPolicy(Network(network), lineage, found, placement)
+    return AllocationPolicy(JobScorer(network), lineage, found, placement)
 
 
 def _header(content: bytes, source: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, OPTION_FEATURES, Inputs
+from espalier_lab.scheduling.learned.description import CLUSTER_FEATURES, JOB_FEATURES, OPTION_FEATURES, NetworkInputs
 
 Floats32 = NDArray[np.float32]
 Weights = Mapping[str, Floats32]
@@ -46,12 +46,12 @@ def shapes(options: int, hidden: int = HIDDEN) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class JobScorer:
     """Weights, by name, float32, of the shapes that `shapes` gives."""
 
     weights: Weights
 
-    def scores(self, seen: Inputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def scores(self, seen: NetworkInputs, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
         """Return scores (..., jobs × options + 1): of each option of each job, then of "stop".
 
         `mask` has that shape; what it forbids scores `MASKED`.

@@ -13,9 +13,9 @@ from espalier_lab.scheduling.learned.description import (
     FREE,
     WORKERS_ONLY,
     Floats,
-    Inputs,
     Inputs32,
     JobQuantities,
+    NetworkInputs,
     OptionQuantities,
     cluster_features,
     inputs,
@@ -34,7 +34,7 @@ MOST_WORKERS: Final = 64
 
 
 @dataclass(slots=True, eq=False)
-class Picture:
+class PartialDecision:
     """A decision that is being made about the jobs of a view: who has how many workers in it so far."""
 
     jobs: Sequence[Candidate]
@@ -52,7 +52,7 @@ class Picture:
     """What was seen of the cluster last, less what is free, and the jobs that had workers then."""
 
     @classmethod
-    def of(cls, view: View) -> Picture:
+    def of(cls, view: View) -> PartialDecision:
         """Begin: jobs that run and may not be stopped have their base workers; if those of all fit, all have them."""
         fixed = _Fixed.of(view)
         jobs = fixed.jobs
@@ -112,7 +112,7 @@ class Picture:
         left = fixed.steps * fixed.seconds[np.arange(len(self.jobs)), self.workers]
         return np.asarray(fixed.best / left)
 
-    def inputs(self) -> Inputs:
+    def inputs(self) -> NetworkInputs:
         """Return what the network sees."""
         jobs, options = self.quantities()
         return inputs(jobs, options, np.array(self.free / max(1, self.gpus)), np.ones(len(self.jobs)))

@@ -2,7 +2,7 @@
 
 What is given to one job changes the scores of all others a little: by what is free, and by the mean over jobs. How much
 at most follows from the weights. So each job has bounds on its score since it was scored last, and only those that may
-be the best are scored again. The choice is that of `Network.scores` over all jobs, but for rounding (float32).
+be the best are scored again. The choice is that of `JobScorer.scores` over all jobs, but for rounding (float32).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from espalier_lab.scheduling.learned.description import OF_FREE
 from espalier_lab.scheduling.learned.files import LearnedPolicyError
-from espalier_lab.scheduling.learned.network import Floats32, Network
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.network import Floats32, JobScorer
+from espalier_lab.scheduling.learned.picture import PartialDecision
 
 _ROUNDING = 1e-4
 """Scores that are nearer to each other are all worked out again."""
@@ -24,7 +24,7 @@ _UNKNOWN = 1e30
 class Ranking:
     """Scores of the jobs of a picture; workers are to be given by `give`."""
 
-    def __init__(self, network: Network, picture: Picture) -> None:
+    def __init__(self, network: JobScorer, picture: PartialDecision) -> None:
         """Begin; nothing is scored yet. The network gives workers alone."""
         self._network, self._picture = network, picture
         self._job_table, self._option_table = picture.tables()

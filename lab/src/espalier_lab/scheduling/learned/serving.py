@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from espalier_lab.scheduling.learned.description import WORKERS_ONLY
-from espalier_lab.scheduling.learned.files import LearnedPolicy, LearnedPolicyError
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.files import AllocationPolicy, LearnedPolicyError
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.learned.ranking import Ranking
 from espalier_operator.policies.view import Decision, Elasticity, View
 
@@ -22,7 +22,7 @@ class LearnedAllocation:
     the jobs of each type.
     """
 
-    policy: LearnedPolicy
+    policy: AllocationPolicy
     name: str = "learned"
     elasticity: ClassVar[Elasticity] = Elasticity.WORKERS
 
@@ -55,7 +55,7 @@ class LearnedAllocation:
         return Decision(shares=tuple(shares), preempts=True, until=min(ends, default=None))
 
     def _decide(self, view: View) -> Decision:
-        picture = Picture.of(view)
+        picture = PartialDecision.of(view)
         if view.jobs:
             with np.errstate(over="ignore", invalid="ignore"):  # the ranking raises where that matters
                 ranking = Ranking(self.policy.network, picture)

@@ -17,7 +17,7 @@ LARGEST_GAIN: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gains:
+class OptionGains:
     """What each option gains at each number of servers and workers; of shape (..., servers + 1, workers + 1, options).
 
     The leading dimensions are those of the speeds that were given.
@@ -35,13 +35,13 @@ class Gains:
     """The largest mean of it a step, as `gain_ahead`."""
 
 
-def gains(seconds: Floats, options: Sequence[str]) -> Gains:
+def gains(seconds: Floats, options: Sequence[str]) -> OptionGains:
     """Return what options gain, from `seconds`, (..., servers + 1, workers + 1), of a unit of work with those numbers.
 
     Infinite seconds: it does not train with them. NaN: it cannot have them.
     """
     shape = (*seconds.shape, len(options))
-    found = Gains(
+    found = OptionGains(
         seconds,
         gain=np.full(shape, -LARGEST_GAIN),
         gain_ahead=np.full(shape, -LARGEST_GAIN),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_lab.scheduling.learned.description import OPTION_FEATURES
-from espalier_lab.scheduling.learned.network import HIDDEN, MASKED, Network, Weights, shapes
+from espalier_lab.scheduling.learned.network import HIDDEN, MASKED, JobScorer, Weights, shapes
 
 
 class Twin(nn.Module):
@@ -37,7 +37,7 @@ class Twin(nn.Module):
     def forward(
         self, jobs: Tensor, options: Tensor, cluster: Tensor, present: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (..., jobs × options + 1), as `Network.scores`, and the value of each job (..., jobs)."""
+        """Return scores (..., jobs × options + 1), as `JobScorer.scores`, and the value of each job (..., jobs)."""
         w = {name: self.weights[name.replace(".", "_")] for name in shapes(self.options, self.hidden)}
         context = cluster @ w["job.cluster"].T + w["job.bias"]
         encoded = torch.relu(jobs @ w["job.weight"].T + context.unsqueeze(-2))
@@ -54,9 +54,9 @@ class Twin(nn.Module):
         value = self.value(torch.cat([encoded, around, options.mean(-2)], dim=-1)).squeeze(-1)
         return scores, value * present
 
-    def frozen(self) -> Network:
+    def frozen(self) -> JobScorer:
         """Return what is served: a copy of the weights in numpy."""
-        return Network(
+        return JobScorer(
             {
                 name: self.weights[name.replace(".", "_")].detach().cpu().numpy().astype(np.float32).copy()
                 for name in shapes(self.options, self.hidden)

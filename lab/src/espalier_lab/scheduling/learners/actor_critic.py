@@ -23,7 +23,7 @@ from espalier_lab.scheduling.learners.replay import MINIBATCH, replayed
 from espalier_lab.scheduling.learners.rollout import STOP, Rollout, Seen, joined, padded
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import Learner
+    from espalier_lab.scheduling.learners.learner import SchedulingLearner
     from espalier_lab.scheduling.learners.registry import OnUpdate
 
 MEMORY: Final = 8192
@@ -33,7 +33,7 @@ ENTROPY: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Remembered:
+class ActorCriticStep:
     """One step of all episodes."""
 
     seen: Seen
@@ -50,20 +50,20 @@ class Remembered:
     """(episodes, width): the row of each job in what was seen next; any, where it counts nothing."""
 
 
-def improve(learner: Learner, on_update: OnUpdate) -> None:
+def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions, each of which is drawn about as often as in `ppo`."""
     settings, network = learner.settings, learner.network
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
     updates = max(1, settings.epochs * settings.episodes * settings.steps // MINIBATCH)
-    memory = deque[Remembered](maxlen=max(1, MEMORY // settings.episodes))
+    memory = deque[ActorCriticStep](maxlen=max(1, MEMORY // settings.episodes))
 
-    def update(drawn: list[Remembered]) -> dict[str, float]:
+    def update(drawn: list[ActorCriticStep]) -> dict[str, float]:
         return _update(network, optimizer, drawn, settings.others, settings.value)
 
     replayed(learner, on_update, memory, _remembered, update, updates)
 
 
-def _remembered(rollout: Rollout, step: int) -> Remembered:
+def _remembered(rollout: Rollout, step: int) -> ActorCriticStep:
     window, ahead = rollout.windows[step], rollout.windows[step + 1]
     count, jobs = rollout.about.shape[1], rollout.rewards.shape[2]
     rows = np.arange(count)[:, None]
@@ -73,7 +73,7 @@ def _remembered(rollout: Rollout, step: int) -> Remembered:
         places[rows[:, 0], ahead[:, column]] = column
     about = rollout.about[step][:, None]
     own = (about == STOP) | (window == about)
-    return Remembered(
+    return ActorCriticStep(
         seen=rollout.seen[step],
         actions=rollout.actions[step],
         own=torch.from_numpy(own.astype(np.float32)),
@@ -85,7 +85,7 @@ def _remembered(rollout: Rollout, step: int) -> Remembered:
 
 
 def _update(
-    network: nn.Module, optimizer: torch.optim.Optimizer, drawn: list[Remembered], others: float, weight: float
+    network: nn.Module, optimizer: torch.optim.Optimizer, drawn: list[ActorCriticStep], others: float, weight: float
 ) -> dict[str, float]:
     batch = joined([each.seen for each in drawn])
     scores, values = network(*batch)

@@ -12,11 +12,11 @@ from torch.nn import functional
 
 from espalier_lab.scheduling.learners.descent import imitate
 from espalier_lab.scheduling.learners.registry import LEARNERS, OnUpdate
-from espalier_lab.scheduling.learners.rollout import STOP, Episodes, Seen, columns_of, joined, tensors
+from espalier_lab.scheduling.learners.rollout import STOP, ParallelEpisodes, Seen, columns_of, joined, tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LearnerSettings:
     """How is learnt. Chosen on traces of the purpose `choose`. The learner `actor-critic` has some of its own."""
 
     teacher: str = "optimus-by-share"
@@ -51,10 +51,10 @@ class Settings:
     """The weight of the error of values."""
 
 
-class Learner:
+class SchedulingLearner:
     """One run of learning."""
 
-    def __init__(self, episodes: Episodes, network: nn.Module, settings: Settings, seed: int) -> None:
+    def __init__(self, episodes: ParallelEpisodes, network: nn.Module, settings: LearnerSettings, seed: int) -> None:
         """Prepare to teach a network, which takes `Seen` and returns scores and values, in these episodes."""
         self.episodes, self.network, self.settings = episodes, network, settings
         self.rng, self.generator = np.random.default_rng((7, seed)), torch.Generator().manual_seed(seed)

@@ -15,14 +15,14 @@ from espalier_lab.scheduling.learners.recurrent import Recurrent, check_whole, r
 from espalier_lab.scheduling.learners.rollout import Estimates, Rollout, Seen, collect, estimated, joined, padded
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import Learner, Settings
+    from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
     from espalier_lab.scheduling.learners.registry import OnUpdate
 
 Rows: TypeAlias = NDArray[np.int64] | slice
 """Some of the episodes."""
 
 
-def improve(learner: Learner, on_update: OnUpdate) -> None:
+def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
     """Learn from the network's own decisions.
 
     Raises ValueError if a network remembers and `settings.steps` are not the decisions of an episode.
@@ -48,7 +48,7 @@ def improve(learner: Learner, on_update: OnUpdate) -> None:
 
 
 def _parts(
-    network: nn.Module, settings: Settings, rng: np.random.Generator
+    network: nn.Module, settings: LearnerSettings, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.int64], Rows]]:
     """Return (steps, episodes) of each minibatch: all episodes of some steps; the reverse where a network remembers.
 
@@ -64,7 +64,7 @@ def _parts(
 
 
 def _update(
-    settings: Settings,
+    settings: LearnerSettings,
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
     rollout: Rollout,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 from espalier_lab.scheduling.learners import actor_critic, ppo
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import Learner
+    from espalier_lab.scheduling.learners.learner import SchedulingLearner
 
 OnUpdate = Callable[[int, dict[str, float]], None]
 """Hears the number of each update, and its figures."""
-Improve = Callable[["Learner", OnUpdate], None]
+Improve = Callable[["SchedulingLearner", OnUpdate], None]
 
 LEARNERS: Final[dict[str, Improve]] = {
     "ppo": ppo.improve,

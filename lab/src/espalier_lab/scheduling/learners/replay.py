@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from espalier_lab.scheduling.learners.rollout import Rollout, collect
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import Learner
+    from espalier_lab.scheduling.learners.learner import SchedulingLearner
     from espalier_lab.scheduling.learners.registry import OnUpdate
 
 MINIBATCH: Final = 256
@@ -16,7 +16,7 @@ RememberedT = TypeVar("RememberedT")
 
 
 def replayed(
-    learner: Learner,
+    learner: SchedulingLearner,
     on_update: OnUpdate,
     memory: MutableSequence[RememberedT],
     remembered: Callable[[Rollout, int], RememberedT],

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from espalier_lab.scheduling.learned.description import Inputs
+from espalier_lab.scheduling.learned.description import NetworkInputs
 from espalier_lab.scheduling.learners.passed import Chosen, Floats, Passed
 
 Seen = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -26,7 +26,7 @@ STOP = -1
 """Stands for "stop", whose column depends on the number of jobs."""
 
 
-class Episodes(Protocol):
+class ParallelEpisodes(Protocol):
     """Episodes side by side, each followed by the next one; arrays begin with the dimension of episodes."""
 
     @property
@@ -45,7 +45,7 @@ class Episodes(Protocol):
     def opened(self) -> Floats:
         """What `speed_parts` was when the present slot, or period between two decisions, began."""
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return what the network sees of the window, and what can be chosen, (episodes, width × options + 1)."""
 
     def speed_parts(self) -> Floats:
@@ -58,7 +58,7 @@ class Episodes(Protocol):
         """Return what a rule chooses."""
 
 
-def tensors(seen: Inputs, mask: NDArray[np.bool_]) -> Seen:
+def tensors(seen: NetworkInputs, mask: NDArray[np.bool_]) -> Seen:
     """Return what the network takes."""
     jobs, options, cluster, present = map(torch.from_numpy, (seen.jobs, seen.options, seen.cluster, seen.present))
     return jobs, options, cluster, present, torch.from_numpy(mask)
@@ -132,7 +132,7 @@ class Rollout:
 
 @torch.no_grad()
 def collect(
-    episodes: Episodes, network: nn.Module, steps: int, generator: torch.Generator, *, discount: float
+    episodes: ParallelEpisodes, network: nn.Module, steps: int, generator: torch.Generator, *, discount: float
 ) -> Rollout:
     """Let the network decide, by its probabilities, for this number of steps; `discount` is a slot's."""
     count, jobs = episodes.present.shape

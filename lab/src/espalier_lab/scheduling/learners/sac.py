@@ -19,7 +19,7 @@ from espalier_lab.scheduling.learners.replay import replayed
 from espalier_lab.scheduling.learners.rollout import Rollout, Seen, columns_of, joined
 
 if TYPE_CHECKING:
-    from espalier_lab.scheduling.learners.learner import Learner
+    from espalier_lab.scheduling.learners.learner import SchedulingLearner
     from espalier_lab.scheduling.learners.registry import OnUpdate
     from espalier_lab.scheduling.placement.actor import Actor
 
@@ -32,7 +32,7 @@ Described = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Remembered:
+class SacStep:
     """One step of all episodes; arrays begin with (episodes)."""
 
     seen: Seen
@@ -44,17 +44,17 @@ class Remembered:
     following: Seen
 
 
-def improve(learner: Learner, actor: Actor, on_update: OnUpdate, entropy: float) -> None:
+def improve(learner: SchedulingLearner, actor: Actor, on_update: OnUpdate, entropy: float) -> None:
     """Learn from the decisions of the learner's `actor`, all of which are remembered; an update for each step.
 
     `entropy` is aimed at, as a part of that of choosing at random.
     """
-    run = Run(actor, entropy)
-    replayed(learner, on_update, list[Remembered](), _remembered, run.update, learner.settings.steps)
+    run = SacNetworks(actor, entropy)
+    replayed(learner, on_update, list[SacStep](), _remembered, run.update, learner.settings.steps)
 
 
-def _remembered(rollout: Rollout, step: int) -> Remembered:
-    return Remembered(
+def _remembered(rollout: Rollout, step: int) -> SacStep:
+    return SacStep(
         seen=rollout.seen[step],
         columns=columns_of(rollout.actions[step], rollout.seen[step][4]),
         rewards=torch.from_numpy(rollout.rewards[step][:, 0]).float(),
@@ -63,7 +63,7 @@ def _remembered(rollout: Rollout, step: int) -> Remembered:
     )
 
 
-class Run:
+class SacNetworks:
     """The network that decides, those that value, and their optimizers."""
 
     def __init__(self, network: Actor, entropy: float) -> None:
@@ -82,7 +82,7 @@ class Run:
             for parameters in (network.parameters(), self._valuing.parameters(), [self._temperature])
         ]
 
-    def update(self, drawn: list[Remembered]) -> dict[str, float]:
+    def update(self, drawn: list[SacStep]) -> dict[str, float]:
         """Take a step of each optimizer; return figures."""
         deciding, valuing, warming = self._optimizers
         now, later = (self._described([getattr(each, name) for each in drawn]) for name in ("seen", "following"))

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
-from espalier_lab.scheduling.placement.performance import Exchange, Slowdown, StepTime, exchange, slowdown
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
+from espalier_lab.scheduling.placement.performance import GradientExchange, PlacedStepTime, Slowdown, exchange, slowdown
 from espalier_lab.scheduling.placement.tasks import KINDS, kinds
 
 Floats = NDArray[np.float64]
@@ -117,7 +117,7 @@ class Belief:
         self.covariance[:nodes] = self.covariance[:, :nodes] = 0.0
         self._tell()
 
-    def learn(self, occupancy: Occupancy, name: str, placed: Placed, measured: StepTime) -> None:
+    def learn(self, occupancy: Occupancy, name: str, placed: PlacedJob, measured: PlacedStepTime) -> None:
         """Take in what was measured of a step of a job."""
         worst = slowdown(self, occupancy, name, placed)
         ratio = measured.compute / kinds()[placed.kind].compute_seconds
@@ -133,7 +133,7 @@ class Belief:
         self.mean = self.mean + spread * (error / variance)
         self.covariance = self.covariance - np.outer(spread, spread) / variance
 
-    def compute_gradient(self, occupancy: Occupancy, name: str, placed: Placed, worst: Slowdown) -> Floats:
+    def compute_gradient(self, occupancy: Occupancy, name: str, placed: PlacedJob, worst: Slowdown) -> Floats:
         """Return the derivative of the logarithm of the slowdown by the parameters."""
         gradient = np.zeros(len(self.mean))
         gradient[worst.node] = 1.0
@@ -144,12 +144,12 @@ class Belief:
                 gradient[self._nodes + KINDS + theirs] += part
         return gradient
 
-    def _exchange_gradient(self, link: Exchange) -> Floats:
+    def _exchange_gradient(self, link: GradientExchange) -> Floats:
         gradient = np.zeros(len(self.mean))
         gradient[-1 if link.uplink else -2] = -1.0
         return gradient
 
-    def doubt(self, occupancy: Occupancy, name: str, placed: Placed) -> float:
+    def doubt(self, occupancy: Occupancy, name: str, placed: PlacedJob) -> float:
         """Return the standard deviation of the seconds of a step."""
         worst = slowdown(self, occupancy, name, placed)
         gradient = self.compute_gradient(occupancy, name, placed, worst)

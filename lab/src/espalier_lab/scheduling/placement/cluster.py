@@ -13,11 +13,11 @@ from typing import Final, TypeVar
 import numpy as np
 
 from espalier_lab.scheduling.placement.candidates import Nodes, candidates
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
-from espalier_lab.scheduling.placement.performance import StepTime, Truth, step_time
-from espalier_lab.scheduling.placement.tasks import Arrival, Episode, Task, kinds
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
+from espalier_lab.scheduling.placement.performance import PlacedStepTime, Truth, step_time
+from espalier_lab.scheduling.placement.tasks import JobArrival, PlacementEpisode, PlacementTask, kinds
 from espalier_lab.simulator.jobs import SimulatedJob
-from espalier_lab.simulator.rounds import Node, Rounds
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode
 from espalier_operator.policies import Policy
 from espalier_operator.policies.fifo import FifoPolicy
 from espalier_operator.policies.view import Decision, Share, View
@@ -32,12 +32,12 @@ NOISE: Final = 0.03
 class ContendingJob(SimulatedJob):
     """A job whose speed depends on who else is on its nodes, and on its way through the network."""
 
-    def __init__(self, arrival: Arrival) -> None:
+    def __init__(self, arrival: JobArrival) -> None:
         """Take what came."""
         super().__init__(arrival.name, arrival.at, arrival.gpus, arrival.gpus)
         self.kind, self.steps_left = arrival.kind, arrival.steps
         self.pause_seconds = 0.0  # nothing moves: it is the same for each way of placing
-        self.step_time = StepTime(kinds()[arrival.kind].compute_seconds, 0.0)
+        self.step_time = PlacedStepTime(kinds()[arrival.kind].compute_seconds, 0.0)
         """Of a step, on average over the next ones."""
 
     def seconds_alone(self) -> float:
@@ -59,7 +59,7 @@ class ContendingJob(SimulatedJob):
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingGang:
     """A job that is to be placed now."""
 
     job: ContendingJob
@@ -70,7 +70,7 @@ class Pending:
 class Running:
     """One run of an episode, by any jobs and any policy."""
 
-    def __init__(self, episode: Episode, job: Callable[[Arrival], ContendingJob], policy: Policy) -> None:
+    def __init__(self, episode: PlacementEpisode, job: Callable[[JobArrival], ContendingJob], policy: Policy) -> None:
         """Prepare."""
         family = self.family = episode.family
         self.episode = episode
@@ -84,11 +84,11 @@ class Running:
         self.measured_in = self._copied()
         """Who was on which nodes when steps took what trainers measure now: jobs that end now were still there."""
         self._noise = np.random.default_rng((9, *(int(arrival.steps) for arrival in episode.arrivals[:2])))
-        nodes = [Node(str(index), family.node_gpus) for index in range(family.nodes)]
+        nodes = [SimulatedNode(str(index), family.node_gpus) for index in range(family.nodes)]
         self._rounds = Rounds(list(self.jobs.values()), nodes, policy, self._moved)
         self._completed = 0.0
         self._shares: dict[str, Share] = {}
-        self._known: tuple[int, Task | None] = (0, None)
+        self._known: tuple[int, PlacementTask | None] = (0, None)
         """The changes and the task for which the speeds of jobs are right."""
 
     @property
@@ -101,15 +101,15 @@ class Running:
         """Mean completion time of the jobs, once all are complete."""
         return sum(self.completion_seconds) / len(self.jobs)
 
-    def running(self) -> list[tuple[str, Placed]]:
+    def running(self) -> list[tuple[str, PlacedJob]]:
         """Return the jobs that run, and where."""
         return list(self.occupancy.jobs.items())
 
-    def measured(self, name: str) -> StepTime:
+    def measured(self, name: str) -> PlacedStepTime:
         """Return what the trainer of a running job measures of a step."""
         true = self.jobs[name].step_time
         one, two = np.exp(self._noise.normal(0.0, NOISE, 2))
-        return StepTime(true.compute * float(one), true.exchange * float(two))
+        return PlacedStepTime(true.compute * float(one), true.exchange * float(two))
 
     def _play(self, place: Callable[[View], Generator[Asked, Chosen, None]]) -> Generator[Asked, Chosen, None]:
         views = self._rounds.views()
@@ -133,7 +133,7 @@ class Running:
         self.job_seconds = self._completed + sum(view.now - job.submitted_at for job in view.jobs)
 
     def _put(self, job: ContendingJob, nodes: Nodes) -> None:
-        placed = Placed(job.kind, nodes)
+        placed = PlacedJob(job.kind, nodes)
         self.occupancy.add(job.name, placed)
         self._shares[job.name] = _share(job.name, placed)
         self.changes += 1
@@ -159,14 +159,14 @@ class Running:
         return Occupancy(family.nodes, family.node_gpus, family.rack_nodes, jobs)
 
 
-class Cluster(Running):
+class PlacementCluster(Running):
     """One run in which gangs wait in the order in which they come, and nothing moves that runs."""
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: PlacementEpisode) -> None:
         """Prepare; `decisions` or `bursts` runs it."""
         super().__init__(episode, ContendingJob, FifoPolicy())
 
-    def decisions(self) -> Generator[Pending, int, None]:
+    def decisions(self) -> Generator[PendingGang, int, None]:
         """Run; each job that can be placed is answered with the index of one of its candidates."""
         return self._play(self._place)
 
@@ -174,12 +174,12 @@ class Cluster(Running):
         """Run; all jobs that can be placed at a time are answered with the nodes of each."""
         return self._play(self._place_together)
 
-    def _place(self, view: View) -> Generator[Pending, int, None]:
+    def _place(self, view: View) -> Generator[PendingGang, int, None]:
         for job in self._waiting(view):
             choices = candidates(self.occupancy, job.requested)
             if not choices:
                 return
-            self._put(job, choices[(yield Pending(job, choices))])
+            self._put(job, choices[(yield PendingGang(job, choices))])
 
     def _place_together(self, view: View) -> Generator[Sequence[ContendingJob], Sequence[Nodes], None]:
         free, jobs = sum(self.occupancy.free), []
@@ -196,6 +196,6 @@ class Cluster(Running):
         return (self.jobs[candidate.key] for candidate in view.jobs if not candidate.workers)
 
 
-def _share(name: str, placed: Placed) -> Share:
+def _share(name: str, placed: PlacedJob) -> Share:
     nodes = tuple(str(node) for node, count in placed.nodes for _ in range(count))
     return Share(job=name, workers=len(nodes), nodes=nodes)

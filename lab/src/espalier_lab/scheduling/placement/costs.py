@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier_lab.scheduling.placement.candidates import Nodes
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Performance, bytes_sent
 from espalier_lab.scheduling.placement.tasks import KINDS, kinds
 
@@ -35,7 +35,7 @@ class Gang(NamedTuple):
     """GPUs of a worker: on each node it gets a multiple of them."""
 
 
-class Costs:
+class PlacementCosts:
     """Jobs on a cluster, and what one more would cost by what is believed of its performance."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Costs:
         """The part of each node's GPUs that jobs of each kind have."""
         self._delay = np.zeros((nodes, KINDS))
         """Seconds by which a job of this kind on all GPUs of the node would delay jobs that are on it alone."""
-        self._spread: dict[str, tuple[Placed, float]] = {}
+        self._spread: dict[str, tuple[PlacedJob, float]] = {}
         """Jobs on several nodes, and the steps that they still take."""
         self._known: _Spread | None = None
         """The same in arrays, until they change."""
@@ -80,7 +80,7 @@ class Costs:
         if opening:
             self._was_empty = (np.array(self.occupancy.free) == gpus) & (gpus > 0)
 
-    def add(self, name: str, placed: Placed, steps: float) -> None:
+    def add(self, name: str, placed: PlacedJob, steps: float) -> None:
         """Put a job on its nodes."""
         self.occupancy.add(name, placed)
         self._steps[name] = steps
@@ -88,7 +88,7 @@ class Costs:
         if len(placed.nodes) > 1:
             self._spread[name], self._known = (placed, steps), None
 
-    def remove(self, name: str) -> Placed:
+    def remove(self, name: str) -> PlacedJob:
         """Take a job off its nodes; return where it was."""
         placed = self.occupancy.jobs[name]
         self.occupancy.remove(name)
@@ -97,7 +97,7 @@ class Costs:
             self._known = None
         return placed
 
-    def _count(self, placed: Placed, steps: float, sign: float) -> None:
+    def _count(self, placed: PlacedJob, steps: float, sign: float) -> None:
         for node, count in placed.nodes:
             self._load[node, placed.kind] += sign * count / self.occupancy.node_gpus
         if len(placed.nodes) == 1:
@@ -125,7 +125,7 @@ class Costs:
         seconds = kinds()[gang.kind].compute_seconds * np.maximum.reduceat(ratio[node], first)
         if several.any():
             on, of = np.array(self.occupancy.exchanging_on), np.array(self.occupancy.exchanging_of)
-            sent = bytes_sent(Placed(gang.kind, placements[0]))
+            sent = bytes_sent(PlacedJob(gang.kind, placements[0]))
             link = (np.maximum.reduceat(on[node], first) + 1) / self._nic
             uplink = (np.maximum.reduceat(of[rack], first) + 1) / self._uplink
             seconds = seconds + np.where(several, sent * np.maximum(link, np.where(crosses, uplink, 0)), 0)
@@ -195,7 +195,7 @@ class _Spread:
     count: NDArray[np.int64]
 
     @classmethod
-    def of(cls, spread: Mapping[str, tuple[Placed, float]], racks: NDArray[np.int64]) -> _Spread:
+    def of(cls, spread: Mapping[str, tuple[PlacedJob, float]], racks: NDArray[np.int64]) -> _Spread:
         """Return them; `racks`: of each node."""
         jobs, table = [placed for placed, _ in spread.values()], kinds()
         node, count, kind = np.array(

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from espalier_core.estimates.goodput import adascale_gain
 from espalier_lab.scheduling.placement.candidates import Nodes
 from espalier_lab.scheduling.placement.cluster import ContendingJob, Running
-from espalier_lab.scheduling.placement.occupancy import Placed
+from espalier_lab.scheduling.placement.occupancy import PlacedJob
 from espalier_lab.scheduling.placement.performance import bytes_sent
-from espalier_lab.scheduling.placement.tasks import Arrival, Episode, kinds
+from espalier_lab.scheduling.placement.tasks import JobArrival, PlacementEpisode, kinds
 from espalier_lab.simulator.jobs import RESTART_SECONDS
 from espalier_operator.policies.marginal import SoonestPolicy, weights_of
 from espalier_operator.policies.view import SpeedModel, View
@@ -31,7 +31,7 @@ class ElasticJob(ContendingJob):
 
     tried_workers = MOST_WORKERS
 
-    def __init__(self, arrival: Arrival, node_gpus: int) -> None:
+    def __init__(self, arrival: JobArrival, node_gpus: int) -> None:
         """Take what came; nodes have this number of GPUs."""
         super().__init__(arrival)
         self._node_gpus = node_gpus
@@ -56,7 +56,7 @@ class ElasticJob(ContendingJob):
         """Return the seconds in which this number of workers does what is worth a step with its author's number."""
         seconds = kinds()[self.kind].compute_seconds
         if workers > self._node_gpus:
-            seconds += bytes_sent(Placed(self.kind, ((0, workers),))) / NETWORK_BYTES
+            seconds += bytes_sent(PlacedJob(self.kind, ((0, workers),))) / NETWORK_BYTES
         return seconds / self.worth(workers)
 
     def goodput(self, nodes: int, workers: int) -> float:
@@ -64,7 +64,7 @@ class ElasticJob(ContendingJob):
         return 1 / self.step_seconds(workers)
 
 
-class Wanted(NamedTuple):
+class WantedWorkers(NamedTuple):
     """What the rule decides, of jobs that are to have workers, in its order."""
 
     workers: Mapping[str, int]
@@ -75,17 +75,17 @@ class Wanted(NamedTuple):
 class ElasticCluster(Running):
     """One run in which the rule `soonest` decides numbers of workers whenever a job comes or ends."""
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: PlacementEpisode) -> None:
         """Prepare; `allocations` runs it."""
         super().__init__(episode, lambda arrival: ElasticJob(arrival, episode.family.node_gpus), SoonestPolicy())
 
-    def allocations(self) -> Generator[Wanted, Mapping[str, Nodes], None]:
+    def allocations(self) -> Generator[WantedWorkers, Mapping[str, Nodes], None]:
         """Run; each decision of the rule is answered with the nodes of each of its jobs, as many GPUs or others."""
         return self._play(self._share_out)
 
-    def _share_out(self, view: View) -> Generator[Wanted, Mapping[str, Nodes], None]:
+    def _share_out(self, view: View) -> Generator[WantedWorkers, Mapping[str, Nodes], None]:
         shares = SoonestPolicy().decide(view).shares
-        wanted = Wanted({share.job: share.workers for share in shares if share.workers}, weights_of(view))
+        wanted = WantedWorkers({share.job: share.workers for share in shares if share.workers}, weights_of(view))
         places = yield wanted
         for name, placed in self.running():
             if places.get(name) != placed.nodes:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from espalier_core.illegal_actions import RAISE, checked, chosen
 from espalier_lab.scheduling.placement.candidates import MOST
-from espalier_lab.scheduling.placement.cluster import Cluster, Pending
-from espalier_lab.scheduling.placement.tasks import KINDS, Episode, Family, episode, kinds
+from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
+from espalier_lab.scheduling.placement.tasks import KINDS, Family, PlacementEpisode, episode, kinds
 from espalier_lab.scheduling.purposes import Purpose
 
 ENVIRONMENT_ID: Final = "espalier/Placement-v0"
@@ -75,11 +75,11 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         # Gymnasium types a Dict as a space of spaces, where it holds dictionaries of their elements.
         self.observation_space = cast("spaces.Space[Observation]", space)
         self.action_space = spaces.Discrete(MOST)
-        self._run: Generator[Pending, int, None] | None = None
-        self.pending: Pending | None = None
+        self._run: Generator[PendingGang, int, None] | None = None
+        self.pending: PendingGang | None = None
         """The job that is to be placed now."""
         self._counted = 0.0
-        self.cluster: Cluster | None = None
+        self.cluster: PlacementCluster | None = None
         """The run of the present episode."""
 
     def reset(
@@ -89,8 +89,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, np.int64]):
         super().reset(seed=seed)
         chosen = (options or {}).get("episode")
         index = int(self.np_random.integers(_MOST_EPISODES)) if chosen is None else int(chosen)
-        drawn: Episode = episode(self.family, self.purpose, index, shift=self.shift)
-        self.cluster = Cluster(drawn)
+        drawn: PlacementEpisode = episode(self.family, self.purpose, index, shift=self.shift)
+        self.cluster = PlacementCluster(drawn)
         self._run, self._counted = self.cluster.decisions(), 0.0
         self.pending = next(self._run)
         return self._observe(), self._info()

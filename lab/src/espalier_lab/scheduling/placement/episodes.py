@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.learned.description import Inputs
+from espalier_lab.scheduling.learned.description import NetworkInputs
 from espalier_lab.scheduling.learners.passed import Chosen, Floats, Passed
 from espalier_lab.scheduling.placement.candidates import MOST
-from espalier_lab.scheduling.placement.cluster import Cluster
+from espalier_lab.scheduling.placement.cluster import PlacementCluster
 from espalier_lab.scheduling.placement.environment import Observation, PlacementEnvironment
 from espalier_lab.scheduling.placement.placers import RULES
 from espalier_lab.scheduling.placement.tasks import Family
@@ -60,7 +60,7 @@ class PlacementEpisodes:
         self._told[row] = self._so_far(row)
         return observation
 
-    def _cluster(self, row: int) -> Cluster:
+    def _cluster(self, row: int) -> PlacementCluster:
         cluster = self._environments[row].cluster
         assert cluster is not None  # noqa: S101  (set by reset)
         return cluster
@@ -69,10 +69,10 @@ class PlacementEpisodes:
         cluster = self._cluster(row)
         return cluster.now, cluster.job_seconds, _done(cluster)
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return the job as a row of jobs, candidates as its options, and nodes as the cluster."""
         columns = {name: np.stack([each[name] for each in self._observed]) for name in self._observed[0]}
-        seen = Inputs(
+        seen = NetworkInputs(
             jobs=columns["job"][:, None],
             options=columns["candidates"][:, None],
             cluster=columns["nodes"],
@@ -112,6 +112,6 @@ def _by_rule(environment: PlacementEnvironment, teacher: str) -> int:
     return pending.candidates.index(RULES[teacher](cluster.occupancy, pending.job.requested))
 
 
-def _done(cluster: Cluster) -> float:
+def _done(cluster: PlacementCluster) -> float:
     """Return the seconds of work that jobs did, in those that it takes alone, but for a constant."""
     return -sum(job.seconds_alone() for job in cluster.jobs.values())

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier_lab.scheduling.placement.candidates import Nodes, candidates
-from espalier_lab.scheduling.placement.costs import Costs, Gang
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.costs import Gang, PlacementCosts
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Performance
 
 MOST_TRIED: Final = 300
@@ -24,7 +24,7 @@ _WORTH: Final = 1e-9
 """The part of the cost that a change is to save; less is rounding."""
 
 
-def one_by_one(costs: Costs, gangs: Sequence[Gang]) -> list[Nodes | None]:
+def one_by_one(costs: PlacementCosts, gangs: Sequence[Gang]) -> list[Nodes | None]:
     """Place each gang where it costs the fewest seconds beside those before it; None: there was no room for it."""
     return [_place(costs, gang) for gang in gangs]
 
@@ -39,19 +39,19 @@ def together(
     """Return where the gangs cost the fewest seconds together, as far as that was found; None: there was no room.
 
     `steps_left`: the steps that each job on the nodes still takes. The gangs' names are others than theirs. `opening`
-    is the cost of opening nodes (see `Costs`).
+    is the cost of opening nodes (see `PlacementCosts`).
     """
-    costs = Costs(performance, occupancy, steps_left, opening)
+    costs = PlacementCosts(performance, occupancy, steps_left, opening)
     found = one_by_one(costs, gangs)
-    search = _Search(costs, {gang: nodes for gang, nodes in zip(gangs, found, strict=True) if nodes is not None})
+    search = _JointSearch(costs, {gang: nodes for gang, nodes in zip(gangs, found, strict=True) if nodes is not None})
     search.run()
     return [search.places.get(gang) for gang in gangs]
 
 
-class _Search:
+class _JointSearch:
     """Changes places as long as the sum of costs falls."""
 
-    def __init__(self, costs: Costs, places: dict[Gang, Nodes]) -> None:
+    def __init__(self, costs: PlacementCosts, places: dict[Gang, Nodes]) -> None:
         self.places = places
         self._costs, self._tried = costs, len(places)
         sizes = {(gang.gpus, gang.unit) for gang in places}
@@ -105,7 +105,7 @@ class _Search:
         total = 0.0
         for gang, nodes in zip(gangs, places, strict=True):
             total += float(self._costs.added(gang, [nodes])[0])
-            self._costs.add(gang.name, Placed(gang.kind, nodes), gang.steps)
+            self._costs.add(gang.name, PlacedJob(gang.kind, nodes), gang.steps)
         return total
 
 
@@ -125,7 +125,7 @@ def exchanged(costs: NDArray[np.float64]) -> list[int]:
         order[[one, two]] = order[[two, one]]
 
 
-def _place(costs: Costs, gang: Gang, home: Nodes | None = None) -> Nodes | None:
+def _place(costs: PlacementCosts, gang: Gang, home: Nodes | None = None) -> Nodes | None:
     """Put a gang where it costs the fewest seconds; it stays `home` where nothing is better."""
     choices = [
         nodes
@@ -140,5 +140,5 @@ def _place(costs: Costs, gang: Gang, home: Nodes | None = None) -> Nodes | None:
     best = int(np.argmin(seconds))
     if home is not None and seconds[0] - seconds[best] <= _WORTH * abs(seconds[0]):
         best = 0
-    costs.add(gang.name, Placed(gang.kind, choices[best]), gang.steps)
+    costs.add(gang.name, PlacedJob(gang.kind, choices[best]), gang.steps)
     return choices[best]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Placed(NamedTuple):
+class PlacedJob(NamedTuple):
     """A running job: its kind, and its GPUs by node, in ascending order of nodes."""
 
     kind: int
@@ -21,10 +21,10 @@ class Placed(NamedTuple):
 class Occupancy:
     """Jobs on nodes."""
 
-    def __init__(self, nodes: int, node_gpus: int, rack_nodes: int, jobs: Iterable[tuple[str, Placed]] = ()) -> None:
+    def __init__(self, nodes: int, node_gpus: int, rack_nodes: int, jobs: Iterable[tuple[str, PlacedJob]] = ()) -> None:
         """Begin with `jobs` on `nodes` nodes of `node_gpus` GPUs, `rack_nodes` in a rack."""
         self.node_gpus, self.rack_nodes = node_gpus, rack_nodes
-        self.jobs: dict[str, Placed] = {}
+        self.jobs: dict[str, PlacedJob] = {}
         self.on_node: list[dict[str, tuple[int, int]]] = [{} for _ in range(nodes)]
         """By node: job to its kind and its GPUs there."""
         self.free = [node_gpus] * nodes
@@ -35,11 +35,11 @@ class Occupancy:
         for name, placed in jobs:
             self.add(name, placed)
 
-    def racks(self, placed: Placed) -> tuple[int, ...]:
+    def racks(self, placed: PlacedJob) -> tuple[int, ...]:
         """Return the racks of a job, in ascending order."""
         return tuple(dict.fromkeys(node // self.rack_nodes for node, _ in placed.nodes))
 
-    def add(self, name: str, placed: Placed) -> None:
+    def add(self, name: str, placed: PlacedJob) -> None:
         """Put a job on its nodes."""
         self.jobs[name] = placed
         self._count(placed, 1)
@@ -53,7 +53,7 @@ class Occupancy:
         for node, _ in placed.nodes:
             del self.on_node[node][name]
 
-    def _count(self, placed: Placed, sign: int) -> None:
+    def _count(self, placed: PlacedJob, sign: int) -> None:
         for node, count in placed.nodes:
             self.free[node] -= sign * count
         if len(placed.nodes) > 1:

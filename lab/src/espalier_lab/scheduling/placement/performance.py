@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
-from espalier_lab.scheduling.placement.tasks import Task, kinds
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
+from espalier_lab.scheduling.placement.tasks import PlacementTask, kinds
 
 
 class Performance(Protocol):
@@ -37,7 +37,7 @@ class Performance(Protocol):
 class Truth(NamedTuple):
     """The performance of a task."""
 
-    task: Task
+    task: PlacementTask
 
     def slowness(self, node: int) -> float:
         """How many times as long as on an ideal node a step takes."""
@@ -56,7 +56,7 @@ class Truth(NamedTuple):
         return self.task.uplink_bytes
 
 
-class StepTime(NamedTuple):
+class PlacedStepTime(NamedTuple):
     """Seconds of a step, as a trainer measures them."""
 
     compute: float
@@ -78,7 +78,7 @@ class Slowdown(NamedTuple):
     """The part of 1 + Σ interference × share that is due to others."""
 
 
-class Exchange(NamedTuple):
+class GradientExchange(NamedTuple):
     """What the exchange of gradients waits for."""
 
     seconds: float
@@ -88,14 +88,14 @@ class Exchange(NamedTuple):
     """It is a rack's uplink; else a network card."""
 
 
-def step_time(performance: Performance, occupancy: Occupancy, name: str, placed: Placed) -> StepTime:
+def step_time(performance: Performance, occupancy: Occupancy, name: str, placed: PlacedJob) -> PlacedStepTime:
     """Return the seconds of a step of a job that is counted in `occupancy` under its name."""
     compute = kinds()[placed.kind].compute_seconds * slowdown(performance, occupancy, name, placed).ratio
     link = exchange(performance, occupancy, placed)
-    return StepTime(compute, 0.0 if link is None else link.seconds)
+    return PlacedStepTime(compute, 0.0 if link is None else link.seconds)
 
 
-def slowdown(performance: Performance, occupancy: Occupancy, name: str, placed: Placed) -> Slowdown:
+def slowdown(performance: Performance, occupancy: Occupancy, name: str, placed: PlacedJob) -> Slowdown:
     """Return by how much the worst of its nodes slows a job down."""
     worst = Slowdown(0.0, -1, 0.0)
     kind, size = placed.kind, occupancy.node_gpus
@@ -110,23 +110,23 @@ def slowdown(performance: Performance, occupancy: Occupancy, name: str, placed: 
     return worst
 
 
-def exchange(performance: Performance, occupancy: Occupancy, placed: Placed) -> Exchange | None:
+def exchange(performance: Performance, occupancy: Occupancy, placed: PlacedJob) -> GradientExchange | None:
     """Return what the exchange of gradients takes; None for a job on one node."""
     if len(placed.nodes) == 1:
         return None
     sent = bytes_sent(placed)
     sharers = max(occupancy.exchanging_on[node] for node, _ in placed.nodes)
-    slowest = Exchange(sent * sharers / performance.nic_bytes(), sharers, uplink=False)
+    slowest = GradientExchange(sent * sharers / performance.nic_bytes(), sharers, uplink=False)
     racks = occupancy.racks(placed)
     if len(racks) > 1:
         sharers = max(occupancy.exchanging_of[rack] for rack in racks)
         seconds = sent * sharers / performance.uplink_bytes()
         if seconds > slowest.seconds:
-            slowest = Exchange(seconds, sharers, uplink=True)
+            slowest = GradientExchange(seconds, sharers, uplink=True)
     return slowest
 
 
-def bytes_sent(placed: Placed) -> float:
+def bytes_sent(placed: PlacedJob) -> float:
     """Return the bytes that each worker sends in a ring all-reduce."""
     workers = placed.gpus
     return 2 * (workers - 1) / workers * kinds()[placed.kind].gradient_bytes

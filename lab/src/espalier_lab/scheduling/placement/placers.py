@@ -9,10 +9,10 @@ import numpy as np
 
 from espalier_lab.scheduling.placement.beliefs import Belief
 from espalier_lab.scheduling.placement.candidates import Nodes, consolidate, emptiest, first_fit
-from espalier_lab.scheduling.placement.cluster import Cluster, ContendingJob, Pending, Running
-from espalier_lab.scheduling.placement.costs import Costs, Floats, Gang
+from espalier_lab.scheduling.placement.cluster import ContendingJob, PendingGang, PlacementCluster, Running
+from espalier_lab.scheduling.placement.costs import Floats, Gang, PlacementCosts
 from espalier_lab.scheduling.placement.joint import together
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.performance import Performance, Truth
 from espalier_lab.simulator.rounds import answer
 
@@ -20,7 +20,7 @@ from espalier_lab.simulator.rounds import answer
 class Placer(Protocol):
     """Where jobs are placed, in one episode."""
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of a candidate."""
 
 
@@ -31,14 +31,14 @@ class Expecting(Protocol):
         """Return what is expected now."""
 
 
-class Rule:
+class PlacementRule:
     """One of the usual rules."""
 
     def __init__(self, place: Callable[[Occupancy, int], Nodes]) -> None:
         """Place as `place` does."""
         self._place = place
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of the rule's candidate."""
         return pending.candidates.index(self._place(cluster.occupancy, pending.job.requested))
 
@@ -50,7 +50,7 @@ class Random:
         """Draw by this seed."""
         self._rng = np.random.default_rng(seed)
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of a candidate."""
         return int(self._rng.integers(len(pending.candidates)))
 
@@ -59,14 +59,14 @@ class Oracle:
     """Knows the true performance; looks no further than the jobs that run."""
 
     def __init__(self, opening: float = 0.0) -> None:
-        """Place with this cost of opening nodes (see `Costs`)."""
+        """Place with this cost of opening nodes (see `PlacementCosts`)."""
         self._opening = opening
 
     def performance(self, cluster: Running) -> Performance:
         """Return the true one."""
         return Truth(cluster.episode.task_at(cluster.now))
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Return the index of the candidate that costs the fewest seconds."""
         return int(seconds_added(self.performance(cluster), cluster, pending, self._opening).argmin())
 
@@ -79,8 +79,8 @@ class Model:
     ) -> None:
         """Place by `belief`; `optimism` is in standard deviations of a job's own step, for the sake of learning.
 
-        `opening` is the cost of opening nodes (see `Costs`). From `learns_until` on, seconds of the episode, nothing
-        is learnt any more.
+        `opening` is the cost of opening nodes (see `PlacementCosts`). From `learns_until` on, seconds of the episode,
+        nothing is learnt any more.
         """
         self.belief, self._optimism, self._opening, self._until = belief, optimism, opening, learns_until
         self._seen: dict[str, tuple[str, ...]] = {}
@@ -90,7 +90,7 @@ class Model:
         self._learn(cluster)
         return self.belief
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         """Learn, and return the index of a candidate."""
         self._learn(cluster)
         seconds = seconds_added(self.belief, cluster, pending, self._opening)
@@ -110,25 +110,27 @@ class Model:
                 self._seen[name] = beside
                 self.belief.learn(occupancy, name, placed, cluster.measured(name))
 
-    def _doubt(self, cluster: Cluster, pending: Pending, nodes: Nodes) -> float:
+    def _doubt(self, cluster: PlacementCluster, pending: PendingGang, nodes: Nodes) -> float:
         """Return the standard deviation of a step of the job if it is placed so."""
         job, occupancy = pending.job, cluster.occupancy
-        placed = Placed(job.kind, nodes)
+        placed = PlacedJob(job.kind, nodes)
         occupancy.add(job.name, placed)
         doubt = self.belief.doubt(occupancy, job.name, placed)
         occupancy.remove(job.name)
         return doubt
 
 
-def seconds_added(performance: Performance, cluster: Cluster, pending: Pending, opening: float = 0.0) -> Floats:
+def seconds_added(
+    performance: Performance, cluster: PlacementCluster, pending: PendingGang, opening: float = 0.0
+) -> Floats:
     """Return (candidates), the seconds that each costs: those of the job, and those by which it delays others.
 
-    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `Costs`).
+    As if nobody else came or ended meanwhile; and `opening` times what it costs those that come (see `PlacementCosts`).
     """
     job = pending.job
     left = {name: cluster.jobs[name].steps_left for name, _ in cluster.running()}
     gang = Gang(job.name, job.kind, job.requested, job.steps_left)
-    return Costs(performance, cluster.occupancy, left, opening).added(gang, pending.candidates)
+    return PlacementCosts(performance, cluster.occupancy, left, opening).added(gang, pending.candidates)
 
 
 RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {
@@ -138,13 +140,13 @@ RULES: dict[str, Callable[[Occupancy, int], Nodes]] = {
 }
 
 
-def run(cluster: Cluster, placer: Placer) -> float:
+def run(cluster: PlacementCluster, placer: Placer) -> float:
     """Run an episode; return the mean completion time of its jobs, seconds."""
     answer(cluster.decisions(), lambda pending: placer.choose(cluster, pending))
     return cluster.mean_seconds
 
 
-def run_together(cluster: Cluster, model: Expecting) -> float:
+def run_together(cluster: PlacementCluster, model: Expecting) -> float:
     """Run an episode in which jobs that can start at the same time are placed together; return as `run`."""
 
     def places(jobs: Sequence[ContendingJob]) -> list[Nodes]:

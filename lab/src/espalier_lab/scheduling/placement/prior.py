@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from espalier_lab.scheduling.placement.beliefs import Belief, Prior, wide_prior
-from espalier_lab.scheduling.placement.cluster import Cluster, Pending
+from espalier_lab.scheduling.placement.cluster import PendingGang, PlacementCluster
 from espalier_lab.scheduling.placement.placers import Model, Placer, Random, run
-from espalier_lab.scheduling.placement.tasks import Episode
+from espalier_lab.scheduling.placement.tasks import PlacementEpisode
 
 
 class _Exploring:
@@ -24,13 +24,13 @@ class _Exploring:
         self._model, self._random = model, Random(seed)
         self._rng, self._part = np.random.default_rng((seed, 1)), part
 
-    def choose(self, cluster: Cluster, pending: Pending) -> int:
+    def choose(self, cluster: PlacementCluster, pending: PendingGang) -> int:
         by_model = self._model.choose(cluster, pending)
         return self._random.choose(cluster, pending) if self._rng.random() < self._part else by_model
 
 
 def learn_prior(
-    episodes: list[Episode],
+    episodes: list[PlacementEpisode],
     *,
     rounds: int = 4,
     explore: float = 0.2,
@@ -44,7 +44,7 @@ def learn_prior(
         for index, episode in enumerate(episodes):
             belief = Belief(prior, episode.family.nodes)
             placer: Placer = _Exploring(Model(belief), index, explore)
-            seconds.append(run(Cluster(episode), placer))
+            seconds.append(run(PlacementCluster(episode), placer))
             beliefs.append(belief)
         prior = _next(beliefs, episodes[0].family.nodes)
         on_round(turn, float(np.mean(seconds)))

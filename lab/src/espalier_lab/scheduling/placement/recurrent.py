@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from espalier_lab.scheduling.learned.description import Inputs
+from espalier_lab.scheduling.learned.description import NetworkInputs
 from espalier_lab.scheduling.learners.passed import Chosen, Passed
 from espalier_lab.scheduling.learners.recurrent import Recurrent
 from espalier_lab.scheduling.learners.rollout import Seen, joined
@@ -107,7 +107,7 @@ class RecallingEpisodes(PlacementEpisodes):
         super().__init__(numbers, count, purpose, shift=shift, family=family)
         self._last = np.zeros((count, (family or Family()).nodes, _LAST), np.float32)
 
-    def seen(self) -> tuple[Inputs, NDArray[np.bool_]]:
+    def seen(self) -> tuple[NetworkInputs, NDArray[np.bool_]]:
         """Return what `PlacementEpisodes` shows; of each node the last decision comes after what is observed."""
         seen, mask = super().seen()
         return replace(seen, cluster=np.concatenate([seen.cluster, self._last], -1)), mask

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from espalier_lab.scheduling.learners import ppo, sac
-from espalier_lab.scheduling.learners.learner import Learner, Settings
+from espalier_lab.scheduling.learners.learner import LearnerSettings, SchedulingLearner
 from espalier_lab.scheduling.learners.recurrent import remembering
 from espalier_lab.scheduling.learners.registry import Improve, OnUpdate
 from espalier_lab.scheduling.learners.rollout import tensors
@@ -21,7 +21,7 @@ from espalier_lab.scheduling.placement.recurrent import RecallingEpisodes, Recur
 from espalier_lab.scheduling.placement.tasks import Family
 from espalier_lab.scheduling.purposes import Purpose
 
-SETTINGS: Final = Settings(
+SETTINGS: Final = LearnerSettings(
     teacher="emptiest", imitated=4_000, kept=1.0, steps=60, decisions=38_400, minibatch=240, epochs=4, trace=0.95
 )
 Placing = Actor | RecurrentActor
@@ -33,7 +33,7 @@ _APART: Final = 1_000_000
 
 def learn_placement(
     seed: int,
-    settings: Settings = SETTINGS,
+    settings: LearnerSettings = SETTINGS,
     family: Family | None = None,
     progress: Callable[[str], object] = lambda _: None,
     *,
@@ -46,7 +46,7 @@ def learn_placement(
     family = family or Family()
     actor = Actor(*_racks(family), seed)
 
-    def improve(learner: Learner, on_update: OnUpdate) -> None:
+    def improve(learner: SchedulingLearner, on_update: OnUpdate) -> None:
         if sac_entropy is None:
             learner.improve(on_update)
         else:
@@ -58,7 +58,7 @@ def learn_placement(
 
 def learn_remembering(
     seed: int,
-    settings: Settings = SETTINGS,
+    settings: LearnerSettings = SETTINGS,
     family: Family | None = None,
     progress: Callable[[str], object] = lambda _: None,
 ) -> RecurrentActor:
@@ -79,11 +79,16 @@ def _racks(family: Family) -> tuple[int, int]:
 
 
 def _learn(
-    actor: Placing, improve: Improve, seed: int, settings: Settings, family: Family, progress: Callable[[str], object]
+    actor: Placing,
+    improve: Improve,
+    seed: int,
+    settings: LearnerSettings,
+    family: Family,
+    progress: Callable[[str], object],
 ) -> None:
     torch.set_num_threads(1)
     episodes = _shown(actor)(itertools.count(seed * _APART), settings.episodes, Purpose.TRAIN, family=family)
-    learner = Learner(episodes, actor, settings, seed)
+    learner = SchedulingLearner(episodes, actor, settings, seed)
     progress(f"imitation of {settings.teacher}: {100 * learner.imitate():.0f} % of its decisions are the network's too")
 
     def on_update(turn: int, figures: dict[str, float]) -> None:
@@ -122,7 +127,7 @@ def fine_tuned(
     actor: Actor,
     episodes: int,
     purpose: Purpose,
-    settings: Settings = SETTINGS,
+    settings: LearnerSettings = SETTINGS,
     *,
     shift: bool,
     family: Family | None = None,
@@ -133,6 +138,6 @@ def fine_tuned(
     found: list[list[float]] = []
     for number in range(episodes):
         played = PlacementEpisodes(itertools.count(number), 1, purpose, shift=shift, family=family)
-        Learner(played, copy.deepcopy(actor), own, number).improve()
+        SchedulingLearner(played, copy.deepcopy(actor), own, number).improve()
         found.append(played.ended[0])
     return found

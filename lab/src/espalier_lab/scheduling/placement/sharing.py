@@ -9,8 +9,8 @@ import numpy as np
 
 from espalier_lab.scheduling.placement.candidates import Nodes, candidates
 from espalier_lab.scheduling.placement.configurations import Configurations, Counts, Weighed, counts, nodes_of
-from espalier_lab.scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, Wanted
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.elastic import MOST_WORKERS, ElasticCluster, ElasticJob, WantedWorkers
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.placers import Expecting
 from espalier_lab.simulator.rounds import answer
 
@@ -23,7 +23,7 @@ _WORTH: Final = 1e-6
 class Sharing(Protocol):
     """Where jobs run, in one episode."""
 
-    def places(self, cluster: ElasticCluster, wanted: Wanted) -> Mapping[str, Nodes]:
+    def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
         """Return the nodes of each job that is to have workers."""
 
 
@@ -34,12 +34,12 @@ class ByRule:
         """Place as `place` does."""
         self._place = place
 
-    def places(self, cluster: ElasticCluster, wanted: Wanted) -> Mapping[str, Nodes]:
+    def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
         """Return the nodes of each job."""
         taken = kept(cluster, wanted)
         for name, workers in wanted.workers.items():
             if name not in taken.jobs:
-                taken.add(name, Placed(cluster.jobs[name].kind, self._place(taken, workers)))
+                taken.add(name, PlacedJob(cluster.jobs[name].kind, self._place(taken, workers)))
         return {name: placed.nodes for name, placed in taken.jobs.items()}
 
 
@@ -50,7 +50,7 @@ class ByModel:
         """Decide by what `model` expects."""
         self._model, self._together = model, together
 
-    def places(self, cluster: ElasticCluster, wanted: Wanted) -> Mapping[str, Nodes]:
+    def places(self, cluster: ElasticCluster, wanted: WantedWorkers) -> Mapping[str, Nodes]:
         """Return the nodes of each job."""
         performance, occupancy = self._model.performance(cluster), cluster.occupancy
         names, jobs = list(wanted.workers), list[Weighed]()
@@ -58,20 +58,20 @@ class ByModel:
             job, now = cluster.jobs[name], occupancy.jobs.get(name)
             assert isinstance(job, ElasticJob)  # noqa: S101  (the run has no others)
             jobs.append(Weighed(job, wanted.weights[name], () if now is None else now.nodes))
-        search = _Search(Configurations(performance, occupancy, jobs), occupancy)
+        search = _SharingSearch(Configurations(performance, occupancy, jobs), occupancy)
         search.begin(kept(cluster, wanted), names, jobs, list(wanted.workers.values()))
         search.improve(together=self._together)
         return {name: nodes_of(row) for name, row in zip(names, search.now, strict=True)}
 
 
-def kept(cluster: ElasticCluster, wanted: Wanted) -> Occupancy:
+def kept(cluster: ElasticCluster, wanted: WantedWorkers) -> Occupancy:
     """Return the cluster with the jobs alone whose number of workers stays."""
     now = cluster.occupancy
     stay = ((name, placed) for name, placed in now.jobs.items() if wanted.workers.get(name) == placed.gpus)
     return Occupancy(len(now.free), now.node_gpus, now.rack_nodes, stay)
 
 
-class _Search:
+class _SharingSearch:
     """Changes a configuration as long as its loss falls."""
 
     def __init__(self, configurations: Configurations, cluster: Occupancy) -> None:
@@ -88,7 +88,7 @@ class _Search:
             if name not in stay.jobs:
                 choices = list(self._moved(row, candidates(stay, workers[row])))
                 self.now = choices[int(self._values.losses(np.array(choices)).argmin())]
-                stay.add(name, Placed(jobs[row].job.kind, nodes_of(self.now[row])))
+                stay.add(name, PlacedJob(jobs[row].job.kind, nodes_of(self.now[row])))
 
     def improve(self, *, together: bool) -> None:
         """Make changes, the best ones first, until none helps."""

@@ -51,7 +51,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ModelKind:
     """What is known of a kind of model: it was measured alone on an ideal node."""
 
     compute_seconds: float
@@ -64,7 +64,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Task:
+class PlacementTask:
     """The hidden performance of a cluster, and the mix of its jobs."""
 
     slowness: Floats = field(repr=False)
@@ -80,7 +80,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class JobArrival:
     """A job that comes."""
 
     name: str
@@ -92,27 +92,27 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class PlacementEpisode:
     """What one run is: the same for each way of placing."""
 
     family: Family
-    tasks: tuple[Task, ...]
+    tasks: tuple[PlacementTask, ...]
     """One, or two: the second holds from the middle on."""
     shift_at: float
     """When the second task begins: the arrival of the job in the middle; infinite where there is one task."""
-    arrivals: tuple[Arrival, ...]
+    arrivals: tuple[JobArrival, ...]
 
-    def task_at(self, now: float) -> Task:
+    def task_at(self, now: float) -> PlacementTask:
         """Return the task that holds then."""
         return self.tasks[-1] if now >= self.shift_at else self.tasks[0]
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
+def kinds() -> tuple[ModelKind, ...]:
     """Return the kinds of models, which are the same in all tasks."""
     rng = np.random.default_rng(_KINDS_SEED)
     return tuple(
-        Kind(
+        ModelKind(
             compute_seconds=float(np.exp(rng.uniform(np.log(0.08), np.log(0.8)))),
             gradient_bytes=float(np.exp(rng.uniform(np.log(4e6), np.log(1e8)))),
             sensitivity=float(rng.normal(-0.7, 0.9)),
@@ -122,7 +122,7 @@ def kinds() -> tuple[Kind, ...]:
     )
 
 
-def episode(family: Family, purpose: Purpose, index: int, *, shift: bool = False) -> Episode:
+def episode(family: Family, purpose: Purpose, index: int, *, shift: bool = False) -> PlacementEpisode:
     """Draw the episode of this number; with `shift`, the workload and the cluster change in the middle."""
     rng = np.random.default_rng((purpose, index))
     tasks = tuple(draw_task(family, rng) for _ in range(2 if shift else 1))
@@ -137,11 +137,11 @@ def episode(family: Family, purpose: Purpose, index: int, *, shift: bool = False
     for number in range(family.jobs):
         kind = int(rng.choice(KINDS, p=tasks[-1 if number >= middle else 0].mix))
         steps = float(seconds[number]) / table[kind].compute_seconds
-        arrivals.append(Arrival(f"job-{number}", float(times[number]), kind, int(sizes[number]), steps))
-    return Episode(family, tasks, float(times[middle]) if shift else np.inf, tuple(arrivals))
+        arrivals.append(JobArrival(f"job-{number}", float(times[number]), kind, int(sizes[number]), steps))
+    return PlacementEpisode(family, tasks, float(times[middle]) if shift else np.inf, tuple(arrivals))
 
 
-def draw_task(family: Family, rng: np.random.Generator) -> Task:
+def draw_task(family: Family, rng: np.random.Generator) -> PlacementTask:
     """Draw the hidden performance of a cluster."""
     slowness = np.ones(family.nodes)
     slow = rng.choice(family.nodes, int(rng.integers(2, 6)), replace=False)
@@ -153,7 +153,7 @@ def draw_task(family: Family, rng: np.random.Generator) -> Task:
     rest = rng.normal(0, 0.15, (KINDS, KINDS))  # about rank 1, not quite
     nic = float(rng.uniform(3e9, 12e9))
     uplink = nic * family.rack_nodes / float(rng.uniform(2, 6))
-    return Task(
+    return PlacementTask(
         slowness=slowness,
         interference=np.minimum(MOST_INTERFERENCE, np.exp(sensitivity[:, None] + pressure[None, :] + rest)),
         nic_bytes=nic,

@@ -16,9 +16,9 @@ import numpy as np
 
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.errors import TraceError
-from espalier_lab.simulator.history import History, read_history
+from espalier_lab.simulator.history import AuditHistory, read_history
 from espalier_lab.simulator.jobs import SimulatedJob
-from espalier_lab.simulator.rounds import Node
+from espalier_lab.simulator.rounds import SimulatedNode
 
 FEWEST: Final = 20
 """Jobs of a history that is learnt from."""
@@ -32,12 +32,12 @@ MOST_JOBS: Final = 64
 class HistoryWorkload:
     """Episodes of a cluster's history."""
 
-    nodes: Sequence[Node]
+    nodes: Sequence[SimulatedNode]
     most_jobs: int
     """Of an episode."""
     elastic: int
     """Jobs whose speed with more workers was measured."""
-    _history: History
+    _history: AuditHistory
     _order: Sequence[int]
     """Indices of jobs, by when they were submitted."""
     _gap: float

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier_lab.scheduling.learned.files import LearnedPolicy, Lineage, make_policy
-from espalier_lab.scheduling.learned.network import Network
-from espalier_lab.scheduling.learned.picture import Picture
+from espalier_lab.scheduling.learned.files import AllocationLineage, AllocationPolicy, make_policy
+from espalier_lab.scheduling.learned.network import JobScorer
+from espalier_lab.scheduling.learned.picture import PartialDecision
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.learned.twin import Twin
 from espalier_lab.scheduling.learners.descent import imitate
@@ -29,7 +29,7 @@ from espalier_lab.scheduling.placement.tasks import Family, episode
 from espalier_lab.scheduling.product.reader import tensors_of
 from espalier_lab.scheduling.purposes import Purpose
 from espalier_lab.simulator.jobs import SimulatedJob
-from espalier_lab.simulator.rounds import Node, Rounds, answer
+from espalier_lab.simulator.rounds import Rounds, SimulatedNode, answer
 from espalier_operator.policies import Policy
 from espalier_operator.policies.goodput import GoodputPolicy
 from espalier_operator.policies.marginal import OptimusPolicy
@@ -46,7 +46,7 @@ class Workload(Protocol):
     """Episodes of jobs."""
 
     @property
-    def nodes(self) -> Sequence[Node]:
+    def nodes(self) -> Sequence[SimulatedNode]:
         """Where they run."""
 
     def draw(self, purpose: Purpose, index: int) -> list[SimulatedJob]:
@@ -54,7 +54,7 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ImitationSettings:
     """How is learnt."""
 
     imitated: int = 6
@@ -75,7 +75,7 @@ class Settings:
     """Standard deviation of the first candidates' weights around those of the imitation."""
 
 
-class Sample(NamedTuple):
+class DecisionStep(NamedTuple):
     """One step of a rule's decision."""
 
     seen: Seen
@@ -95,8 +95,12 @@ def mean_seconds(workload: Workload, policy: Policy, purpose: Purpose, index: in
 
 
 def learn(
-    workload: Workload, lineage: Lineage, settings: Settings, seed: int, progress: Progress = lambda line: None
-) -> LearnedPolicy:
+    workload: Workload,
+    lineage: AllocationLineage,
+    settings: ImitationSettings,
+    seed: int,
+    progress: Progress = lambda line: None,
+) -> AllocationPolicy:
     """Return the policy that was learnt; its lineage gets algorithm, seed, decisions and what it was chosen by."""
     rules = {
         rule.name: _mean([mean_seconds(workload, rule, Purpose.CHOOSE, index) for index in range(settings.chosen)])
@@ -128,21 +132,21 @@ def learn(
     return make_policy(policies[better].network, kept)
 
 
-def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[Sample]:
+def demonstrated(workload: Workload, teacher: Policy, index: int) -> list[DecisionStep]:
     """Return the steps of a rule's decisions in an episode that it decides."""
-    samples: list[Sample] = []
+    samples: list[DecisionStep] = []
 
     def reply(view: View) -> Decision:
         decision = teacher.decide(view)
         wanted = {share.job: share.workers for share in decision.shares}
-        picture = Picture.of(view)
+        picture = PartialDecision.of(view)
         targets = np.array([wanted.get(job.key, 0) for job in picture.jobs])
         while (mask := picture.mask()).any():
             right = mask & np.append(picture.workers < targets, False)
             if not right.any():  # it is content, or makes a job wait that may as well start
                 right = mask & np.append(np.zeros(len(targets), bool), True) if mask[-1] else mask
             jobs, options, cluster, present, open_ = (each[None] for each in tensors(picture.inputs(), mask))
-            samples.append(Sample((jobs, options, cluster, present, open_), torch.from_numpy(right)[None]))
+            samples.append(DecisionStep((jobs, options, cluster, present, open_), torch.from_numpy(right)[None]))
             chosen = int(right.argmax())
             if chosen == len(targets):
                 break
@@ -161,7 +165,7 @@ def _listed(means: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {mean:,.0f} s" for name, mean in means.items())
 
 
-def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, progress: Progress) -> Network:
+def _imitate(samples: Sequence[DecisionStep], settings: ImitationSettings, seed: int, progress: Progress) -> JobScorer:
     torch.manual_seed(seed)
     twin, rng = Twin(1, seed=seed), np.random.default_rng((61, seed))
 
@@ -180,8 +184,13 @@ def _imitate(samples: Sequence[Sample], settings: Settings, seed: int, progress:
 
 
 def _search(
-    workload: Workload, start: Network, lineage: Lineage, settings: Settings, seed: int, progress: Progress
-) -> Network:
+    workload: Workload,
+    start: JobScorer,
+    lineage: AllocationLineage,
+    settings: ImitationSettings,
+    seed: int,
+    progress: Progress,
+) -> JobScorer:
     """Return the network with the weights that the cross-entropy method found."""
     rng = np.random.default_rng((67, seed))
     mean = np.concatenate([start.weights[name].ravel() for name in _SEARCHED]).astype(np.float64)
@@ -202,21 +211,21 @@ def _search(
     return _with(start, mean)
 
 
-def _with(network: Network, values: NDArray[np.float64]) -> Network:
+def _with(network: JobScorer, values: NDArray[np.float64]) -> JobScorer:
     """Return the network with these values in the place of the weights that are searched."""
     weights, at = dict(network.weights), 0
     for name in _SEARCHED:
         size = weights[name].size
         weights[name] = values[at : at + size].reshape(weights[name].shape).astype(np.float32)
         at += size
-    return Network(weights)
+    return JobScorer(weights)
 
 
-def _seconds(workload: Workload, policy: LearnedPolicy, purpose: Purpose, index: int) -> float:
+def _seconds(workload: Workload, policy: AllocationPolicy, purpose: Purpose, index: int) -> float:
     return mean_seconds(workload, LearnedAllocation(policy), purpose, index)
 
 
-def with_placement(policy: LearnedPolicy, progress: Progress, episodes: int) -> LearnedPolicy:
+def with_placement(policy: AllocationPolicy, progress: Progress, episodes: int) -> AllocationPolicy:
     """Return the policy with a placement prior, learnt on `episodes` simulated clusters."""
     drawn = [episode(Family(), Purpose.TRAIN, index) for index in range(episodes)]
     prior = learn_prior(

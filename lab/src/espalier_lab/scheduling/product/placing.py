@@ -19,7 +19,7 @@ from espalier_lab.scheduling.placement.beliefs import Prior
 from espalier_lab.scheduling.placement.candidates import Nodes
 from espalier_lab.scheduling.placement.costs import Gang
 from espalier_lab.scheduling.placement.joint import together
-from espalier_lab.scheduling.placement.occupancy import Occupancy, Placed
+from espalier_lab.scheduling.placement.occupancy import Occupancy, PlacedJob
 from espalier_lab.scheduling.placement.tasks import KINDS, MOST_INTERFERENCE, kinds
 from espalier_operator.policies.learned import Allotment
 from espalier_operator.policies.view import View
@@ -140,5 +140,5 @@ def _occupancy(view: View, names: Sequence[str]) -> Occupancy:
             if name in index and key in gpus_each:
                 counts[index[name]] = counts.get(index[name], 0) + gpus_each[key]
         if counts:
-            occupancy.add(key, Placed(average_kind(), tuple(sorted(counts.items()))))
+            occupancy.add(key, PlacedJob(average_kind(), tuple(sorted(counts.items()))))
     return occupancy

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier_lab.scheduling.learned.files import LearnedPolicyError, Lineage, read_policy
+from espalier_lab.scheduling.learned.files import AllocationLineage, LearnedPolicyError, read_policy
 from espalier_lab.scheduling.learned.network import Weights
 from espalier_lab.scheduling.learned.serving import LearnedAllocation
 from espalier_lab.scheduling.placement.beliefs import Prior
@@ -29,7 +29,7 @@ def tensors_of(prior: Prior) -> dict[str, NDArray[np.float32]]:
     return {f"placement.{name}": np.asarray(value, np.float32) for name, value in parts.items()}
 
 
-class AllocationFile:
+class AllocationPolicyFile:
     """A policy file that was read (`espalier_operator.policies.learned.PolicyFile`)."""
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class AllocationFile:
         self._prior = prior_of(tensors) if tensors else None
 
     @property
-    def lineage(self) -> Lineage:
+    def lineage(self) -> AllocationLineage:
         """What it is, and how it came to be."""
         return self._policy.lineage
 

@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from espalier_lab.scheduling.product.reader import AllocationFile
+from espalier_lab.scheduling.product.reader import AllocationPolicyFile
 from espalier_operator.policies.learned import PolicyFileError
 from espalier_operator.policies.remote import QuestionError, question_of
 
@@ -34,10 +34,10 @@ class Served:
         """Look at the file when it is asked for."""
         self._path = path
         self._seen: _Signature | None = None
-        self._file: AllocationFile | None = None
+        self._file: AllocationPolicyFile | None = None
         self._problem = ""
 
-    def current(self) -> AllocationFile:
+    def current(self) -> AllocationPolicyFile:
         """Return the policy. Raises `PolicyFileError` where there was no usable one yet."""
         seen = self._signature()
         if seen != self._seen or seen is None:
@@ -49,7 +49,7 @@ class Served:
 
     def _read(self) -> None:
         try:
-            file = AllocationFile(self._path)
+            file = AllocationPolicyFile(self._path)
         except PolicyFileError as error:
             if str(error) != self._problem:
                 goes_on = "" if self._file is None else f"; {self._file.version} continues"

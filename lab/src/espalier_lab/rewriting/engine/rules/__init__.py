@@ -22,9 +22,9 @@ from espalier_lab.rewriting.engine.rules import (
     merged_linears,
     upsampling_last,
 )
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule
 
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[RewriteRule, ...]] = (
     activation_by_hand.RULE,
     added_convolutions.RULE,
     attention_by_hand.RULE,
@@ -42,6 +42,6 @@ RULES: Final[tuple[Rule, ...]] = (
     upsampling_last.RULE,
 )
 
-BY_NAME: Final[Mapping[str, Rule]] = {rule.name: rule for rule in RULES}
+BY_NAME: Final[Mapping[str, RewriteRule]] = {rule.name: rule for rule in RULES}
 
-__all__ = ["BY_NAME", "RULES", "Location", "Rule"]
+__all__ = ["BY_NAME", "RULES", "Location", "RewriteRule"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, at_anchor, scalar_of
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, scalar_of
 
 _EXACT = 1e-12
 """A constant that is written less exactly than this is another function."""
@@ -14,7 +14,7 @@ _EXACT = 1e-12
 _CUBE, _CUBIC = 3, 0.044715
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     scale, factors = _factors(graph, anchor, top=anchor)
     if len(factors) != len(("tensor", "gate")):
         return
@@ -34,7 +34,7 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             return
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     anchor, tensor, gate = location
     kind = graph.nodes[gate].operator
     if kind == "sigmoid":
@@ -46,7 +46,7 @@ def _near(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_EXACT)
 
 
-def _factors(graph: Graph, name: str, top: str, depth: int = 3) -> tuple[float, tuple[str, ...]]:
+def _factors(graph: OpGraph, name: str, top: str, depth: int = 3) -> tuple[float, tuple[str, ...]]:
     """Return a product as a number and tensors; a part of it that others read as well is one tensor."""
     node = graph.nodes[name]
     if depth == 0 or node.operator not in ("mul", "div"):
@@ -63,12 +63,12 @@ def _factors(graph: Graph, name: str, top: str, depth: int = 3) -> tuple[float, 
     return number, tuple(one for _, tensors in parts for one in tensors)
 
 
-def _is_scaled(graph: Graph, name: str, tensor: str, by: float) -> bool:
+def _is_scaled(graph: OpGraph, name: str, tensor: str, by: float) -> bool:
     scale, factors = _factors(graph, name, top=name)
     return factors == (tensor,) and _near(scale, by)
 
 
-def _is_cubic(graph: Graph, name: str, tensor: str) -> bool:
+def _is_cubic(graph: OpGraph, name: str, tensor: str) -> bool:
     """Return whether a node is √(2/π) (x + .044715 x³)."""
     scale, factors = _factors(graph, name, top=name)
     if len(factors) != 1 or not _near(scale, math.sqrt(2 / math.pi)):
@@ -84,7 +84,7 @@ def _is_cubic(graph: Graph, name: str, tensor: str) -> bool:
     return cube == (tensor, _CUBE) or factors == (tensor,) * _CUBE
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="ActivationByHand",
     source="Hendrycks & Gimpel 2016, GELU (arXiv 1606.08415), equations 1 and 2",
     anchors=frozenset({"mul", "div"}),

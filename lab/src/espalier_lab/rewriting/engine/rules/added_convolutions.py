@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph, Node
-from espalier_lab.rewriting.engine.rules.rule import BIAS, Location, Rule, only_for, weights_alone
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
+from espalier_lab.rewriting.engine.rules.rule import BIAS, Location, RewriteRule, only_for, weights_alone
 
 _OPERANDS = 2
 
 
-def centred(graph: Graph, node: Node) -> tuple[int, ...] | None:
+def centred(graph: OpGraph, node: OpNode) -> tuple[int, ...] | None:
     """Return the size of the kernel of a convolution that keeps the size of its input, None for any other node."""
     if node.operator != "conv2d" or node.get("stride") != (1, 1) or node.get("dilation") != (1, 1):
         return None
@@ -19,7 +19,7 @@ def centred(graph: Graph, node: Node) -> tuple[int, ...] | None:
     return size if all(2 * pad + 1 == side for pad, side in zip(node.get("padding"), size, strict=True)) else None
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     if len(node.inputs) != _OPERANDS or node.inputs[0] == node.inputs[1]:
         return
@@ -39,9 +39,9 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield anchor, large[1], small[1]
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     large, small = (graph.nodes[name] for name in location[1:])
-    edit = Edit(graph, location[0])
+    edit = GraphEdit(graph, location[0])
     weight = small.inputs[1]
     size, less = (graph.nodes[node.inputs[1]].shape[2:] for node in (large, small))
     if size != less:
@@ -55,7 +55,7 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="AddedConvolutions",
     source="Ding et al. 2021, RepVGG (CVPR), section 3.3; here in the forward, so that training stays the same",
     anchors=frozenset({"add"}),

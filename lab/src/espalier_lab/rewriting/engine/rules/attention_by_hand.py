@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 from espalier_lab.rewriting.engine.metas import has_grad
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, only_for
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, only_for
 
 _DIMENSIONS = (3, 4)
 _OPERANDS = 2
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     soft = graph.nodes[node.inputs[0]]
     if soft.operator != "softmax" or not only_for(graph, node.inputs[0], anchor):
@@ -40,7 +40,7 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield (anchor, *names)
 
 
-def _fits(graph: Graph, steps: list[str], query: Node) -> bool:
+def _fits(graph: OpGraph, steps: list[str], query: OpNode) -> bool:
     """Return whether attention computes in its own order what `steps` do, from the softmax back to the scores.
 
     It scales first, and then applies at most one mask, of the query's type.
@@ -54,7 +54,7 @@ def _fits(graph: Graph, steps: list[str], query: Node) -> bool:
     return all(mask.value.dtype == query.value.dtype for mask in added)
 
 
-def _is_taken(graph: Graph, node: Node) -> bool:
+def _is_taken(graph: OpGraph, node: OpNode) -> bool:
     """Return whether attention can take a step between the scores and their softmax."""
     if node.operator in ("mul", "div"):
         return node.get("scalar") is not None
@@ -63,14 +63,14 @@ def _is_taken(graph: Graph, node: Node) -> bool:
     return len(node.inputs) == _OPERANDS and not has_grad(graph.nodes[node.inputs[1]].meta)
 
 
-def _swaps_last(node: Node) -> bool:
+def _swaps_last(node: OpNode) -> bool:
     dims = len(node.shape)
     return {node.get("dim0") % dims, node.get("dim1") % dims} == {dims - 1, dims - 2}
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     anchor, _, *names, scores = location
-    edit = Edit(graph, anchor)
+    edit = GraphEdit(graph, anchor)
     scale, masks = 1.0, []
     for name in names:
         node = graph.nodes[name]
@@ -88,7 +88,7 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="AttentionByHand",
     source="Vaswani et al. 2017 (arXiv 1706.03762), equation 1; Dao et al. 2022, FlashAttention (arXiv 2205.14135)",
     anchors=frozenset({"matmul"}),

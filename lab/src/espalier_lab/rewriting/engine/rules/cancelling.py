@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule
 
 _NEUTRAL = {"mul": 1, "div": 1, "add": 0, "sub": 0}
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     name = node.inputs[0]
     inner = graph.nodes[name]
@@ -31,13 +31,13 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield anchor, name
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
-    edit = Edit(graph, location[0])
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
+    edit = GraphEdit(graph, location[0])
     edit.replace(location[0], location[1])
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="Cancelling",
     source="algebraic identities; TensorFlow's Grappler (Larsen & Shpeisman 2019) has the same",
     anchors=frozenset({"relu", "transpose", *_NEUTRAL}),

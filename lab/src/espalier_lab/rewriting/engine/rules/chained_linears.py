@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import BIAS, Location, Rule, only_for, weights_alone
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import BIAS, Location, RewriteRule, only_for, weights_alone
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     outer = graph.nodes[anchor]
     inner = graph.nodes[outer.inputs[0]]
     if inner.operator != "linear" or not only_for(graph, outer.inputs[0], anchor):
@@ -18,9 +18,9 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield anchor, outer.inputs[0]
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     outer, inner = (graph.nodes[name] for name in location)
-    edit = Edit(graph, location[0])
+    edit = GraphEdit(graph, location[0])
     inputs = [inner.inputs[0], edit.add("matmul", [outer.inputs[1], inner.inputs[1]])]
     if len(inner.inputs) > BIAS:
         inputs.append(edit.add("linear", [inner.inputs[BIAS], *outer.inputs[1:]]))
@@ -30,7 +30,7 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="ChainedLinears",
     source="associativity of matrix products; in the forward, so that both weights keep their exact gradients",
     anchors=frozenset({"linear"}),

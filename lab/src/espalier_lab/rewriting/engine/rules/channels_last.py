@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     if not node.is_images or node.value.channels_last:
         return
@@ -18,8 +18,8 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield (anchor,)
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
-    edit = Edit(graph, location[0])
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
+    edit = GraphEdit(graph, location[0])
     laid = edit.add("channels_last", [location[0]])
     edit.replace(location[0], laid, keep=frozenset({laid}))
     for name in graph.ordered():
@@ -28,7 +28,7 @@ def _rewrite(graph: Graph, location: Location) -> Graph:
     return edit.done()
 
 
-def _draw_as_before(graph: Graph, edit: Edit, name: str) -> None:
+def _draw_as_before(graph: OpGraph, edit: GraphEdit, name: str) -> None:
     """Let a node that draws random numbers read what lies in memory as before: then it draws the same."""
     for one, before in zip(edit.node(name).inputs, graph.nodes[name].inputs, strict=True):
         if edit.node(one).meta != graph.nodes[before].meta:
@@ -36,7 +36,7 @@ def _draw_as_before(graph: Graph, edit: Edit, name: str) -> None:
             edit.replace(one, first, keep=edit.users(one) - {name})
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="ChannelsLast",
     source="Jia et al. 2019, Optimizing DNN computation with relaxed graph substitutions (MLSys), section 2 (layouts)",
     anchors=frozenset({"input"}),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.operators import OPERATORS
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     for other in graph.users[node.inputs[0]]:
         twin = graph.nodes[other]
@@ -20,14 +20,14 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             return
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     anchor, twin = location
-    edit = Edit(graph, anchor)
+    edit = GraphEdit(graph, anchor)
     edit.replace(anchor, twin)
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="CommonSubexpression",
     source="Cocke 1970, Global common subexpression elimination",
     anchors=OPERATORS,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, at_anchor, scalar_of
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, scalar_of
 
 _SQUARE = 2
 _OPERANDS = 2
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     if len(node.inputs) != _OPERANDS:
         return
@@ -26,14 +26,14 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             return
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     anchor, tensor, with_eps = location
     width = graph.nodes[tensor].shape[-1]
     eps = graph.nodes[with_eps].get("scalar")
     return at_anchor(graph, anchor, "layer_norm", (tensor,), normalized_shape=(width,), eps=eps)
 
 
-def _over_last(graph: Graph, name: str, operator: str) -> str | None:
+def _over_last(graph: OpGraph, name: str, operator: str) -> str | None:
     """Return what a node takes the mean or variance of along its last dimension, which stays; None for another node."""
     node = graph.nodes[name]
     if node.operator != operator or not node.get("keepdim"):
@@ -42,7 +42,7 @@ def _over_last(graph: Graph, name: str, operator: str) -> str | None:
     return node.inputs[0] if [one % dims for one in node.get("dim")] == [dims - 1] else None
 
 
-def _centred(graph: Graph, name: str) -> str | None:
+def _centred(graph: OpGraph, name: str) -> str | None:
     """Return x of x − mean(x)."""
     node = graph.nodes[name]
     if node.operator != "sub" or len(node.inputs) != _OPERANDS:
@@ -50,7 +50,7 @@ def _centred(graph: Graph, name: str) -> str | None:
     return node.inputs[0] if _over_last(graph, node.inputs[1], "mean") == node.inputs[0] else None
 
 
-def _is_variance(graph: Graph, name: str, tensor: str, centred: str) -> bool:
+def _is_variance(graph: OpGraph, name: str, tensor: str, centred: str) -> bool:
     if graph.nodes[name].operator == "var":
         return _over_last(graph, name, "var") == tensor and graph.nodes[name].get("correction") == 0
     squared = _over_last(graph, name, "mean")
@@ -61,14 +61,14 @@ def _is_variance(graph: Graph, name: str, tensor: str, centred: str) -> bool:
     return base is not None and (base == centred or _centred(graph, base) == tensor)
 
 
-def _squared(graph: Graph, name: str) -> str | None:
+def _squared(graph: OpGraph, name: str) -> str | None:
     """Return a of a · a."""
     node = graph.nodes[name]
     twice = node.operator == "mul" and len(node.inputs) == _OPERANDS and node.inputs[0] == node.inputs[1]
     return node.inputs[0] if twice else None
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="LayerNormByHand",
     source="Ba et al. 2016, Layer Normalization (arXiv 1607.06450), equation 3",
     anchors=frozenset({"div", "mul"}),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, at_anchor, only_for
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, only_for
 
 _WEIGHTS = {"mul": 1, "add": 2}
 """Inputs of a norm that a product, or a sum, may still be taken into."""
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     for name, weight in (node.inputs, node.inputs[::-1]) if len(set(node.inputs)) > 1 else ():
         norm = graph.nodes[name]
@@ -25,13 +25,13 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             yield anchor, name, weight
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     anchor, name, weight = location
     norm = graph.nodes[name]
     return at_anchor(graph, anchor, "layer_norm", (*norm.inputs, weight), **dict(norm.attributes))
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="LayerNormWeights",
     source="Ba et al. 2016, Layer Normalization (arXiv 1607.06450), equation 4",
     anchors=frozenset(_WEIGHTS),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, at_anchor, only_for
+from espalier_lab.rewriting.engine.graph import OpGraph
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, at_anchor, only_for
 
 _MATRIX = 2
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     if node.operator == "matmul":
         turned = graph.nodes[node.inputs[1]]
@@ -29,7 +29,7 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
             yield (anchor, *layer.inputs, bias)
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="LinearByHand",
     source="the definition of torch.nn.functional.linear",
     anchors=frozenset({"matmul", "add"}),

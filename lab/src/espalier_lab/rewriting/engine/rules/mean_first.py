@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph, Node
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, only_for
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, only_for
 
 
-def is_pointwise(graph: Graph, node: Node) -> bool:
+def is_pointwise(graph: OpGraph, node: OpNode) -> bool:
     """Return whether a node is a convolution that looks at one pixel, once."""
     return (
         node.operator == "conv2d"
@@ -20,7 +20,7 @@ def is_pointwise(graph: Graph, node: Node) -> bool:
     )
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
     node = graph.nodes[anchor]
     name = node.inputs[0]
     layer = graph.nodes[name]
@@ -37,15 +37,15 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield anchor, name
 
 
-def _rewrite(graph: Graph, location: Location) -> Graph:
+def _rewrite(graph: OpGraph, location: Location) -> OpGraph:
     node, layer = (graph.nodes[name] for name in location)
-    edit = Edit(graph, location[0])
+    edit = GraphEdit(graph, location[0])
     mean = edit.add(node.operator, [layer.inputs[0]], **dict(node.attributes))
     edit.replace(location[0], edit.add(layer.operator, [mean, *layer.inputs[1:]], **dict(layer.attributes)))
     return edit.done()
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="MeanFirst",
     source="linearity: a mean of places and a map of channels commute",
     anchors=frozenset({"adaptive_avg_pool2d", "mean"}),

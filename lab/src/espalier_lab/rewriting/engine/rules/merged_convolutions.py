@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 from espalier_lab.rewriting.engine.rules.merging import merged
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, mergeable
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, mergeable
 
 _CHANNELS = 3
 """Place of the channels, counted from the last dimension, whether there is a batch or not."""
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
-    def alike(one: Node, other: Node) -> bool:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
+    def alike(one: OpNode, other: OpNode) -> bool:
         sizes = {graph.nodes[node.inputs[1]].shape[1:] for node in (one, other)}
         return one.attributes == other.attributes and len(one.inputs) == len(other.inputs) and len(sizes) == 1
 
@@ -21,11 +21,11 @@ def _find(graph: Graph, anchor: str) -> Iterator[Location]:
         yield location
 
 
-def _dim(graph: Graph, name: str) -> int:
+def _dim(graph: OpGraph, name: str) -> int:
     return len(graph.nodes[name].shape) - _CHANNELS
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="MergedConvolutions",
     source="Jia et al. 2019, TASO (SOSP), figure 2",
     anchors=frozenset({"conv2d"}),

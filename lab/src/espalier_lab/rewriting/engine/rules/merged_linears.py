@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 from espalier_lab.rewriting.engine.rules.merging import merged
-from espalier_lab.rewriting.engine.rules.rule import Location, Rule, mergeable
+from espalier_lab.rewriting.engine.rules.rule import Location, RewriteRule, mergeable
 
 
-def _find(graph: Graph, anchor: str) -> Iterator[Location]:
-    def alike(one: Node, other: Node) -> bool:
+def _find(graph: OpGraph, anchor: str) -> Iterator[Location]:
+    def alike(one: OpNode, other: OpNode) -> bool:
         return len(one.inputs) == len(other.inputs)
 
     if location := mergeable(graph, anchor, alike, _dim(graph, anchor)):
         yield location
 
 
-def _dim(graph: Graph, name: str) -> int:
+def _dim(graph: OpGraph, name: str) -> int:
     return len(graph.nodes[name].shape) - 1
 
 
-RULE = Rule(
+RULE = RewriteRule(
     name="MergedLinears",
     source="Jia et al. 2019, TASO (SOSP), figure 9 (matrix multiplications that share an operand)",
     anchors=frozenset({"linear"}),

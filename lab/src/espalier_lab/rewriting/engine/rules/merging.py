@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph
 from espalier_lab.rewriting.engine.rules.rule import Location
 
 
-def merged(graph: Graph, location: Location, dim: int) -> Graph:
+def merged(graph: OpGraph, location: Location, dim: int) -> OpGraph:
     """Return the graph with the layers of `location` as one, of whose output each user reads a part along `dim`.
 
     The weights and biases that are put together lie along their first dimension.
     """
     layers = [graph.nodes[name] for name in location]
     first = layers[0]
-    edit = Edit(graph, location[0])
+    edit = GraphEdit(graph, location[0])
     weights = [edit.add("cat", [one.inputs[part] for one in layers], dim=0) for part in range(1, len(first.inputs))]
     one_layer = edit.add(first.operator, [first.inputs[0], *weights], **dict(first.attributes))
     start = 0

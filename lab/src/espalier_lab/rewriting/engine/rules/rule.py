@@ -8,8 +8,8 @@ from typing import Final
 
 import torch
 
-from espalier_lab.rewriting.engine.editing import Edit
-from espalier_lab.rewriting.engine.graph import Graph, Node
+from espalier_lab.rewriting.engine.editing import GraphEdit
+from espalier_lab.rewriting.engine.graph import OpGraph, OpNode
 
 BIAS: Final = 2
 """Which input of a convolution or a linear layer is its bias, if it has one."""
@@ -19,7 +19,7 @@ Location = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RewriteRule:
     """One way to compute the same otherwise; it never changes a parameter."""
 
     name: str
@@ -29,13 +29,13 @@ class Rule:
     """Operators of the node that a match is looked for at."""
     reach: int
     """Nodes on the longest way from an anchor to a node that a match depends on."""
-    find: Callable[[Graph, str], Iterable[Location]]
+    find: Callable[[OpGraph, str], Iterable[Location]]
     """Yields the locations at an anchor, always in the same order."""
-    rewrite: Callable[[Graph, Location], Graph]
+    rewrite: Callable[[OpGraph, Location], OpGraph]
     """Returns the graph rewritten at a location that `find` yields for it."""
 
 
-def weights_alone(graph: Graph, name: str, depth: int = 6) -> bool:
+def weights_alone(graph: OpGraph, name: str, depth: int = 6) -> bool:
     """Return whether a node is computed from parameters and constants alone."""
     node = graph.nodes[name]
     if node.operator in ("parameter", "constant"):
@@ -45,19 +45,19 @@ def weights_alone(graph: Graph, name: str, depth: int = 6) -> bool:
     return all(weights_alone(graph, one, depth - 1) for one in node.inputs)
 
 
-def only_for(graph: Graph, name: str, user: str) -> bool:
+def only_for(graph: OpGraph, name: str, user: str) -> bool:
     """Return whether `user` alone reads `name`, so that it goes with it."""
     return graph.users[name] == (user,)
 
 
-def at_anchor(graph: Graph, anchor: str, operator: str, inputs: tuple[str, ...], **settings: Hashable) -> Graph:
+def at_anchor(graph: OpGraph, anchor: str, operator: str, inputs: tuple[str, ...], **settings: Hashable) -> OpGraph:
     """Return the graph that computes `operator` in the place of `anchor`."""
-    edit = Edit(graph, anchor)
+    edit = GraphEdit(graph, anchor)
     edit.replace(anchor, edit.add(operator, inputs, **settings))
     return edit.done()
 
 
-def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool], dim: int) -> Location | None:
+def mergeable(graph: OpGraph, anchor: str, alike: Callable[[OpNode, OpNode], bool], dim: int) -> Location | None:
     """Return the nodes that read what `anchor` reads first and are `alike`, if there are others and it is the first.
 
     Their other inputs are weights alone, so that none of the nodes needs another, and their users can read a part
@@ -80,7 +80,7 @@ def mergeable(graph: Graph, anchor: str, alike: Callable[[Node, Node], bool], di
     return names if len(names) > 1 and anchor in names else None
 
 
-def _takes_a_part(user: Node, shape: tuple[int, ...], dim: int) -> bool:
+def _takes_a_part(user: OpNode, shape: tuple[int, ...], dim: int) -> bool:
     """Return whether a node can read a tensor of this shape that is a part, along `dim`, of a larger one.
 
     A view may not span the gaps between its rows, and what changes one part in place spoils the others' gradients.
@@ -101,7 +101,7 @@ _VIEWS: Final = ("view", "view_as", torch.ops.aten.view.default)
 """Methods and operators that are refused where memory does not allow for a view."""
 
 
-def scalar_of(graph: Graph, name: str, operator: str) -> tuple[str, float] | None:
+def scalar_of(graph: OpGraph, name: str, operator: str) -> tuple[str, float] | None:
     """Return the tensor and the number of a node that computes `operator` of both, None for any other node."""
     node = graph.nodes[name]
     scalar = node.get("scalar")

@@ -13,8 +13,8 @@ from torch.nn.functional import one_hot
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
-from espalier_lab.rewriting.learned.rollout import Episode
-from espalier_lab.rewriting.learned.seen import Seen
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode
+from espalier_lab.rewriting.learned.seen import GraphObservation
 
 ACTION_SIZE: Final = STOP + 1 + LOCATIONS
 """Numbers of an action: its rule and its location, one-hot."""
@@ -26,7 +26,7 @@ def coded(actions: Tensor) -> Tensor:
     return torch.cat([rules, places], dim=-1).float()
 
 
-def mask_of(seen: Seen) -> Tensor:
+def mask_of(seen: GraphObservation) -> Tensor:
     """Return 1 where a rule holds: (`STOP`, `LOCATIONS`)."""
     mask = torch.zeros(STOP, LOCATIONS)
     mask[seen.rules, seen.places] = 1
@@ -34,7 +34,7 @@ def mask_of(seen: Seen) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EpisodeBlock:
     """E episodes of at most T steps; zeros after the end of each."""
 
     actions: Tensor
@@ -49,11 +49,11 @@ class Block:
     """(E, T), boolean: the steps that there were."""
 
     @staticmethod
-    def of(episodes: Sequence[Episode[Seen]]) -> Block:
+    def of(episodes: Sequence[RewriteEpisode[GraphObservation]]) -> EpisodeBlock:
         """Put episodes together; none may be empty."""
         lengths = torch.tensor([len(one.actions) for one in episodes])
         steps = torch.arange(int(lengths.max()))
-        return Block(
+        return EpisodeBlock(
             actions=_padded([coded(_pairs(one)) for one in episodes]),
             rewards=_padded([torch.tensor(one.rewards) for one in episodes]),
             masks=_padded([torch.stack([mask_of(seen) for seen in (*one.seen[1:], one.last)]) for one in episodes]),
@@ -62,7 +62,7 @@ class Block:
         )
 
 
-def _pairs(episode: Episode[Seen]) -> Tensor:
+def _pairs(episode: RewriteEpisode[GraphObservation]) -> Tensor:
     pairs = [seen.action(number) for seen, number in zip(episode.seen, episode.actions, strict=True)]
     return torch.from_numpy(np.stack(pairs))
 

@@ -9,15 +9,15 @@ from typing import Any, Final
 import torch
 
 from espalier_lab.rewriting.learned.environment import RewritesEnvironment
-from espalier_lab.rewriting.learned.learnable import Policy, Scores
-from espalier_lab.rewriting.learned.rollout import Episode, play
-from espalier_lab.rewriting.learned.seen import Seen
+from espalier_lab.rewriting.learned.learnable import LearnablePolicy, Scores
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode, play
+from espalier_lab.rewriting.learned.seen import GraphObservation
 
 STOPPING: Final = 0.05
 """Probability that a random walk stops before a rewrite, so that a world model sees what stopping does."""
 
 
-class Uniform(Policy[Seen]):
+class Uniform(LearnablePolicy[GraphObservation]):
     """Draws any rewrite that holds with the same probability, and stops where none does."""
 
     def __init__(self, stopping: float = STOPPING) -> None:
@@ -25,11 +25,11 @@ class Uniform(Policy[Seen]):
         super().__init__()
         self.stopping = stopping
 
-    def read(self, observation: Any, info: dict[str, Any]) -> Seen:
+    def read(self, observation: Any, info: dict[str, Any]) -> GraphObservation:
         """Return a graph without its padding."""
-        return Seen.of(observation, info)
+        return GraphObservation.of(observation, info)
 
-    def scores(self, seen: Sequence[Seen]) -> Scores:
+    def scores(self, seen: Sequence[GraphObservation]) -> Scores:
         """Score the actions of graphs; nothing is expected of them."""
         matches = [len(one.rules) for one in seen]
         chances = torch.zeros(len(seen), 1 + max(matches))
@@ -40,11 +40,11 @@ class Uniform(Policy[Seen]):
 
 
 def record(
-    environment: RewritesEnvironment, steps: int, seed: int, policy: Policy[Seen] | None = None
-) -> list[Episode[Seen]]:
+    environment: RewritesEnvironment, steps: int, seed: int, policy: LearnablePolicy[GraphObservation] | None = None
+) -> list[RewriteEpisode[GraphObservation]]:
     """Record whole episodes until they have at least `steps` steps; `Uniform` plays them, or another policy."""
     policy, generator = policy or Uniform(), torch.Generator().manual_seed(seed)
-    episodes: list[Episode[Seen]] = []
+    episodes: list[RewriteEpisode[GraphObservation]] = []
     while (missing := steps - sum(len(one.actions) for one in episodes)) > 0:
         # No more episodes side by side than can be missing.
         count = min(8, -(-missing // environment.horizon))

@@ -15,8 +15,8 @@ from espalier_lab.rewriting.learned.dreaming.awake import Awake
 from espalier_lab.rewriting.learned.dreaming.dream import Dream
 from espalier_lab.rewriting.learned.dreaming.mind import MIND_SIZE, Known
 from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP, Action
-from espalier_lab.rewriting.learned.learnable import EAGER, Policy, Scores
-from espalier_lab.rewriting.learned.learner import OnUpdate, Settings, ignored, practise
+from espalier_lab.rewriting.learned.learnable import EAGER, LearnablePolicy, Scores
+from espalier_lab.rewriting.learned.learner import OnUpdate, RewriteLearnerSettings, ignored, practise
 
 _HIDDEN: Final = 64
 
@@ -35,7 +35,7 @@ class Thought:
         return np.array((STOP, 0) if number == 0 else divmod(number - 1, LOCATIONS), dtype=np.int64)
 
 
-class Controller(Policy[Thought]):
+class Controller(LearnablePolicy[Thought]):
     """Two masked heads, as in the thesis: the rule (or to stop), and the location given the rule; and a critic."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Controller(Policy[Thought]):
 
 
 def learn_controller(
-    environment: Dream | Awake, settings: Settings, seed: int, on_update: OnUpdate = ignored
+    environment: Dream | Awake, settings: RewriteLearnerSettings, seed: int, on_update: OnUpdate = ignored
 ) -> Controller:
     """Learn a controller in a dream, or in the real environment; the same seed gives the same one.
 

@@ -17,7 +17,7 @@ from espalier_lab.rewriting.learned.dreaming.blocks import mask_of
 from espalier_lab.rewriting.learned.dreaming.mind import Known, Mind, mind_space
 from espalier_lab.rewriting.learned.dreaming.world import World
 from espalier_lab.rewriting.learned.environment import FORBIDDEN, LOCATIONS, PENALIZE, STOP, Action, chosen
-from espalier_lab.rewriting.learned.seen import Seen
+from espalier_lab.rewriting.learned.seen import GraphObservation
 
 
 class Dream(gymnasium.Env[Known, Action]):
@@ -36,7 +36,7 @@ class Dream(gymnasium.Env[Known, Action]):
     def __init__(
         self,
         world: World,
-        start: Seen,
+        start: GraphObservation,
         *,
         temperature: float = 1.0,
         horizon: int = HORIZON,

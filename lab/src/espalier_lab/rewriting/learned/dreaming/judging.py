@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from espalier_lab.rewriting.learned.dreaming.blocks import Block
+from espalier_lab.rewriting.learned.dreaming.blocks import EpisodeBlock
 from espalier_lab.rewriting.learned.dreaming.world import World
-from espalier_lab.rewriting.learned.rollout import Episode
-from espalier_lab.rewriting.learned.seen import Seen
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode
+from espalier_lab.rewriting.learned.seen import GraphObservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Judged:
     """Steps of which is foretold whether they end the episode."""
 
 
-def judged(world: World, episodes: Sequence[Episode[Seen]], *, dreaming: bool) -> Judged:
+def judged(world: World, episodes: Sequence[RewriteEpisode[GraphObservation]], *, dreaming: bool) -> Judged:
     """Foretell the steps of recorded actions, each from the real z_t, or `dreaming`: from the z that was foretold."""
-    block, latents = Block.of(episodes), world.latents(episodes)
+    block, latents = EpisodeBlock.of(episodes), world.latents(episodes)
     masks, rewards, ends = [], [], []
     latent, state = latents[:, :1], None
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from espalier_lab.rewriting.learned.dreaming.blocks import ACTION_SIZE
 from espalier_lab.rewriting.learned.encoding import WHOLE_SIZE, GraphEncoder
 from espalier_lab.rewriting.learned.environment import LOCATIONS, STOP
-from espalier_lab.rewriting.learned.seen import WHOLE_FEATURES, Batch, Seen
+from espalier_lab.rewriting.learned.seen import WHOLE_FEATURES, Batch, GraphObservation
 
 LATENT: Final = 32
 """Numbers of a graph, as in the thesis."""
@@ -44,7 +44,7 @@ class Vision(GraphEncoder):
         latents: Tensor = self.scale(self.narrow(self.encoded(batch)[1]))
         return latents
 
-    def latents(self, seen: Sequence[Seen]) -> Tensor:
+    def latents(self, seen: Sequence[GraphObservation]) -> Tensor:
         """Return z_t of any number of graphs, without gradients: (graphs, `LATENT`)."""
         with torch.no_grad():
             parts = [self(Batch.of(seen[first : first + _CHUNK])) for first in range(0, len(seen), _CHUNK)]

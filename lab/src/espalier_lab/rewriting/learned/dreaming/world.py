@@ -12,11 +12,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier_agent.learners.learning import descend
-from espalier_lab.rewriting.learned.dreaming.blocks import Block, mask_of
+from espalier_lab.rewriting.learned.dreaming.blocks import EpisodeBlock, mask_of
 from espalier_lab.rewriting.learned.dreaming.memory import Memory
 from espalier_lab.rewriting.learned.dreaming.vision import LATENT, Vision
-from espalier_lab.rewriting.learned.rollout import Episode
-from espalier_lab.rewriting.learned.seen import Batch, Seen
+from espalier_lab.rewriting.learned.rollout import RewriteEpisode
+from espalier_lab.rewriting.learned.seen import Batch, GraphObservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class World:
     unit: float
     """Of the rewards that the memory foretells."""
 
-    def latents(self, episodes: Sequence[Episode[Seen]]) -> Tensor:
+    def latents(self, episodes: Sequence[RewriteEpisode[GraphObservation]]) -> Tensor:
         """Return z of all graphs of E episodes, zeros after the last: (E, T + 1, `LATENT`)."""
         lengths = [len(one.seen) + 1 for one in episodes]
         found = self.vision.latents([seen for one in episodes for seen in (*one.seen, one.last)])
@@ -57,7 +57,7 @@ Heard = Callable[[str, int, float], None]
 
 
 def learn_world(
-    episodes: Sequence[Episode[Seen]],
+    episodes: Sequence[RewriteEpisode[GraphObservation]],
     settings: WorldSettings,
     seed: int,
     heard: Heard = lambda part, passes, loss: None,
@@ -72,7 +72,7 @@ def learn_world(
         raise ValueError(f"episodes: {graphs} graphs were recorded; record at least two")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        block = Block.of(episodes)
+        block = EpisodeBlock.of(episodes)
         spread = float(block.rewards[block.played].std(correction=0))
         world = World(Vision(), Memory(), max(spread, 1e-6))
         _see(world, episodes, block, settings, heard)
@@ -82,7 +82,13 @@ def learn_world(
     return world
 
 
-def _see(world: World, episodes: Sequence[Episode[Seen]], block: Block, settings: WorldSettings, heard: Heard) -> None:
+def _see(
+    world: World,
+    episodes: Sequence[RewriteEpisode[GraphObservation]],
+    block: EpisodeBlock,
+    settings: WorldSettings,
+    heard: Heard,
+) -> None:
     graphs = [seen for one in episodes for seen in one.seen]
     actions, rewards = block.actions[block.played], block.rewards[block.played] / world.unit
     masks = torch.stack([mask_of(seen) for seen in graphs])
@@ -98,7 +104,7 @@ def _see(world: World, episodes: Sequence[Episode[Seen]], block: Block, settings
         heard("vision", passes, value)
 
 
-def _remember(world: World, latents: Tensor, block: Block, settings: WorldSettings, heard: Heard) -> None:
+def _remember(world: World, latents: Tensor, block: EpisodeBlock, settings: WorldSettings, heard: Heard) -> None:
     _begin_at(world.memory.masks, block.masks[block.played])
 
     def loss(chunk: Tensor) -> Tensor:

@@ -244,6 +244,10 @@ bench-trial-evidence: .venv/.ready  ## what do the losses of a trial say of the 
 bench-growth-zoo: .venv/.ready  ## where 150 models of timm, Hugging Face and torch can grow, and how exactly; writes docs/reports/zoo.md (20 minutes of a core)
 	.venv/bin/python benchmarks/growth_zoo.py --page docs/reports/zoo.md $(ARGS)
 
+.PHONY: bench-reports
+bench-reports: .venv/.ready  ## draw the figures of docs/reports that no other benchmark draws, from its tables; in seconds
+	.venv/bin/python benchmarks/reports.py $(ARGS)
+
 .PHONY: bench-batch
 bench-batch: .venv/.ready  ## does a batch size that follows goodput pay? six seeds, one worker and two (15 minutes)
 	.venv/bin/python benchmarks/batch.py --time-budget 3 --processes 1 $(ARGS)

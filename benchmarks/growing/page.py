@@ -12,26 +12,32 @@ from growing.measured import Row
 _HEAD = """<!-- Written by `make bench-growth-zoo`. Do not edit. -->
 # Models that grow
 
-{count} models of other libraries, built from their configurations with random weights, in small versions where
-possible, with {versions}.
+**Where can models of other people grow, and does growth keep what they compute?**
 
-- **Layers**: places where a layer can be added (`deepen`). **Blocks**: runs of residual blocks that can be continued
-  exactly (`add_block`). **Scaled**: further runs that only `insertion: Scaled` can double, which is not exact.
-  **Groups**: channels that can be widened (`widen`).
-- **Eval** and **train**: the largest difference of the first output, relative to its largest entry, after a layer at
-  every place, a block at every run and a wider random group are added at once; without dropout, in float64 unless the
-  line names another type. **Train** is empty if the model uses random numbers.
+- {summary}
+- {causality}
+- {exact}
+- The {count} models are of timm, Hugging Face, torchvision and torch, small, with random weights ({versions}).
+- `espalier points --model MODULE:FUNCTION` says the same of yours, with the reason where there is no place.
+
+![Models by the largest difference of their outputs after growth](images/zoo.png)
+
+`make bench-growth-zoo` (20 minutes of a core) writes this page, and `make bench-reports` draws the figure from it.
+
+- **Layers**: places for a layer (`deepen`). **Blocks**: runs of residual blocks that can be continued exactly
+  (`add_block`), and after a plus those that only `insertion: Scaled` can double. **Groups**: channels that can be
+  widened (`widen`).
+- **Difference**: the largest one of the first output, relative to its largest entry, after a layer at every place, a
+  block at every run and a wider random group are added at once; in eval mode, and in train mode without dropout unless
+  the model uses random numbers; in float64 unless the line names another type.
 - **Causality**: outputs that did not depend on parts of the input (masks, causal padding, other examples) still do not,
   with random values in all weights, including new ones.
-
-{summary}
 """
 
 
 def page(rows: Sequence[Row]) -> str:
     """Return the page for these lines."""
-    parts = [_HEAD.format(count=len(rows), versions=_versions(),
-                          summary=_summary(rows))]  # fmt: skip
+    parts = [_HEAD.format(count=len(rows), versions=_versions(), **_answers(rows))]
     libraries = {library: [row for row in rows if row.library == library] for library in ("timm", *_others(rows))}
     parts += [f"## {library}\n\n{_table(own)}\n" for library, own in libraries.items() if own]
     refused = [row for row in rows if row.refused]
@@ -50,32 +56,35 @@ def _versions() -> str:
     return ", ".join(f"{name} {number.partition('+')[0]}" for name, number in found.items())
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def _answers(rows: Sequence[Row]) -> dict[str, str]:
     counts = Counter({name: sum(bool(getattr(row, name)) for row in rows) for name in ("layers", "blocks", "groups")})
-    compared = [row for row in rows if row.evaluation is not None]
-    exact = [row for row in compared if row.dtype == "float64"]
-    worst = max((max(row.evaluation or 0.0, row.training or 0.0) for row in exact), default=0.0)
-    kept = [row for row in rows if row.kept is not None]
-    return (
-        f"Of {len(rows)} models, {counts['layers']} have places for layers, {counts['blocks']} runs of blocks, "
-        f"{counts['groups']} groups of channels; {sum(bool(row.refused) for row in rows)} have none of them. "
-        f"The largest difference of the {len(exact)} that run in float64 is {worst:.0e}. "
-        f"Causality is kept by {sum(bool(row.kept) for row in kept)} of the {len(kept)} in which it can be measured."
-    )
+    exact = [row for row in rows if row.evaluation is not None and row.dtype == "float64"]
+    worst = max((_largest(row) or 0.0 for row in exact), default=0.0)
+    seen = [row for row in rows if row.kept is not None]
+    lost = ", ".join(f"{row.model} (**lost**)" for row in seen if not row.kept)
+    return {
+        "summary": f"Of {len(rows)} models, {counts['layers']} have places for layers, {counts['blocks']} runs of "
+        f"blocks, {counts['groups']} groups of channels; {sum(bool(row.refused) for row in rows)} have none.",
+        "causality": f"Causality is kept by {sum(bool(row.kept) for row in seen)} of the {len(seen)} models that tell"
+        f"{f'; not by {lost}' if lost else ''}.",
+        "exact": f"The largest difference of the {len(exact)} that run in float64 is {worst:.0e}.",
+    }
 
 
 def _table(rows: Sequence[Row]) -> str:
     lines = [
-        "| model | layers | blocks | scaled | groups | eval | train | causality |",
-        "| --- " + "| ---: " * 6 + "| --- |",
+        "| model | layers | blocks | groups | difference |",
+        "| --- " + "| ---: " * 4 + "|",
     ]
     for row in rows:
         single = " (float32)" if row.dtype == "float32" else ""
-        kept = {True: "kept", False: "**lost**", None: ""}[row.kept]
-        counts = (row.layers, row.blocks, row.scaled, row.groups)
-        figures = (f"{_figure(row.evaluation)}{single}", _figure(row.training))
-        lines.append("| " + " | ".join((row.model, *map(str, counts), *figures, kept)) + " |")
+        counts = (row.layers, f"{row.blocks}+{row.scaled}" if row.scaled else row.blocks, row.groups)
+        lines.append("| " + " | ".join((row.model, *map(str, counts), f"{_figure(_largest(row))}{single}")) + " |")
     return "\n".join(lines)
+
+
+def _largest(row: Row) -> float | None:
+    return None if row.evaluation is None else max(row.evaluation, row.training or 0.0)
 
 
 def _figure(value: float | None) -> str:

@@ -52,8 +52,8 @@ def test_the_page_tells_what_is_lost_and_what_has_no_place() -> None:
         fine, model="three", layers=0, blocks=0, groups=0, refused="no activation", evaluation=None, kept=None
     )
     text = page([fine, lost, none])
-    assert "| one | 1 | 2 | 0 | 3 | 1e-16 |  | kept |" in text
-    assert "**lost**" in text
+    assert "| one | 1 | 2 | 3 | 1e-16 |" in text
+    assert "two (**lost**)" in text
     assert "- three (timm): no activation" in text
-    assert "1 have none of them" in text
+    assert "1 have none." in text
     assert "is 5e-01" in text

@@ -67,12 +67,12 @@ def elastic(axes: Axes, page: Path) -> None:
 
 def rewrites(axes: Axes, page: Path) -> None:
     """Gain of a training step by the best plan of a search and by torch.compile, for each net on a CPU."""
-    rows = next(tables(page, "net | how | graphs costed | by the table | forward | step"))
+    rows = next(tables(page, "net | how | graphs costed | by the table | step"))
     gains: dict[str, list[float]] = {}
     for row in rows:
         compiled = row[1] == "torch.compile"
         of_net = gains.setdefault(row[0].partition(" (")[0], [1.0, 1.0])
-        step = numbers(row[5])[0]
+        step = numbers(row[4])[0]
         of_net[compiled] = step if compiled else max(of_net[0], step)
     for place, (rewritten, compiled) in enumerate(reversed(gains.values())):
         axes.barh(place + 0.2, rewritten - 1, 0.38, left=1, color=OURS, label="" if place else "rewrites")

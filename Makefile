@@ -112,6 +112,10 @@ sizes: .venv/.ready  ## lower the numbers in hack/sizes.toml to the sizes
 e2e-local: .venv/.ready  ## run what a person types on a laptop: jobs, the book's commands, benchmarks
 	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local --numprocesses $(WORKERS) --dist load --maxschedchunk 1
 
+.PHONY: test-release
+test-release: .venv/.ready  ## build the wheels, install them into an empty environment, and do there what the quickstart does
+	OMP_NUM_THREADS=1 .venv/bin/pytest tests/e2e/local/test_release.py
+
 .PHONY: images cluster cluster-down e2e e2e-shared e2e-alone
 images:  ## build the images localhost/espalier-{operator,trainer,agent}:dev
 	hack/cluster images

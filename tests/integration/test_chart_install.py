@@ -6,7 +6,7 @@ import re
 
 import pytest
 from apiserver import JOBS
-from charts import CASES, CHART, ROOT, HelmError, parse, pod_templates
+from charts import CASES, CHART, IMAGES, ROOT, VERSION, HelmError, parse, pod_templates
 from releases import DEFINITION, Release, key, make_job, try_pods
 
 from espalier_generate.crd import definitions
@@ -23,7 +23,7 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
 
     said = release.run("install")
     _, _, notes = said.partition("NOTES:")
-    assert f"Espalier 0.1.0 is in namespace {release.namespace}; it manages jobs in all namespaces." in notes
+    assert f"Espalier {VERSION} is in namespace {release.namespace}; it manages jobs in all namespaces." in notes
     assert f"helm test espalier --namespace {release.namespace}" in notes
     (applied,) = re.findall(r"kubectl apply.* -f (\S+)", notes)
     assert (ROOT / applied).exists()
@@ -37,14 +37,14 @@ def test_a_release_s_whole_life_and_the_jobs_that_live_through_it(release: Relea
     assert {key(each) for each in second} - {key(each) for each in first} == {"PodDisruptionBudget/espalier-agent"}
     spec = server.request("GET", deployment)["spec"]
     assert spec["replicas"] == 2
-    assert spec["template"]["spec"]["containers"][0]["image"] == "localhost/espalier-agent:next"
+    assert spec["template"]["spec"]["containers"][0]["image"] == f"{IMAGES}/espalier-agent:next"
     assert server.request("GET", path)["metadata"]["uid"] == uid
 
     release.helm("rollback", "espalier", "1", f"--namespace={release.namespace}")
     assert release.there(second) == {key(each) for each in first}
     spec = server.request("GET", deployment)["spec"]
     assert spec["replicas"] == 1
-    assert spec["template"]["spec"]["containers"][0]["image"] == "localhost/espalier-agent:dev"
+    assert spec["template"]["spec"]["containers"][0]["image"] == f"{IMAGES}/espalier-agent:{VERSION}"
     assert server.request("GET", path)["metadata"]["uid"] == uid
 
     said = release.uninstall()

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "espalier"
 VALUES = Path(__file__).parent / "values"
 SYSTEM = "espalier-system"
+VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
 KUBE_VERSION = "1.34"
+IMAGES = "ghcr.io/espalier-dev/espalier"
+"""Where the release workflow pushes them."""
 CASES: dict[str, tuple[str, ...]] = {
     "default": (),
     **{file.stem: (file.stem,) for file in sorted(VALUES.glob("*.yaml"))},

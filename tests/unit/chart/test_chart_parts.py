@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from charts import CHART, KUBE_VERSION, ROOT, SYSTEM, Helm, Raw, of, one, parse, pod_templates, rights
+from charts import CHART, IMAGES, KUBE_VERSION, ROOT, SYSTEM, VERSION, Helm, Raw, of, one, parse, pod_templates, rights
 
 from espalier_agent.commands.serve import serve
 from espalier_lab.scheduling.product.__main__ import arguments
@@ -24,7 +24,7 @@ def test_the_operator_gets_its_own_defaults(helm: Helm) -> None:
     (container,) = one(helm.render(), "Deployment", "espalier-operator")["spec"]["template"]["spec"]["containers"]
     context = main.make_context("espalier-operator", list(container["args"]))
     assert settings_of(context.params) == KubeSettings(
-        trainer_image="localhost/espalier-trainer:dev",
+        trainer_image=f"{IMAGES}/espalier-trainer:{VERSION}",
         agent_url="http://espalier-agent.espalier-system.svc:8080",
         worker_network_policies=True,
     )
@@ -98,7 +98,7 @@ def test_images_are_as_they_are_given(helm: Helm) -> None:
 
 def test_an_empty_tag_is_the_version(helm: Helm) -> None:
     pods = dict(pod_templates(helm.render(sets={"image": '{"tag": "", "registry": ""}'})))
-    assert pods["espalier-agent"]["spec"]["containers"][0]["image"] == "espalier-agent:0.1.0"
+    assert pods["espalier-agent"]["spec"]["containers"][0]["image"] == f"espalier-agent:{VERSION}"
 
 
 POLICIES = {
@@ -197,7 +197,7 @@ def test_hostile_values_stay_what_they_are(helm: Helm) -> None:
     operator = pods["espalier-operator"]
     assert operator["spec"]["serviceAccountName"] == "on"
     assert operator["spec"]["priorityClassName"] == "false"
-    assert operator["spec"]["containers"][0]["image"] == "localhost/espalier-operator:007"
+    assert operator["spec"]["containers"][0]["image"] == f"{IMAGES}/espalier-operator:007"
     assert operator["metadata"]["annotations"] == {"example.com/text": '{{ fail "no" }}: #\t\\'}
     assert operator["metadata"]["labels"]["app.kubernetes.io/name"] == "espalier-operator", "selectors still find it"
     assert operator["metadata"]["labels"]["yes"] == "null"

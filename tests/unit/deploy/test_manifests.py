@@ -17,6 +17,8 @@ from operator_world.kube_objects import kube_job
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
+REGISTRY = "ghcr.io/espalier-dev/espalier"
+(VERSION,) = re.findall(r"^version: (.+)$", (ROOT / "charts/espalier/Chart.yaml").read_text(), re.M)
 SYSTEM = "espalier-system"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
@@ -128,7 +130,7 @@ def test_pods_are_restricted(part: str) -> None:
 def test_pods_run_our_images_under_their_own_account(part: str) -> None:
     spec = pod_spec(f"espalier-{part}")
     (container,) = spec["containers"]
-    assert container["image"] == f"localhost/espalier-{part}:dev"
+    assert container["image"] == f"{REGISTRY}/espalier-{part}:{VERSION}"
     assert container["imagePullPolicy"] == "IfNotPresent", "the image is loaded into the nodes, no registry has it"
     assert spec["serviceAccountName"] == f"espalier-{part}"
     template = deployment(f"espalier-{part}")["spec"]
@@ -183,7 +185,7 @@ def test_the_operators_options_are_ones_it_takes_and_name_what_is_deployed() -> 
     (container,) = pod_spec("espalier-operator")["containers"]
     context = main.make_context("espalier-operator", list(container["args"]))
     settings = settings_of(context.params)
-    assert settings.trainer_image == "localhost/espalier-trainer:dev"
+    assert settings.trainer_image == f"{REGISTRY}/espalier-trainer:{VERSION}"
     (service,) = of("Service", "espalier-agent")
     (port,) = service["spec"]["ports"]
     assert settings.agent_url == f"http://{service['metadata']['name']}.{SYSTEM}.svc:{port['port']}"

@@ -62,7 +62,7 @@ def facts_of(
 ) -> JobFacts:
     """Return what the planner reads of the job."""
     pods = JobPods() if pods is None else pods
-    trouble = rejected or trouble_of(pods)
+    trouble = rejected or trouble_of(pods, trained=state.trained)
     return view.facts_of(
         job.key, state, observation_of(pods, report, _reported_at(report)), job.terms, now, settings.timing, trouble
     )

@@ -220,3 +220,7 @@ def test_what_refuses_a_worker_is_told_before_the_gates_of_another() -> None:
     trouble = trouble_of(pods)
     assert trouble is not None
     assert trouble.reason is Reason.IMAGE_PULL_FAILED
+    first, second = pods.base
+    assert first is not None
+    starts = replace(first, trouble=Reason.STARTING, gated=False, node="other")
+    assert trouble_of(replace(pods, base=(starts, second))) == trouble, "one that only starts slowly says less, too"

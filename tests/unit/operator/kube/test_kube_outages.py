@@ -236,3 +236,11 @@ def test_what_people_learn_of_a_silent_node() -> None:
         Reason.NODE_LOST,
         "node node does not report; its leader may still run there",
     )
+    waits = {"waiting": {"reason": "ErrImagePull", "message": "no"}}
+    pulls = parse_pod(raw_worker(JOB, 1, uid="base-1", node="other", phase="Pending", state=waits), SETTINGS)
+    both = sort_pods(JOB, state, [pod_of(), pulls], UnreachablePods(silent=frozenset({"base-0"})))
+    refused, hidden = trouble_of(both), trouble_of(both, trained=True)
+    assert refused is not None
+    assert hidden is not None
+    assert refused.reason is Reason.IMAGE_PULL_FAILED, "it gives its GPUs back for that"
+    assert hidden.reason is Reason.NODE_LOST

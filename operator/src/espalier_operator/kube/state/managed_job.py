@@ -381,7 +381,7 @@ class ManagedJob(WorkItem):
     def _facts(self) -> JobFacts:
         if self.job is None:
             raise ValueError(f"{self.key} has no specification that can be run")
-        trouble = self.rejected or trouble_of(self.pods) or held_by(self.state)
+        trouble = self.rejected or trouble_of(self.pods, trained=self.state.trained) or held_by(self.state)
         terms, now, timing = self.job.terms, self.looked_at, self._timing
         done = self.program.done if terms.program else None
         troubles, measured = (trouble, self.extra_rejected), self.report.measured

@@ -105,16 +105,19 @@ def observation_of(
     )
 
 
-def trouble_of(pods: JobPods) -> Trouble | None:
+def trouble_of(pods: JobPods, *, trained: bool = False) -> Trouble | None:
     """Return what prevents a base worker from starting, or hides whether the leader runs.
 
-    Preferably a worker that holds GPUs, and of several the leader. Scheduling gates, which others remove, come last.
+    Preferably of a worker that holds GPUs, of several one that is refused, and of these the leader. Until the job has
+    trained, it gives its GPUs back for that; afterwards it matters more that the leader is hidden. Scheduling gates,
+    which others remove, come last.
     """
-    if pods.leader is not None and pods.leader.uid in pods.silent:
+    found = [pod for pod in pods.base if pod is not None and pod.trouble is not None and pod.phase == "Pending"]
+    found.sort(key=lambda pod: (pod.node is None, not pod.refused))
+    gives_back = not trained and bool(found) and found[0].refused and found[0].node is not None
+    if pods.leader is not None and pods.leader.uid in pods.silent and not gives_back:
         message = f"node {pods.leader.node} does not report; its leader may still run there"
         return Trouble(reason=Reason.NODE_LOST, message=message)
-    found = [pod for pod in pods.base if pod is not None and pod.trouble is not None and pod.phase == "Pending"]
-    found.sort(key=lambda pod: (pod.node is None, pod.gated))
     return next(map(_trouble, found), None)
 
 

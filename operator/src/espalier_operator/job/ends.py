@@ -222,6 +222,8 @@ def if_forced(seen: Observation, terms: JobTerms) -> Ended | None:
         return Ended(reason=report.reason or Reason.COMPLETED, failed=False, message=message)
     when = f"after {report.used_seconds:.3g} s of {terms.time_budget_seconds:g} s"
     message = f"its trainer did not report its end; the last report, {when}, is of step {report.step} ({report.phase})"
+    if report.phase is TrainerPhase.STARTING:
+        message += "; a start-up of more than 120 s (operator.seconds.startUpAllowance) counts as training"
     return Ended(reason=Reason.BUDGET_ENFORCED, failed=True, message=message)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_core.types.status import JobStatus
+from espalier_operator.job.ends import if_forced
 from espalier_operator.job.progress import Leader, leader_of, turning_points
 from espalier_operator.job.state import JobState, Observation
 from espalier_operator.job.status import state_of, utc
@@ -96,6 +97,13 @@ def account() -> Account:
 
 
 # ---- what counts
+
+
+def test_one_that_is_ended_as_it_starts_is_told_what_counts(account):
+    account.says(STARTING)
+    forced = if_forced(account.seen(), JOB.terms)
+    assert forced is not None
+    assert "(Starting); a start-up of more than 120 s (operator.seconds.startUpAllowance) counts" in forced.message
 
 
 def test_queueing_pulling_and_starting_do_not_count(account):

@@ -128,7 +128,7 @@ def test_gpu_budget_used_up_is_a_normal_end_with_an_accuracy(workplace, make_job
     place = workplace(make_job(timeBudgetSeconds=600, adaptation={"mode": "Off"}))
     place.allocate(1)
     process = place.start()
-    until(lambda: _training(place), "training")
+    until(lambda: _training(place) and place.report().step > 0, "a step")
     place.allocate(1, stop=Reason.GPU_BUDGET_EXHAUSTED)
     assert _join(process) == 0, place.log
     assert place.report().reason is Reason.GPU_BUDGET_EXHAUSTED

@@ -90,9 +90,9 @@ dashboards: .venv/.ready  ## generate the dashboards, the alert rules and docs/r
 
 .PHONY: docs
 docs: .venv/.ready  ## generate pages and build the documentation into site/; dead links are errors
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.job_reference docs/reference/job.md
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.reasons_page docs/reference/reasons.md
-	PYTHONPATH=hack .venv/bin/python -m espalier_generate.command_reference docs/reference/cli.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages job docs/reference/job.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages reasons docs/reference/reasons.md
+	PYTHONPATH=hack .venv/bin/python -m espalier_generate.pages commands docs/reference/cli.md
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 

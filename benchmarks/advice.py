@@ -28,7 +28,7 @@ from harness.statistics import percentile
 
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise
-from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import default_policy
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.types.advice import AdviceRequest
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import click
 
-from espalier_agent.policies.files import open_policy
-from espalier_agent.policies.policy import Policy
-from espalier_agent.policies.tree_features import STATIC, Facts, static_features
+from espalier_agent.policies.policy import Policy, open_policy
+from espalier_agent.policies.tree_features import STATIC, RequestFacts, static_features
 from espalier_core.types.advice import Action
 from espalier_core.types.outcomes import CaseRecord, MomentRecord
 from espalier_lab.growth.corpus.families import Families
@@ -75,7 +74,7 @@ def mixing(record: CaseRecord, moment: MomentRecord) -> Action:
     """Return the first growth that lets places see each other: the best fixed rule that was measured before."""
     if record.architecture is None:
         return Action.nothing()
-    features = static_features(record.architecture, Facts())
+    features = static_features(record.architecture, RequestFacts())
     actions = [arm.action for arm in moment.arms]
     return next((one for one in actions if one.grows and features[one][_MIXES_FIRST]), Action.nothing())
 

@@ -7,7 +7,7 @@
    state, draw an action, grow the model, update at the end). Both train on all tables, interleaved.
 2. Fit: one agent on the paper's six tables (the default of `espalier agent learn`): its rank on each table, the seconds
    per seed, and the seconds for all seeds at once (`learners/expected.py`), which the other parts use.
-3. Noise: how much the ranks vary between seeds, from tables with several seeds (`rank_noise.py`).
+3. Noise: how much the ranks vary between seeds, from tables with several seeds (`rank_noise`).
 4. Generalisation: train on some tables, evaluate on others. The paper's tables: two scenarios of each model against the
    third; one model against the other. Our tables: all scenarios but one against that one; the paper's tables alone, and
    together with those of our other model. Reported are regret to the best sequence of the table and rank, as means over
@@ -36,7 +36,7 @@ from learning.speed import fit, speed
 
 from espalier_agent.commands.learn import gather_tables
 from espalier_agent.data import table_sets
-from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
+from espalier_agent.evaluation.evaluate import accuracies_by_seed, rank_noise
 from espalier_agent.learners.expected import FIT
 from espalier_core.types.outcomes import OutcomeTable
 

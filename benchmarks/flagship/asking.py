@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import default_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, default_policy
 from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
 from espalier_core.types.report import AdaptationSource
 from espalier_trainer.growth.advisor import Advisor, Decision

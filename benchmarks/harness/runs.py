@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier_agent.policies.advice import advise
-from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import default_policy
 from espalier_core.types.advice import AdviceRequest, OutcomeReport
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource

@@ -15,13 +15,14 @@ from harness.printed import progress
 from harness.statistics import spread
 
 from espalier_agent.evaluation.evaluate import (
+    accuracies_by_seed,
     best_on_average,
     greedy_sequence,
     heuristic_sequence,
     none_sequence,
     random_mean,
+    rank_noise,
 )
-from espalier_agent.evaluation.rank_noise import accuracies_by_seed, rank_noise
 from espalier_agent.learners import distilled, expected
 from espalier_agent.learners.expected import SeededRun, learn_many
 from espalier_agent.policies.policy import Policy

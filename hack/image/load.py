@@ -46,7 +46,7 @@ class Blob(NamedTuple):
     path: Path | None
 
 
-class Node(NamedTuple):
+class NodeContent(NamedTuple):
     """What a node has: its images' configurations by name, and layers by the digest of what they unpack to."""
 
     images: dict[str, str]
@@ -72,9 +72,9 @@ def inspect(name: str) -> Image:
     return Image(name, found["Id"], tuple(found["RootFS"]["Layers"]))
 
 
-def look(node: str) -> Node:
+def look(node: str) -> NodeContent:
     """Read the manifests of the node's images. Those that are lists of others, or are not all there, are left out."""
-    found = Node({}, {})
+    found = NodeContent({}, {})
     kept = set(containerd(node, "content", "ls", "--quiet").split())
     for row in containerd(node, "images", "ls").splitlines()[1:]:
         name, _, digest = row.split()[:3]
@@ -91,7 +91,7 @@ def look(node: str) -> Node:
     return found
 
 
-def in_all(nodes: Sequence[Node]) -> dict[str, Blob]:
+def in_all(nodes: Sequence[NodeContent]) -> dict[str, Blob]:
     """Return the layers that every node has in the same form."""
     first, *others = nodes
     return {
@@ -200,7 +200,7 @@ def send(node: str, images: Sequence[Image], blobs: Mapping[str, Blob]) -> None:
         raise subprocess.CalledProcessError(process.returncode, command)
 
 
-def load(images: Sequence[Image], nodes: Mapping[str, Node], cluster: str) -> str:
+def load(images: Sequence[Image], nodes: Mapping[str, NodeContent], cluster: str) -> str:
     """Put the images into the nodes. Returns what was sent, for a person."""
     there = in_all(list(nodes.values()))
     with tempfile.TemporaryDirectory() as name:

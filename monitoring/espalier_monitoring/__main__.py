@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from espalier_core.files.documents import write_bytes_atomically, write_text_atomically
-from espalier_monitoring.drawing.prometheus import Prometheus, PrometheusError, Window
-from espalier_monitoring.drawing.reading import Reader, ReadingError
+from espalier_monitoring.drawing.reading import Prometheus, PrometheusError, Reader, ReadingError, Window, seconds_of
 from espalier_monitoring.drawing.sheet import drawn
-from espalier_monitoring.drawing.substitution import seconds_of
 from espalier_monitoring.outputs import BOARDS, outputs
 
 _POINTS: Final = 360

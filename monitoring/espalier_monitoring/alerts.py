@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from espalier_monitoring.promql import risen
+from espalier_monitoring.boards import risen
 
 
 class Severity(StrEnum):

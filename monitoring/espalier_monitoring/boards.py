@@ -1,4 +1,4 @@
-"""What all dashboards share: a selectable data source, the layout of panels in rows, and the JSON output."""
+"""What all dashboards share: PromQL expressions, a selectable data source, panels laid out in rows, and the JSON."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from espalier_monitoring.promql import Query
-
+Query = tuple[str, str]
+"""PromQL and its legend, which names labels as `{{label}}`."""
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 """The data source that the user selects at the top."""
 
@@ -46,6 +46,54 @@ _COLUMNS: Final = 24
 _FEW: Final = 5.0
 """Fill opacity under a line, in percent; stacked series are filled."""
 _STACKED: Final = 60.0
+
+
+def risen(metric: str, selector: str, window: str) -> str:
+    """Return PromQL for how much a counter rose in `window`, for each of its series.
+
+    `increase` alone misses the first event of a series, which comes into being at 1, and rare events are all first.
+    A series is new that was not there in the hour before: a shorter gap in the scrapes does not make it so. An exporter
+    that removes a series has to bring it back at 0, before its next event.
+    """
+    series = f"{metric}{selector}"
+    new = f"({series} unless max_over_time({series}[1h] offset {window}))"
+    return f"({new} or increase({series}[{window}]))"
+
+
+def apart(aggregate: str, labels: str, series: str, legend: str = "") -> Query:
+    """Return a query that aggregates `series` by `labels`, and its legend: `legend`, or the labels."""
+    by = f" by ({labels})" if labels else ""
+    return f"{aggregate}{by} ({series})", legend or " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
+
+
+def named(series: str, label: str, name: str) -> str:
+    """Return `series`, where an empty `label` is `name`: a legend of nothing cannot be read."""
+    return f'label_replace({series}, "{label}", "{name}", "{label}", "")'
+
+
+def rate(metric: str, labels: str = "", legend: str = "") -> Query:
+    """Return a query for the rate of a counter by `labels`."""
+    return apart("sum", labels, f"rate({metric}[$__rate_interval])", legend)
+
+
+def rises(metric: str, labels: str = "", legend: str = "") -> Query:
+    """Return a query for how much a counter of rare events rose, by `labels`."""
+    return apart("sum", labels, risen(metric, "", "$__rate_interval"), legend)
+
+
+def quantiles(metric: str, by: str = "", selector: str = "", *, rare: bool = False) -> tuple[Query, ...]:
+    """Return queries and legends for the median and 99th percentile of a histogram, apart by the label `by`.
+
+    `rare`: of what happens now and then, so that the first of it counts, too.
+    """
+    buckets = f"{metric}_bucket"
+    rise = risen(buckets, selector, "$__rate_interval") if rare else f"rate({buckets}{selector}[$__rate_interval])"
+    labels = f"le, {by}" if by else "le"
+    legend = f" {{{{{by}}}}}" if by else ""
+    return tuple(
+        (f"histogram_quantile({share}, sum by ({labels}) ({rise}))", name)
+        for share, name in ((0.5, f"p50{legend}"), (0.99, f"p99{legend}"))
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +126,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Annotation:
     """An annotation: a mark in all panels wherever its query gives something."""
 
     name: str
@@ -96,7 +144,7 @@ class Board:
     rows: Sequence[Row]
     variables: Sequence[tuple[str, str, str]] = ()
     """Name, label and query of each."""
-    marks: Sequence[Mark] = ()
+    marks: Sequence[Annotation] = ()
 
 
 def places(board: Board) -> Iterator[tuple[Row | Panel, GridPos]]:
@@ -157,7 +205,7 @@ class _TitledAnnotation(AnnotationQuery):
 
 
 class _MarkBuilder(dashboard.AnnotationQuery):
-    def __init__(self, mark: Mark) -> None:
+    def __init__(self, mark: Annotation) -> None:
         super().__init__()
         self._internal = _TitledAnnotation()
         self._internal.title = mark.title

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from espalier_monitoring.boards import Board, Panel, Row
-from espalier_monitoring.promql import apart, named, quantiles, rate, rises
+from espalier_monitoring.boards import Board, Panel, Row, apart, named, quantiles, rate, rises
 
 _GPUS: Final = Row(
     "GPUs",

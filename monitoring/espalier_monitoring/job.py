@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from espalier_core.types.report import WORKERS_METRIC
-from espalier_monitoring.boards import Board, Mark, Panel, Row
-from espalier_monitoring.promql import Query, apart, quantiles
+from espalier_monitoring.boards import Annotation, Board, Panel, Query, Row, apart, quantiles
 
 _JOB: Final = 'namespace="$namespace", job_name="$job_name"'
 _THIS: Final = f"{{{_JOB}}}"
@@ -200,5 +199,7 @@ BOARD: Final = Board(
         ("namespace", "Namespace", "label_values(espalier_job_info, namespace)"),
         ("job_name", "Job", 'label_values(espalier_job_info{namespace="$namespace"}, job_name)'),
     ),
-    marks=(Mark("Growth", "The model grew", f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"),),
+    marks=(
+        Annotation("Growth", "The model grew", f"changes(espalier_job_adaptations_total{_THIS}[$__rate_interval]) > 0"),
+    ),
 )

@@ -30,7 +30,7 @@ from trainers import Raw, Trainers
 
 import sweeps
 from agent_service import serving
-from espalier_agent.policies.files import default_policy, save_policy
+from espalier_agent.policies.policy import default_policy, save_policy
 from espalier_core.files.documents import dumps
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.k8s import resources
@@ -52,8 +52,7 @@ from espalier_core.validation.reading import load_job
 from espalier_monitoring.__main__ import main
 from espalier_monitoring.alerts import ALERTS, Alert
 from espalier_monitoring.boards import Board, Panel, Row
-from espalier_monitoring.drawing.prometheus import Prometheus, Window
-from espalier_monitoring.drawing.reading import Reader, ReadingError
+from espalier_monitoring.drawing.reading import Prometheus, Reader, ReadingError, Window
 from espalier_monitoring.drawing.sheet import WIDTH, box
 from espalier_monitoring.outputs import BOARDS, RELABELLING, RULES
 from espalier_operator.model.actions import Action

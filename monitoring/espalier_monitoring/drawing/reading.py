@@ -1,28 +1,182 @@
-"""All queries of a dashboard, run: what there is to draw."""
+"""All queries of a dashboard, run on a Prometheus: what there is to draw.
+
+Texts are read as Grafana reads them: variables in queries, labels in legends, lengths of time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Final, Self
 
+import httpx
 import numpy as np
 from grafana_foundation_sdk.models.dashboard import GridPos
 from numpy.typing import NDArray
 
-from espalier_monitoring.boards import Board, Mark, Panel, Row, places
-from espalier_monitoring.drawing.prometheus import Prometheus, PrometheusError, Window
-from espalier_monitoring.drawing.substitution import (
-    label_values,
-    legend,
-    length_of,
-    quoted,
-    rate_interval,
-    substituted,
-)
+from espalier_monitoring.boards import Annotation, Board, Panel, Row, places
 
+_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_LABEL: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_VALUES: Final = re.compile(r"label_values\((?P<match>.+),\s*(?P<label>\w+)\s*\)")
+_LENGTH: Final = re.compile(r"(\d+)([smhd])")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SCRAPES_A_RATE: Final = 4
+"""A rate over as many scrapes is there even when one fails; Grafana's number."""
+_ANSWER_SECONDS: Final = 60.0
 Values = NDArray[np.float64]
+
+
+def substituted(text: str, values: Mapping[str, str]) -> str:
+    """Return `text` with the value of each `$name` and `${name}`; `ValueError` where one has no value."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in values:
+            raise ValueError(f"${name} in {text!r} has no value; known: {', '.join(sorted(values)) or 'none'}")
+        return values[name]
+
+    return _VARIABLE.sub(value, text)
+
+
+def quoted(value: str) -> str:
+    """Return a value as it is written between the quotes of a PromQL string."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def legend(form: str, labels: Mapping[str, str]) -> str:
+    """Return the name of a series: `form` with its labels, and those alone where there is no form."""
+    if not form:
+        inside = ", ".join(f'{name}="{quoted(value)}"' for name, value in labels.items() if name != "__name__")
+        return f"{labels.get('__name__', '')}{{{inside}}}"
+    return _LABEL.sub(lambda found: labels.get(found[1], ""), form).strip()
+
+
+def label_values(query: str) -> tuple[str, str]:
+    """Return (selector, label) of a variable's `label_values(selector, label)`; `ValueError` for another query."""
+    found = _VALUES.fullmatch(query.strip())
+    if found is None:
+        raise ValueError(f"the query of a variable must be label_values(SELECTOR, LABEL), not {query!r}")
+    return found["match"].strip(), found["label"]
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a length of time such as `15m` or `1h30m`; `ValueError` says how it is written."""
+    parts = _LENGTH.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text or not any(int(n) for n, _ in parts):
+        raise ValueError(f"{text!r} is no length of time; write it as 30s, 15m, 3h, 2d or 1h30m")
+    return float(sum(int(number) * _UNITS[unit] for number, unit in parts))
+
+
+def length_of(seconds: float) -> str:
+    """Return seconds as PromQL reads them, to the millisecond."""
+    return f"{round(seconds)}s" if seconds == round(seconds) else f"{round(1000 * seconds)}ms"
+
+
+def rate_interval(step: float, scrape: float) -> float:
+    """Return `$__rate_interval` in seconds, where points are `step` apart and scrapes `scrape`."""
+    return max(step + scrape, _SCRAPES_A_RATE * scrape)
+
+
+class PrometheusError(Exception):
+    """It gave no answer, or refused; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time and the points at which it is looked at, in epoch seconds."""
+
+    start: float
+    end: float
+    step: float
+
+    @classmethod
+    def until(cls, now: float, seconds: float, least_step: float, points: int) -> Window:
+        """Return the last `seconds` with `points` points or fewer, at whole multiples of their step."""
+        step = max(least_step, float(math.ceil(seconds / points)))
+        end = math.floor(now / step) * step
+        return cls(start=end - math.floor(seconds / step) * step, end=end, step=step)
+
+    @property
+    def points(self) -> int:
+        """How many there are."""
+        return round((self.end - self.start) / self.step) + 1
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """All of them."""
+        return np.linspace(self.start, self.end, self.points, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One series of an answer."""
+
+    labels: Mapping[str, str]
+    samples: Sequence[tuple[float, str]]
+    """Time and value, as Prometheus writes them."""
+
+
+class Prometheus:
+    """The one at `url`; a context manager."""
+
+    def __init__(self, url: str) -> None:
+        """`PrometheusError` where `url` is none."""
+        self._url = url
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise PrometheusError(f"{url!r} is no URL ({error}); write it as http://127.0.0.1:9090") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise PrometheusError(f"{url!r} is no URL of a Prometheus; write it as http://127.0.0.1:9090")
+        # Prometheus is near, often forwarded to this machine: a proxy of the environment is not used.
+        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=_ANSWER_SECONDS, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._http.close()
+
+    def now(self, expression: str, at: float) -> list[Samples]:
+        """Return the series of an expression at one moment."""
+        found = self._get("query", {"query": expression, "time": repr(at)})
+        return [Samples(each["metric"], [each["value"]]) for each in found["result"]]
+
+    def over(self, expression: str, window: Window) -> list[Samples]:
+        """Return its series over a stretch of time."""
+        asked = {"query": expression, "start": repr(window.start), "end": repr(window.end), "step": repr(window.step)}
+        return [Samples(each["metric"], each["values"]) for each in self._get("query_range", asked)["result"]]
+
+    def values(self, selector: str, label: str, window: Window) -> list[str]:
+        """Return the values that a label had, in order."""
+        asked = {"match[]": selector, "start": repr(window.start), "end": repr(window.end)}
+        return sorted(self._get(f"label/{label}/values", asked))
+
+    def _get(self, path: str, parameters: Mapping[str, str]) -> Any:
+        try:
+            answer = self._http.get(f"/api/v1/{path}", params=parameters)
+        except httpx.TimeoutException as error:
+            raise PrometheusError(
+                f"{self._url} did not answer in {_ANSWER_SECONDS:g} s; try a shorter --last"
+            ) from error
+        except httpx.HTTPError as error:
+            raise PrometheusError(f"{self._url} cannot be reached ({error}); is --prometheus right?") from error
+        other = f"{self._url} is no Prometheus: it answered"
+        try:
+            body = answer.json()
+        except ValueError as error:
+            raise PrometheusError(f"{other} {answer.status_code} and no JSON; is --prometheus right?") from error
+        body = body if isinstance(body, dict) else {}
+        if body.get("status") == "success":
+            return body["data"]
+        if "error" not in body:
+            raise PrometheusError(f"{other} {answer.text[:200]!r}; is --prometheus right?")
+        refused = f"{self._url} refused: {body['error']}"
+        raise PrometheusError(f"{refused}; does the query run on its page /graph? Prometheus 2.26 and newer can")
 
 
 class ReadingError(Exception):
@@ -30,7 +184,7 @@ class ReadingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """A series at the points of the window; NaN where there was nothing."""
 
     name: str
@@ -43,7 +197,7 @@ class DrawnPanel:
 
     panel: Panel
     place: GridPos
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     """Those with data; of a single one each has one value."""
 
 
@@ -120,7 +274,9 @@ class Reader:
             raise ReadingError(f"{where} finds nothing; is the operator scraped? a longer --last may find older ones")
         return found[0]
 
-    def _lines(self, where: str, expression: str, form: str, values: Mapping[str, str], single: bool) -> Iterator[Line]:
+    def _lines(
+        self, where: str, expression: str, form: str, values: Mapping[str, str], single: bool
+    ) -> Iterator[Series]:
         asked = ""
         try:
             asked = substituted(expression, values)
@@ -133,9 +289,9 @@ class Reader:
                 at = 0 if single else round((time - self.window.start) / self.window.step)
                 line[at] = value if math.isfinite(value) else math.nan
             if np.isfinite(line).any():
-                yield Line(legend(form, series.labels), line)
+                yield Series(legend(form, series.labels), line)
 
-    def _marked(self, board: Board, mark: Mark, values: Mapping[str, str]) -> Marked:
+    def _marked(self, board: Board, mark: Annotation, values: Mapping[str, str]) -> Marked:
         where = f"{board.title}: annotation {mark.name!r}"
         there = np.zeros(self.window.points, dtype=bool)
         for line in self._lines(where, mark.expression, "", values, single=False):

@@ -15,11 +15,8 @@ import numpy as np
 from grafana_foundation_sdk.models.dashboard import GridPos
 from matplotlib.axes import Axes
 
-from espalier_monitoring.drawing.canvas import GRID, INK, MUTED, Box, Canvas
-from espalier_monitoring.drawing.prometheus import Window
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Marked, Values
-from espalier_monitoring.drawing.substitution import length_of
-from espalier_monitoring.drawing.units import text_of, ticks
+from espalier_monitoring.drawing.canvas import GRID, INK, MUTED, Box, Canvas, text_of, ticks
+from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Marked, Values, Window, length_of
 
 WIDTH: Final = 1600
 """Pixels."""
@@ -93,7 +90,7 @@ def _draw(canvas: Canvas, drawn: DrawnPanel, board: DrawnBoard) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """One name of a legend; without a color it is a remark."""
 
     name: str
@@ -102,17 +99,17 @@ class Entry:
 
 
 def arranged(
-    entries: Sequence[Entry], width: float, most: int, width_of: Callable[[str], float]
-) -> list[list[tuple[Entry, float]]]:
+    entries: Sequence[LegendEntry], width: float, most: int, width_of: Callable[[str], float]
+) -> list[list[tuple[LegendEntry, float]]]:
     """Return a legend: lines of `width` pixels or fewer, in which each name has the pixels next to it.
 
     There are at most `most` lines: the last name is then how many others are left out.
     """
     for shown in range(len(entries), -1, -1):
         rest = len(entries) - shown
-        lines: list[list[tuple[Entry, float]]] = []
+        lines: list[list[tuple[LegendEntry, float]]] = []
         used = math.inf
-        for entry in [*entries[:shown], *([Entry(f"and {rest} more")] if rest else [])]:
+        for entry in [*entries[:shown], *([LegendEntry(f"and {rest} more")] if rest else [])]:
             wide = width_of(entry.name) + _APART + (_SWATCH if entry.color else 0)
             if used + wide - _APART > width:
                 lines.append([])
@@ -124,7 +121,7 @@ def arranged(
     return lines
 
 
-def _draw_legend(canvas: Canvas, at: Box, lines: list[list[tuple[Entry, float]]]) -> None:
+def _draw_legend(canvas: Canvas, at: Box, lines: list[list[tuple[LegendEntry, float]]]) -> None:
     for number, line in enumerate(lines):
         left, middle = at.left, at.top + (number + 0.5) * _LEGEND_LINE
         for entry, wide in line:
@@ -145,10 +142,10 @@ def draw_lines(canvas: Canvas, at: Box, drawn: DrawnPanel, window: Window, marks
     panel, values = drawn.panel, [line.values for line in drawn.lines]
     colors = [_COLORS[number % len(_COLORS)] for number in range(len(values))]
     entries = [
-        Entry(line.name, color, dashed=number >= len(_COLORS))
+        LegendEntry(line.name, color, dashed=number >= len(_COLORS))
         for number, (line, color) in enumerate(zip(drawn.lines, colors, strict=True))
     ]
-    entries += [Entry(mark.title, _MARK, dashed=True) for mark in marks if mark.times]
+    entries += [LegendEntry(mark.title, _MARK, dashed=True) for mark in marks if mark.times]
     most = max(1, int(_LEGEND_SHARE * at.height / _LEGEND_LINE))
     width = at.width - _LEFT - _RIGHT
     legend = arranged(entries, width, most, lambda name: canvas.width_of(name, _LEGEND_SIZE))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kube import PROJECT, SYSTEM, Nodes, Space, digits, helm, kubectl, pods_of, run, wait_for
 
-from espalier_agent.policies.files import POLICY_FILE, default_policy, save_policy
+from espalier_agent.policies.policy import POLICY_FILE, default_policy, save_policy
 
 PREVIOUS = PROJECT / "tests" / "integration" / "data" / "espalier-0.1.0-alpha.tgz"
 IMAGE = "localhost/espalier-test-policy:dev"

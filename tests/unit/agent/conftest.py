@@ -15,9 +15,8 @@ import torch
 from fastapi import FastAPI
 
 from espalier_agent.data import lamelas_tables
-from espalier_agent.policies.files import default_policy, make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, default_policy, make_policy
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.types.outcomes import OutcomeTable
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence, sequence_result
 from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
-from espalier_agent.policies.advice import Decision, Exploration, decide, explored
-from espalier_agent.policies.files import make_policy
+from espalier_agent.policies.advice import Exploration, PolicyDecision, decide, explored
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.policies.policy import Lineage, Policy, make_policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree
 from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
@@ -53,7 +52,7 @@ class Jobs:
 def collect(policy: Policy, tree: DecisionTree, jobs: Jobs, path: Path) -> None:
     """Let jobs ask for advice and end, into a database as the service writes it."""
     exploration = Exploration(share=jobs.share, seed=jobs.seed)
-    greedy: dict[int, Decision] = {}
+    greedy: dict[int, PolicyDecision] = {}
     store = OutcomeStore(path)
     store.start()
     for job in range(jobs.count):

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import sweeps
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import advise, decide
-from espalier_agent.policies.files import make_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, make_policy
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer
 from espalier_core.growth.deepen import deepened

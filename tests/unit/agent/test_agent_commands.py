@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from espalier_agent.commands.agent import agent
-from espalier_agent.policies.files import load_policy, save_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, load_policy, save_policy
 from espalier_core.types.outcomes import OutcomeTable
 
 

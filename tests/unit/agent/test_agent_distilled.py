@@ -14,10 +14,9 @@ from espalier_agent.data import named_architecture
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.distilled import DistilledConfig, learn
 from espalier_agent.learners.expected import ExpectedConfig, SeededRun, learn_many
-from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import load_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, load_policy
 from espalier_core.growth.architecture import Architecture
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.advice import AdviceRequest
@@ -73,7 +72,7 @@ def test_the_same_seed_gives_the_same_policy_and_another_one_another(table: Outc
 
 
 def test_progress_comes_to_its_end(table: OutcomeTable) -> None:
-    told: list[Progress] = []
+    told: list[LearningProgress] = []
     learn([table], config=QUICK.model_copy(update={"updates": 2, "student_updates": 5}), progress=told.append)
     assert [each.episodes for each in told] == [1, 2, 3, 4, 5]
     assert {each.total_episodes for each in told} == {5}

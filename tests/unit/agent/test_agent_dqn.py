@@ -9,7 +9,7 @@ import torch
 
 from espalier_agent.evaluation.evaluate import evaluate
 from espalier_agent.learners.dqn import DEFAULT, DqnConfig, Replay, double_targets, exploring, learn
-from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.game import Game, Returns
 from espalier_agent.tables.tree import Reward, decision_tree
@@ -122,7 +122,7 @@ def test_learning_goes_on_from_a_parent(make_table: MakeTable) -> None:
 
 
 def test_progress_counts_up_to_the_end(make_table: MakeTable) -> None:
-    seen: list[Progress] = []
+    seen: list[LearningProgress] = []
     learn([make_table(lambda actions: actions[0] / 9)], config=quick(episodes=25), progress=seen.append)
     assert [(each.episodes, each.total_episodes) for each in seen] == [(10, 30), (20, 30), (30, 30)]
 

@@ -21,8 +21,13 @@ from hypothesis import strategies as st
 
 import sweeps
 from espalier_agent.data import carried_tables
-from espalier_agent.environment import ENVIRONMENT_ID, IllegalActionError, OutcomeEnvironment, Sampling
-from espalier_agent.environment.outcomes import OutcomeVectorEnvironment
+from espalier_agent.environment import (
+    ENVIRONMENT_ID,
+    IllegalActionError,
+    OutcomeEnvironment,
+    OutcomeVectorEnvironment,
+    Sampling,
+)
 from espalier_agent.policies.vocabulary import layer_embedding
 from espalier_agent.tables.positions import NoTableError
 from espalier_agent.tables.tree import Reward

@@ -10,7 +10,7 @@ import torch
 
 from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence
 from espalier_agent.learners.expected import FIT, ExpectedConfig, learn, objective
-from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.learners.reinforce import counted_objective
 from espalier_agent.learners.reinforce import objective as sampled_objective
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
@@ -131,7 +131,7 @@ def test_learning_goes_on_from_a_parent_of_fewer_growth_points(
     unlike: list[OutcomeTable], tables: dict[str, OutcomeTable]
 ) -> None:
     parent = learn(unlike, config=QUICK, name="parent")
-    seen: list[Progress] = []
+    seen: list[LearningProgress] = []
     child = learn([tables["cnn1-early"]], config=QUICK, parent=parent, progress=seen.append)
     assert child.lineage.parent == parent.identity
     assert (child.lineage.learner, child.lineage.episodes) == ("expected", 5 * 64)

@@ -20,15 +20,15 @@ from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.schema import VERSION, DamagedError, DecisionRecord, ShadowRecord
 from espalier_agent.history.store import OutcomeStore
-from espalier_agent.policies.advice import Decision, Exploration, decide, explored
+from espalier_agent.policies.advice import Exploration, PolicyDecision, decide, explored
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, AdviceResponse, OutcomeReport
 
 PATIENCE = 30.0
 ACTIONS = (Action.deepen("a"), Action.deepen("b"), Action.deepen("c"), Action.nothing())
-GREEDY = Decision(
+GREEDY = PolicyDecision(
     action=ACTIONS[1],
     probabilities=tuple(
         ActionProbability(action=action, probability=probability)
@@ -69,7 +69,7 @@ def test_without_exploration_the_best_is_certain() -> None:
 
 
 def test_a_decision_id_and_a_seed_determine_what_is_drawn() -> None:
-    def drawn(seed: int) -> list[Decision]:
+    def drawn(seed: int) -> list[PolicyDecision]:
         return [explored(GREEDY, Exploration(share=0.5, seed=seed), f"decision {number}") for number in range(50)]
 
     assert drawn(1) == drawn(1)
@@ -77,7 +77,7 @@ def test_a_decision_id_and_a_seed_determine_what_is_drawn() -> None:
 
 
 def test_what_leaves_no_choice_is_certain() -> None:
-    alone = Decision(Action.nothing(), (ActionProbability(action=Action.nothing(), probability=1.0),), 0)
+    alone = PolicyDecision(Action.nothing(), (ActionProbability(action=Action.nothing(), probability=1.0),), 0)
     assert explored(alone, Exploration(share=0.3), "d") == alone
 
 
@@ -95,7 +95,7 @@ def test_serve_refuses_a_share_that_is_none() -> None:
 
 def test_the_service_keeps_what_it_drew(call: Any, policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "outcomes.db"
-    settings = Settings(outcomes_path=path, exploration=Exploration(share=0.5, seed=9))
+    settings = ServiceSettings(outcomes_path=path, exploration=Exploration(share=0.5, seed=9))
     asked = [("POST", "/v1/advice", {"json": REQUEST.to_json()})] * 60
     *responses, described = call(create_app(settings, policy), [*asked, ("GET", "/v1/policy", {})])
     answers = [AdviceResponse.model_validate(response.json()) for response in responses]

@@ -18,7 +18,15 @@ from jobs_world import Jobs, accuracy, collect, poor, untaught
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, named_architecture
-from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, estimated, judge, worse_on_history
+from espalier_agent.evaluation.gate import (
+    GateError,
+    GateTerms,
+    Judgement,
+    OnHistory,
+    estimated,
+    judge,
+    worse_on_history,
+)
 from espalier_agent.history import HistoryDecision, decisions
 from espalier_agent.history.episodes import Episode, Gathered, Kind, centred, comparable, gather, split, standardised
 from espalier_agent.history.off_policy import Log, LoggedStates, Unit, effective_size, self_normalised
@@ -26,9 +34,8 @@ from espalier_agent.learners import expected
 from espalier_agent.learners.from_history import HistoryConfig
 from espalier_agent.learners.learning import LearningError
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import load_policy, save_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, load_policy, save_policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.growth.deepen import deepened
@@ -39,7 +46,7 @@ from espalier_core.types.outcomes import OutcomeTable
 pytestmark = pytest.mark.slow
 
 QUICK = HistoryConfig(updates=60, learning_rate=5e-3)
-TERMS = Terms(margin=0.01, least_effective=10)
+TERMS = GateTerms(margin=0.01, least_effective=10)
 MODEL = named_architecture("cnn1")
 ACTIONS = (*(Action.deepen(point.id) for point in MODEL.growth_points), Action.nothing())
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -314,7 +321,7 @@ def test_one_job_gives_no_interval() -> None:
     ]
     found = changed_first(jobs)
     assert (found.effective, found.effective_in_service, found.low, found.high) == (1.0, 3.0, None, None)
-    (refusal,) = worse_on_history(found, Terms(margin=1, least_effective=1))
+    (refusal,) = worse_on_history(found, GateTerms(margin=1, least_effective=1))
     assert refusal.startswith("too little history: the 4 held-out jobs count as 1.0 for what")
     assert refusal.endswith("2 are asked for")
 
@@ -403,13 +410,13 @@ def test_the_gate_says_where_there_is_too_little(
     for name, least in (("few.db", 10.0), ("none.db", 1.0)):
         collect(bad, tree, Jobs(1, 0.5, 78), tmp_path / "none.db")
         history = gather(decisions(tmp_path / name))
-        judgement = judge(good, bad, Terms(margin=0.01, least_effective=least), tables=(), history=history)
+        judgement = judge(good, bad, GateTerms(margin=0.01, least_effective=least), tables=(), history=history)
         (refusal,) = judgement.refusals
         assert refusal.startswith("too little history: ")
     one, two = untaught(1), untaught(2)
     mixed = gather(few_and_mixed())
     wide = [
-        judge(*each, Terms(margin=0.0, least_effective=1), tables=(), history=mixed)
+        judge(*each, GateTerms(margin=0.0, least_effective=1), tables=(), history=mixed)
         for each in ((one, two), (two, one))
     ]
     # One of them looks better, by chance; neither can be said not to be worse.

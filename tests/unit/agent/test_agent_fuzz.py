@@ -21,7 +21,7 @@ import sweeps
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 
 Call = tuple[str, str, dict[str, Any]]
 Send = Callable[[FastAPI, Sequence[Call]], list[httpx.Response]]
@@ -87,7 +87,7 @@ requests = st.one_of(
 
 @pytest.fixture
 def app(policy: Policy, tmp_path: Path) -> FastAPI:
-    return create_app(Settings(outcomes_path=tmp_path / "outcomes.db", max_body_bytes=200_000), policy)
+    return create_app(ServiceSettings(outcomes_path=tmp_path / "outcomes.db", max_body_bytes=200_000), policy)
 
 
 @settings(max_examples=sweeps.examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

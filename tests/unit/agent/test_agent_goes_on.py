@@ -17,7 +17,7 @@ from agent_service import serving
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables
 from espalier_agent.history import decisions
-from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.policy import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.types.advice import Action, AdviceResponse, OutcomeReport
 from waiting import PATIENCE, until

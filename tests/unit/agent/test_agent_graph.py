@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from espalier_agent.data import named_architecture
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import load_policy, make_policy, save_policy
 from espalier_agent.policies.graph_encoder import time_features
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.policies.policy import Lineage, Policy, load_policy, make_policy, save_policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.base import YEAR_SECONDS
 from espalier_core.growth.architecture import Architecture, GrowthPoint, Layer

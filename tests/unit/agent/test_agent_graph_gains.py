@@ -9,11 +9,9 @@ import torch
 
 from espalier_agent.data import named_architecture
 from espalier_agent.learners.graph_gains import LEARNER, GraphGainsConfig
-from espalier_agent.learners.learning import LearningError
-from espalier_agent.learners.registry import LEARNERS
+from espalier_agent.learners.learning import LEARNERS, LearningError
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import load_policy, save_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, load_policy, save_policy
 from espalier_core.types.advice import Action, offered
 from espalier_core.types.outcomes import ArmRecord, CaseRecord, GrowthCorpus, MomentRecord
 

@@ -13,7 +13,7 @@ from espalier_agent.commands.agent import agent
 from espalier_agent.data import named_architecture
 from espalier_agent.history.schema import DecisionRecord, ShadowRecord
 from espalier_agent.history.store import OutcomeStore
-from espalier_agent.policies.advice import Decision
+from espalier_agent.policies.advice import PolicyDecision
 from espalier_core.types.advice import Action, ActionProbability, AdviceRequest, OutcomeReport, PolicyVersion
 
 PATIENCE = 30.0
@@ -21,11 +21,11 @@ OLD, NEW = PolicyVersion(name="mine", version="1"), PolicyVersion(name="mine", v
 DEEPEN, NOTHING = Action.deepen("block0"), Action.nothing()
 
 
-def decided(action: Action) -> Decision:
+def decided(action: Action) -> PolicyDecision:
     probabilities = tuple(
         ActionProbability(action=each, probability=0.75 if each == action else 0.25) for each in (DEEPEN, NOTHING)
     )
-    return Decision(action=action, probabilities=probabilities, unknown_layers=0)
+    return PolicyDecision(action=action, probabilities=probabilities, unknown_layers=0)
 
 
 @pytest.fixture

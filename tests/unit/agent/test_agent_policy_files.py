@@ -20,8 +20,15 @@ from safetensors.torch import load_file, save_file
 
 from espalier_agent.data import named_architecture
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.policies.files import READINGS, PolicyDocument, PolicyError, load_policy, make_policy, save_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import (
+    READINGS,
+    Policy,
+    PolicyDocument,
+    PolicyError,
+    load_policy,
+    make_policy,
+    save_policy,
+)
 from espalier_core.files.documents import read_bounded, write_document
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.outcomes import OutcomeTable
@@ -87,7 +94,7 @@ def test_of_two_writers_the_later_one_stays_whole(
         save_policy(policy, folder)
         second_is_done.set()
 
-    monkeypatch.setattr("espalier_agent.policies.files.write_document", held_up)
+    monkeypatch.setattr("espalier_agent.policies.policy.write_document", held_up)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(second)
         save_policy(fixed_policy, folder)
@@ -96,7 +103,7 @@ def test_of_two_writers_the_later_one_stays_whole(
 
 
 def test_a_writer_does_not_wait_for_ever(policy: Policy, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("espalier_agent.policies.files.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("espalier_agent.policies.policy.LOCK_SECONDS", 0.1)
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
     holder = os.open(saved, os.O_RDONLY)
     try:
@@ -124,7 +131,7 @@ def test_a_policy_replaces_only_the_one_it_was_judged_against(
             os.close(other)
         return load_policy(folder)
 
-    monkeypatch.setattr("espalier_agent.policies.files.load_policy", locked)
+    monkeypatch.setattr("espalier_agent.policies.policy.load_policy", locked)
     save_policy(fixed_policy, saved, instead_of=policy.identity)
     assert load_policy(saved).identity == fixed_policy.identity
     with pytest.raises(PolicyError, match="policy: another policy came into service meanwhile; judge again"):
@@ -144,7 +151,7 @@ def test_a_policy_that_is_replaced_while_it_is_read_is_read_again(
             save_policy(coming.pop(0), saved)
         return read_bounded(path, limit)
 
-    monkeypatch.setattr("espalier_agent.policies.files.read_bounded", overtaken)
+    monkeypatch.setattr("espalier_agent.policies.policy.read_bounded", overtaken)
     if times < READINGS:
         assert load_policy(saved).identity == (fixed_policy if times % 2 else policy).identity
     else:

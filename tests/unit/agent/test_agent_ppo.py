@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.learners.learning import LearningError, Progress
+from espalier_agent.learners.learning import LearningError, LearningProgress
 from espalier_agent.learners.ppo import DEFAULT, PpoConfig, advantages, clipped_loss, entropy, improve, learn
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import Reward
@@ -120,7 +120,7 @@ def test_learning_goes_on_from_a_parent(make_table: MakeTable) -> None:
 
 
 def test_progress_counts_up_to_the_end(make_table: MakeTable) -> None:
-    seen: list[Progress] = []
+    seen: list[LearningProgress] = []
     learn([make_table(lambda actions: actions[0] / 9)], config=quick(episodes=50), progress=seen.append)
     assert [(each.episodes, each.total_episodes) for each in seen] == [(20, 60), (40, 60), (60, 60)]
     assert all(0 <= each.mean_accuracy <= 1 / 9 for each in seen)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from espalier_agent.commands.console import ProgressLines
+from espalier_agent.commands.agent import ProgressLines
 from espalier_agent.commands.learn import learning_lines
-from espalier_agent.learners.learning import Progress
+from espalier_agent.learners.learning import LearningProgress
 
 
 @pytest.mark.parametrize(("every_seconds", "told"), [(3600.0, ["3 of 3"]), (0.0, ["1 of 3", "2 of 3", "3 of 3"])])
@@ -31,6 +31,6 @@ def test_lines_wait_for_their_time_but_for_the_last(
 
 
 def test_learning_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    learning_lines()(Progress(episodes=50, total_episodes=50, objective=1.25, mean_accuracy=0.5))
+    learning_lines()(LearningProgress(episodes=50, total_episodes=50, objective=1.25, mean_accuracy=0.5))
     line = capsys.readouterr().err
     assert re.fullmatch(r"50/50 episodes, [0-9]+ a second, objective 1\.250, mean accuracy 0\.5000\n", line)

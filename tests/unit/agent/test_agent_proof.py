@@ -23,7 +23,7 @@ from espalier_agent.policies.policy import Policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.middleware import ServiceError
 from espalier_agent.service.proof import KEPT, REVIEWS_AT_ONCE, Authentication, Proofs, Review, ReviewError, claimed_job
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 from espalier_core.types.advice import JobIdentity
 
 Send = Callable[[FastAPI, Sequence[tuple[str, str, dict[str, Any]]]], list[httpx.Response]]
@@ -73,7 +73,7 @@ def server() -> ApiServer:
 @pytest.fixture
 def report(call: Send, policy: Policy, server: ApiServer) -> Callable[..., httpx.Response]:
     def send(header: str | None, **changes: Any) -> httpx.Response:
-        app = create_app(Settings(authentication=Authentication.TOKEN_REVIEW), policy, server)
+        app = create_app(ServiceSettings(authentication=Authentication.TOKEN_REVIEW), policy, server)
         headers = {} if header is None else {"authorization": header}
         return call(app, [("POST", "/v1/outcomes", {"json": {**OUTCOME, **changes}, "headers": headers})])[0]
 
@@ -128,7 +128,9 @@ def test_where_the_api_server_cannot_answer_the_report_is_to_be_repeated(
 
 
 def test_what_is_not_of_a_job_needs_no_proof(call: Send, policy: Policy, server: ApiServer) -> None:
-    app = create_app(Settings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=True), policy, server)
+    app = create_app(
+        ServiceSettings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=True), policy, server
+    )
     asked = [("GET", "/v1/policy", {}), ("GET", "/readyz", {}), ("GET", "/metrics", {})]
     assert [answer.status_code for answer in call(app, asked)] == [200, 200, 200]
     assert not server.reviews
@@ -160,7 +162,7 @@ def test_advice_is_for_the_leader_of_the_job_or_for_now_whoever_shows_no_token(
     headers = {} if header is None else {"authorization": header}
     for needed, status in ((True, refused), (False, allowed)):
         for forecast in (False, True):
-            settings = Settings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=needed)
+            settings = ServiceSettings(authentication=Authentication.TOKEN_REVIEW, advice_needs_token=needed)
             app, question = create_app(settings, policy, server), {**QUESTION, "forecast": forecast}
             caplog.clear()
             answers = call(app, [("POST", "/v1/advice", {"json": question, "headers": headers})] * 3)
@@ -191,7 +193,9 @@ def test_nobody_reports_about_a_decision_for_another_job(
     rival = {"headers": {"authorization": f"Bearer {token(theirs.audience, 'team-b:rival-trainer')}"}}
     first, second = (
         create_app(
-            Settings(authentication=Authentication.TOKEN_REVIEW, outcomes_path=tmp_path / f"{name}.db"), policy, server
+            ServiceSettings(authentication=Authentication.TOKEN_REVIEW, outcomes_path=tmp_path / f"{name}.db"),
+            policy,
+            server,
         )
         for name in ("first", "second")
     )

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_tables, table_sets
-from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.evaluation.rank_noise import (
+from espalier_agent.evaluation.evaluate import (
     accuracies_by_seed,
+    evaluate,
     kendall,
     pooled_deviation,
     rank_intervals,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from espalier_agent.evaluation.evaluate import evaluate, greedy_sequence
-from espalier_agent.learners.learning import LearningError, Progress
-from espalier_agent.learners.reinforce import BATCHED, PAPER, Order, ReinforceConfig, learn, objective
+from espalier_agent.learners.learning import LearningError, LearningProgress
+from espalier_agent.learners.reinforce import BATCHED, PAPER, ReinforceConfig, TableOrder, learn, objective
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import Policy
 from espalier_agent.policies.vocabulary import Vocabulary
@@ -104,8 +104,8 @@ def test_a_table_where_everything_ends_alike_teaches_nothing_and_breaks_nothing(
     "changes",
     [
         {},
-        {"order": Order.TOGETHER, "episodes_per_update": 5, "entropy": 0.1, "time_jitter": 0.1},
-        {"order": Order.CURRICULUM, "temperature": 10.0},
+        {"order": TableOrder.TOGETHER, "episodes_per_update": 5, "entropy": 0.1, "time_jitter": 0.1},
+        {"order": TableOrder.CURRICULUM, "temperature": 10.0},
     ],
     ids=["paper", "batched", "curriculum"],
 )
@@ -147,7 +147,7 @@ def test_learning_rate_and_temperature_follow_the_papers_schedule(
 
     monkeypatch.setattr(torch.optim.Adam, "step", spied_step)
     monkeypatch.setattr(Game, "log_probabilities", spied_probabilities)
-    config = quick(episodes=12, decay_every=3, temperature=1.2, order=Order.CURRICULUM)
+    config = quick(episodes=12, decay_every=3, temperature=1.2, order=TableOrder.CURRICULUM)
     learn([tables["cnn1-early"], tables["cnn1-late"]], config=config)
     assert rates == pytest.approx([1e-4 * 0.99 ** (episode // 3) for episode in range(12)])
     one_stage = [1.2, 1.2, 1.2, 1.08, 1.08, 1.08]
@@ -158,7 +158,7 @@ def test_orders_play_the_tables_they_say(make_table: MakeTable, monkeypatch: pyt
     tables = [make_table(lambda _: 0.5, scenario=name) for name in ("a", "b", "c")]
     play = Game.play
 
-    def played_in(order: Order) -> str:
+    def played_in(order: TableOrder) -> str:
         seen: list[str] = []
 
         def spied(self: Game, *arguments: object) -> object:
@@ -170,16 +170,16 @@ def test_orders_play_the_tables_they_say(make_table: MakeTable, monkeypatch: pyt
             learn(tables, config=quick(episodes=6, order=order))
         return "".join(seen)
 
-    assert {order: played_in(order) for order in Order} == {
-        Order.CYCLE: "abcabc",
-        Order.TOGETHER: "abcabc",
-        Order.CURRICULUM: "aabbcc",
+    assert {order: played_in(order) for order in TableOrder} == {
+        TableOrder.CYCLE: "abcabc",
+        TableOrder.TOGETHER: "abcabc",
+        TableOrder.CURRICULUM: "aabbcc",
     }
 
 
 def test_progress_counts_episodes_up_to_the_total(tables: Tables) -> None:
-    seen: list[Progress] = []
-    config = quick(episodes=40, episodes_per_update=8, order=Order.TOGETHER)
+    seen: list[LearningProgress] = []
+    config = quick(episodes=40, episodes_per_update=8, order=TableOrder.TOGETHER)
     learn([tables["cnn1-early"], tables["cnn1-late"]], config=config, progress=seen.append)
     assert [progress.episodes for progress in seen] == [16, 32, 48]
     assert seen[-1].total_episodes == 48

@@ -15,8 +15,7 @@ import pytest
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import default_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, default_policy
 from espalier_agent.service.server import ServerError, serve
 from espalier_core.types.advice import AdviceRequest, AdviceResponse
 from forked import Forked

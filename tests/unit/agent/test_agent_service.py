@@ -19,10 +19,9 @@ from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.history.schema import StoreError
 from espalier_agent.policies.advice import Exploration, decide
-from espalier_agent.policies.files import PolicyError, save_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, PolicyError, save_policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 from espalier_core.growth.architecture import Architecture, Layer
 from espalier_core.growth.deepen import deepened
 from espalier_core.types.advice import MAX_DECISION_IDS, AdviceRequest, AdviceResponse, OutcomeReceipt
@@ -50,7 +49,7 @@ def question(**changes: Any) -> dict[str, Any]:
 def ask(policy: Policy, call: Send) -> Ask:
     """Return a function that sends one request to a service with the shipped policy."""
 
-    def send(method: str, url: str, settings: Settings | None = None, **options: Any) -> httpx.Response:
+    def send(method: str, url: str, settings: ServiceSettings | None = None, **options: Any) -> httpx.Response:
         return call(create_app(settings, policy), [(method, url, options)])[0]
 
     return send
@@ -260,7 +259,7 @@ def test_a_body_that_is_not_text_is_refused(ask: Ask) -> None:
 
 
 def test_a_body_too_large_is_refused_before_it_is_parsed(ask: Ask) -> None:
-    small = Settings(max_body_bytes=1000)
+    small = ServiceSettings(max_body_bytes=1000)
     response = ask("POST", "/v1/advice", settings=small, content=b"x" * 1001)
     assert response.status_code == 413
     assert response.json() == {"code": "BodyTooLarge", "message": "the request has more than 1000 bytes"}
@@ -315,18 +314,18 @@ def test_without_a_policy_it_lives_but_is_not_ready() -> None:
 
 def test_start_up_loads_the_policy_that_is_set(call: Send, policy: Policy, tmp_path: Path) -> None:
     save_policy(policy, tmp_path / "mine")
-    (response,) = call(create_app(Settings(policy_path=tmp_path / "mine")), [("GET", "/v1/policy", {})])
+    (response,) = call(create_app(ServiceSettings(policy_path=tmp_path / "mine")), [("GET", "/v1/policy", {})])
     assert response.json()["policy"]["version"] == policy.version
 
 
 def test_start_up_ends_where_the_policy_cannot_be_read(call: Send, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"policy\.json: cannot be read"):
-        call(create_app(Settings(policy_path=tmp_path)), [("GET", "/healthz", {})])
+        call(create_app(ServiceSettings(policy_path=tmp_path)), [("GET", "/healthz", {})])
 
 
 def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "new" / "outcomes.db"
-    settings = Settings(outcomes_path=path)
+    settings = ServiceSettings(outcomes_path=path)
     for _ in range(2):
         response = ask("POST", "/v1/outcomes", settings=settings, json=OUTCOME)
         assert OutcomeReceipt.model_validate(response.json()).accepted == 2
@@ -337,7 +336,7 @@ def test_outcomes_are_on_disk_when_they_are_acknowledged(ask: Ask, tmp_path: Pat
 
 def test_a_forecast_is_answered_as_advice_is_and_not_kept(call: Send, policy: Policy, tmp_path: Path) -> None:
     path = tmp_path / "outcomes.db"
-    settings = Settings(outcomes_path=path, exploration=Exploration(share=1.0))
+    settings = ServiceSettings(outcomes_path=path, exploration=Exploration(share=1.0))
     bodies = [question(forecast=True)] * 20 + [question()]
     asked: list[tuple[str, str, dict[str, Any]]] = [("POST", "/v1/advice", {"json": body}) for body in bodies]
     *answers, kept = [response.json() for response in call(create_app(settings, policy), asked)]
@@ -380,7 +379,7 @@ def test_each_answer_is_kept_as_it_was_given(call: Send, policy: Policy, tmp_pat
 
 
 def app_with(policy: Policy, path: Path) -> FastAPI:
-    return create_app(Settings(outcomes_path=path), policy)
+    return create_app(ServiceSettings(outcomes_path=path), policy)
 
 
 def test_without_a_database_nothing_is_taken_in(ask: Ask) -> None:

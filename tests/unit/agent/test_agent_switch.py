@@ -22,11 +22,10 @@ import uvicorn
 from espalier_agent.data import named_architecture
 from espalier_agent.history import decisions
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import PolicyError, make_policy, save_policy
 from espalier_agent.policies.network import PolicyNetwork
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, PolicyError, make_policy, save_policy
 from espalier_agent.service.app import create_app
-from espalier_agent.service.serving import PolicyWatch, Serving, Settings, Signature
+from espalier_agent.service.serving import PolicyWatch, ServiceSettings, Serving, Signature
 from espalier_core.metrics.catalogue import Exporter
 from espalier_core.metrics.exporting import Metrics
 from espalier_core.types.advice import AdviceRequest, AdviceResponse, OutcomeReport
@@ -66,7 +65,7 @@ def folder(policy: Policy, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def served(settings: Settings) -> Iterator[str]:
+def served(settings: ServiceSettings) -> Iterator[str]:
     """Run the service on a port of its own; give its URL."""
     config = uvicorn.Config(create_app(settings), port=0, log_config=None, lifespan="on", access_log=False)
     server = uvicorn.Server(config)
@@ -107,7 +106,7 @@ def test_a_switch_under_load_gives_each_answer_by_one_policy(folder: Path, polic
         each.identity: [[entry.probability for entry in decide(each, question).probabilities] for question in QUESTIONS]
         for each in (policy, other)
     }
-    settings = Settings(policy_path=folder, policy_look_seconds=LOOK)
+    settings = ServiceSettings(policy_path=folder, policy_look_seconds=LOOK)
     stop = threading.Event()
 
     def load(url: str) -> list[tuple[int, AdviceResponse]]:
@@ -294,7 +293,7 @@ def test_a_shadow_says_what_it_would_have_done_and_changes_nothing(
     caplog.set_level("INFO", "espalier_agent.service.serving")
     save_policy(other, tmp_path / "shadow")
     path = tmp_path / "outcomes.db"
-    settings = Settings(policy_path=folder, shadow_path=tmp_path / "shadow", outcomes_path=path)
+    settings = ServiceSettings(policy_path=folder, shadow_path=tmp_path / "shadow", outcomes_path=path)
     with served(settings) as url:
         answers = [
             AdviceResponse.model_validate(httpx.post(f"{url}/v1/advice", json=question.to_json()).json())
@@ -326,7 +325,7 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
     folder: Path, tmp_path: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_policy(policy, tmp_path / "shadow")
-    settings = Settings(policy_path=folder, shadow_path=tmp_path / "shadow")
+    settings = ServiceSettings(policy_path=folder, shadow_path=tmp_path / "shadow")
 
     def broken(*_: object) -> None:
         raise RuntimeError("no such kernel")
@@ -341,7 +340,7 @@ def test_a_shadow_that_fails_or_falls_behind_is_counted_and_answers_go_on(
 
 def test_a_shadow_that_cannot_be_read_ends_start_up(tmp_path: Path, policy: Policy) -> None:
     with pytest.raises(PolicyError, match=r"none/policy\.json: cannot be read"):
-        Serving(Settings(shadow_path=tmp_path / "none"), policy, Metrics(Exporter.AGENT))
+        Serving(ServiceSettings(shadow_path=tmp_path / "none"), policy, Metrics(Exporter.AGENT))
 
 
 def test_all_that_hangs_has_one_time_to_end(
@@ -359,7 +358,7 @@ def test_all_that_hangs_has_one_time_to_end(
     monkeypatch.setattr("espalier_agent.service.serving.END_SECONDS", 1.0)
     path = tmp_path / "outcomes.db"
     serving = Serving(
-        Settings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)
+        ServiceSettings(policy_path=folder, shadow_path=folder, outcomes_path=path), policy, Metrics(Exporter.AGENT)
     )
     for name in ("load_policy", "decide"):
         monkeypatch.setattr(f"espalier_agent.service.serving.{name}", hangs)

@@ -13,14 +13,12 @@ from click.testing import CliRunner
 
 from espalier_agent.commands.agent import agent
 from espalier_agent.data import carried_corpus, carried_tables, named_architecture
-from espalier_agent.learners.learning import LearningError
-from espalier_agent.learners.registry import LEARNERS
+from espalier_agent.learners.learning import LEARNERS, LearningError
 from espalier_agent.learners.trees import LEARNER
 from espalier_agent.policies.advice import advise, decide
-from espalier_agent.policies.files import default_policy, load_policy, save_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, default_policy, load_policy, save_policy
 from espalier_agent.policies.tree_ensemble import NODES, Trees, TreesNetwork, squashed
-from espalier_agent.policies.tree_features import STATIC, UNKNOWN, Facts, static_features
+from espalier_agent.policies.tree_features import STATIC, UNKNOWN, RequestFacts, static_features
 from espalier_core.files.documents import DocumentError
 from espalier_core.growth.architecture import AttributeValue
 from espalier_core.types.advice import Action, AdviceRequest, offered
@@ -128,8 +126,8 @@ def test_without_scikit_learn_it_names_the_extra_to_install(monkeypatch: pytest.
 def test_features_tell_costs_only_where_places_are_known() -> None:
     model = MODELS["cnn1"]
     slow = STATIC.index("slowdown")
-    blind = static_features(model, Facts())
-    seen = static_features(model, Facts(PLACES, 64))
+    blind = static_features(model, RequestFacts())
+    seen = static_features(model, RequestFacts(PLACES, 64))
     assert {row[slow] for row in blind.values()} == {UNKNOWN}
     assert all(row[slow] > 0 for row in seen.values())
     assert all(np.isfinite(row).all() for row in (*blind.values(), *seen.values()))

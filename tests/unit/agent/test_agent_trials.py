@@ -31,9 +31,9 @@ from espalier_agent.history.episodes import gather, split
 from espalier_agent.history.schema import DecisionRecord
 from espalier_agent.history.store import OutcomeStore
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import load_policy, save_policy
+from espalier_agent.policies.policy import load_policy, save_policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree
-from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, gains_seen
+from espalier_core.estimates.gains import EVIDENCE, RACING, SHARES, trial_gains
 from espalier_core.types.adaptation import Trials
 from espalier_core.types.advice import AdviceResponse, OutcomeReport, TrialOutcome
 from espalier_core.types.report import Arm, Slice
@@ -143,18 +143,18 @@ def test_growths_are_compared_at_the_longest_slice_that_nothing_has_finished() -
     nothing = arm("Nothing", 1.0, 0.9, shares=shares)
     dropped = arm("dropped", 1.1, shares=shares)
     survived = arm("survived", 1.05, 0.8, shares=shares)
-    found = gains_seen((nothing, dropped, survived))
+    found = trial_gains((nothing, dropped, survived))
     assert found["dropped"].gain < 0 < found["survived"].gain
     assert found["dropped"].deviation == RACING[0.4].deviation
     assert found["survived"].deviation == EVIDENCE[Trials.RACE].deviation
-    assert gains_seen((dropped, survived)) == {}
+    assert trial_gains((dropped, survived)) == {}
     annealed = arm("annealed", 0.5, annealed=True, shares=(0.1,))
-    assert "annealed" not in gains_seen((nothing, annealed))
+    assert "annealed" not in trial_gains((nothing, annealed))
 
 
 @given(st.floats(0.01, 10), st.floats(0.01, 10))
 def test_a_lower_loss_shows_a_gain(nothing: float, grown: float) -> None:
-    (found,) = gains_seen((arm("Nothing", nothing), arm("grown", grown))).values()
+    (found,) = trial_gains((arm("Nothing", nothing), arm("grown", grown))).values()
     assert (found.gain > 0) <= (grown < nothing)
 
 

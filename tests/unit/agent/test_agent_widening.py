@@ -24,11 +24,10 @@ from espalier_agent.history.store import OutcomeStore
 from espalier_agent.learners import expected
 from espalier_agent.learners.expected import ExpectedConfig, learn
 from espalier_agent.learners.from_history import HistoryConfig
-from espalier_agent.learners.learning import LearningError
-from espalier_agent.learners.registry import LEARNERS
+from espalier_agent.learners.learning import LEARNERS, LearningError
 from espalier_agent.policies.advice import Exploration, decide, explored
-from espalier_agent.policies.files import default_policy, load_policy, make_policy, save_policy
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.policy import default_policy, load_policy, make_policy, save_policy
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import TableError, decision_tree
 from espalier_core.growth.architecture import Architecture, GrowthError

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from espalier_core.console import RealRange
-from espalier_generate.command_reference import commands
+from espalier_generate.pages import commands
 
 REALS = [
     pytest.param(option.type, id=f"{context.command_path} {option.opts[0]}")

@@ -19,13 +19,13 @@ from pydantic import BaseModel
 from espalier_agent.data import carried_tables
 from espalier_agent.environment import OutcomeEnvironment
 from espalier_agent.evaluation.evaluate import evaluate
-from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import default_policy
 from espalier_agent.tables.tree import Reward
 from espalier_cli.cluster.remedies import REMEDIES
 from espalier_core.types.job import JobSpec
 from espalier_core.types.reasons import SENTENCES, Reason
 from espalier_core.validation.reading import parse_jobs
-from espalier_generate import job_reference, reasons_page
+from espalier_generate.pages import job_page, reasons_page
 from pages import commands
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,7 @@ def test_the_changes_are_those_of_the_project(site: Path) -> None:
 
 
 def test_the_job_page_is_what_the_models_say() -> None:
-    assert (REFERENCE / "job.md").read_text(encoding="utf-8") == job_reference.page(), "it is stale: make docs"
+    assert (REFERENCE / "job.md").read_text(encoding="utf-8") == job_page(), "it is stale: make docs"
 
 
 def test_every_field_of_a_job_is_on_its_page() -> None:
@@ -109,7 +109,7 @@ def models_in(annotation: object) -> Iterator[type[BaseModel]]:
 
 def test_the_reasons_page_is_what_the_code_says() -> None:
     page = (REFERENCE / "reasons.md").read_text(encoding="utf-8")
-    assert page == reasons_page.page(), "it is stale: make docs"
+    assert page == reasons_page(), "it is stale: make docs"
 
 
 @pytest.mark.parametrize("reason", Reason)

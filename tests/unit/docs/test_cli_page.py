@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espalier_cli.main import cli
-from espalier_generate.command_reference import BEGIN, END, renewed
+from espalier_generate.pages import BEGIN, END, renewed
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 RENEW = "make docs"
@@ -20,7 +20,7 @@ GENERATORS = os.environ | {"PYTHONPATH": "hack"}
 
 def test_the_reference_is_the_commands_own_help() -> None:
     # In a process of its own: click remembers in a command how it was first asked for help.
-    command = [sys.executable, "-m", "espalier_generate.command_reference"]
+    command = [sys.executable, "-m", "espalier_generate.pages", "commands"]
     done = subprocess.run(command, env=GENERATORS, capture_output=True, text=True, check=True, timeout=250)
     made = done.stdout.removesuffix("\n")
     page = PAGE.read_text(encoding="utf-8")

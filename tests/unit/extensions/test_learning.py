@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from espalier_agent.policies.files import load_policy
+from espalier_agent.policies.policy import load_policy
 
 LEARNT = {
     "learner": ["--learner", "random-search"],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from espalier_agent.policies.files import open_policy
+from espalier_agent.policies.policy import open_policy
 from espalier_core.estimates.gains import SHARES
 from espalier_core.types.advice import Action, ExpectedGain
 from espalier_core.types.job import Trials

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espalier_monitoring.__main__ import main
-from espalier_monitoring.drawing.prometheus import Prometheus, PrometheusError, Window
+from espalier_monitoring.drawing.reading import Prometheus, PrometheusError, Window
 from espalier_monitoring.outputs import outputs
 
 

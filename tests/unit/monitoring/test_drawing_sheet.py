@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from espalier_monitoring.boards import Panel
-from espalier_monitoring.drawing.prometheus import Window
-from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Line, Marked
-from espalier_monitoring.drawing.sheet import WIDTH, Entry, arranged, box, caption, drawn, span, time_ticks
+from espalier_monitoring.drawing.reading import DrawnBoard, DrawnPanel, Marked, Series, Window
+from espalier_monitoring.drawing.sheet import WIDTH, LegendEntry, arranged, box, caption, drawn, span, time_ticks
 
 WINDOW = Window(1_700_000_000, 1_700_000_900, 15)
 PLACES = {
@@ -31,7 +30,7 @@ PANEL = Panel(title="Lines", about="", unit="s", queries=())
 SINGLE = replace(PANEL, single=True)
 
 
-def lines(*found: Line, panel: Panel = PANEL, place: str = "left") -> DrawnPanel:
+def lines(*found: Series, panel: Panel = PANEL, place: str = "left") -> DrawnPanel:
     """Return a panel with these lines."""
     return DrawnPanel(panel, PLACES[place], found)
 
@@ -48,11 +47,11 @@ def board(*panels: DrawnPanel, marks: tuple[Marked, ...] = ()) -> DrawnBoard:
     )
 
 
-def line(name: str, *values: float) -> Line:
+def line(name: str, *values: float) -> Series:
     """Return a line that begins with these values and has nothing after them."""
     whole = np.full(WINDOW.points, math.nan)
     whole[: len(values)] = values
-    return Line(name, whole)
+    return Series(name, whole)
 
 
 def colored(picture: bytes, panel: DrawnPanel) -> int:
@@ -66,9 +65,9 @@ def test_panels_with_and_without_data() -> None:
     """An isolated point is seen; marks are where there are lines; a panel without data says so in grey."""
     point = lines(line("it's $all$ \\one", 3.0))
     stacked = lines(line("a", 1, 2), line("b", math.nan, 3), panel=replace(PANEL, stacked=True), place="right")
-    single = lines(Line("x", np.array([1.5])), panel=SINGLE, place="one")
-    names = lines(Line("a name " * 9, np.array([1.0])), panel=replace(SINGLE, names=True), place="two")
-    many = lines(*(Line(f"n{n}", np.array([n])) for n in range(9)), panel=SINGLE, place="three")
+    single = lines(Series("x", np.array([1.5])), panel=SINGLE, place="one")
+    names = lines(Series("a name " * 9, np.array([1.0])), panel=replace(SINGLE, names=True), place="two")
+    many = lines(*(Series(f"n{n}", np.array([n])) for n in range(9)), panel=SINGLE, place="three")
     empty = lines(place="last")
     picture = drawn(board(point, stacked, single, names, many, empty, marks=(Marked("grew", (1_700_000_300.0,)),)))
     assert imread(io.BytesIO(picture)).shape[1] == WIDTH
@@ -116,7 +115,7 @@ def test_times_are_round_and_not_too_many(start: int, length: int, most: int) ->
 
 @given(st.lists(st.text(min_size=1, max_size=30), max_size=30), st.floats(100, 800), st.integers(1, 5))
 def test_legends_fit_and_leave_nothing_out_unsaid(names: list[str], width: float, most: int) -> None:
-    made = arranged([Entry(name, "#000000") for name in names], width, most, lambda name: 6.0 * len(name))
+    made = arranged([LegendEntry(name, "#000000") for name in names], width, most, lambda name: 6.0 * len(name))
     entries = [entry for row in made for entry, _ in row]
     shown = [entry.name for entry in entries if entry.color]
     assert len(made) <= most

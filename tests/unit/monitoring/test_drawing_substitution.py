@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier_monitoring.drawing.substitution import (
+from espalier_monitoring.drawing.reading import (
     label_values,
     legend,
     length_of,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espalier_agent.policies.advice import decide
-from espalier_agent.policies.files import default_policy
+from espalier_agent.policies.policy import default_policy
 from espalier_core.types.advice import Action
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback

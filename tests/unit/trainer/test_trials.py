@@ -13,7 +13,7 @@ import pytest
 
 from agent_service import serving
 from espalier_agent.history import decisions
-from espalier_core.estimates.gains import gains_seen
+from espalier_core.estimates.gains import trial_gains
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult
@@ -215,7 +215,7 @@ def test_the_agent_learns_what_the_arms_have_shown(tried, tmp_path):
     assert found.trial.arms == adaptation.arms
     assert found.trial.action == (adaptation.action if adaptation.result is AdaptationResult.GROWN else "Nothing")
     assert all(arm.annealed for arm in found.trial.arms)
-    assert set(gains_seen(found.trial.arms)) == {arm.action for arm in adaptation.arms} - {"Nothing"}
+    assert set(trial_gains(found.trial.arms)) == {arm.action for arm in adaptation.arms} - {"Nothing"}
 
 
 def test_where_nothing_wins_the_base_goes_on_as_it_was(tried):

@@ -12,12 +12,12 @@ from typing import Final
 import click
 import torch
 
-from espalier_agent.commands.console import print_evaluation
+from espalier_agent.commands.agent import print_evaluation
 from espalier_agent.commands.learn import USER_ERRORS, gather_tables, history_option, outcomes_option, read_history
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
-from espalier_agent.evaluation.gate import GateError, Judgement, OnHistory, Terms, judge
+from espalier_agent.evaluation.gate import GateError, GateTerms, Judgement, OnHistory, judge
 from espalier_agent.history.off_policy import Unit
-from espalier_agent.policies.files import load_policy, open_policy, save_policy
+from espalier_agent.policies.policy import load_policy, open_policy, save_policy
 from espalier_core.console import SEEDS, CommandError, RealRange
 
 REFUSED: Final = 3
@@ -107,7 +107,7 @@ def promote(
     if not sources and not histories:
         raise click.UsageError("no data to compare the policies on: set --outcomes, --from-history or both")
     torch.set_num_threads(1)
-    terms = Terms(margin=margin, least_effective=least_effective, unit=Unit(unit))
+    terms = GateTerms(margin=margin, least_effective=least_effective, unit=Unit(unit))
     try:
         policy, in_service = load_policy(policy_path), load_policy(folder)
         history = read_history(histories) if histories else None

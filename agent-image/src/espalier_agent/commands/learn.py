@@ -9,17 +9,22 @@ from pathlib import Path
 import click
 import pydantic
 
-from espalier_agent.commands.console import ProgressLines, print_evaluation
+from espalier_agent.commands.agent import ProgressLines, print_evaluation
 from espalier_agent.data import carried_corpus, carried_tables, corpus_names, table_sets
 from espalier_agent.evaluation.evaluate import evaluate as evaluate_policy
 from espalier_agent.history import decisions, history_files
 from espalier_agent.history.episodes import Gathered, gather
 from espalier_agent.history.schema import StoreError
 from espalier_agent.learners.growths import GrowthsLearner
-from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
-from espalier_agent.learners.registry import DEFAULT_LEARNER, LEARNERS
-from espalier_agent.policies.files import PolicyError, load_policy, save_policy
+from espalier_agent.learners.learning import (
+    DEFAULT_LEARNER,
+    LEARNERS,
+    LearningError,
+    LearningProgress,
+    ProgressCallback,
+)
 from espalier_agent.policies.network import ENCODERS
+from espalier_agent.policies.policy import PolicyError, load_policy, save_policy
 from espalier_agent.tables.tree import TableError, read_playable, table_digest
 from espalier_core.base import Record
 from espalier_core.console import SEEDS, CommandError, RealRange
@@ -275,7 +280,7 @@ def learning_lines() -> ProgressCallback:
     """Return a callback that prints the progress of learning."""
     lines = ProgressLines()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: LearningProgress) -> None:
         lines.tell(
             progress.episodes,
             progress.total_episodes,

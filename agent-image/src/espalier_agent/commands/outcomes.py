@@ -17,7 +17,7 @@ from espalier_core.growth import operation, operation_names
 
 
 @dataclass
-class Tally:
+class HistoryCounts:
     """The outcomes of one policy's decisions."""
 
     decisions: int = 0
@@ -47,9 +47,9 @@ class Tally:
         }
 
 
-def tally(history: Iterable[HistoryDecision]) -> dict[tuple[str, str], Tally]:
+def tally(history: Iterable[HistoryDecision]) -> dict[tuple[str, str], HistoryCounts]:
     """Count decisions by name and version of the policy that made them, in the order of its first decision."""
-    by_policy: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    by_policy: dict[tuple[str, str], HistoryCounts] = defaultdict(HistoryCounts)
     for decision in history:
         by_policy[decision.policy.name, decision.policy.version].take(decision)
     return dict(by_policy)

@@ -13,12 +13,12 @@ import click
 from espalier_agent.history.schema import StoreError
 from espalier_agent.history.store import MAX_DATABASE_BYTES
 from espalier_agent.policies.advice import Exploration
-from espalier_agent.policies.files import PolicyError
+from espalier_agent.policies.policy import PolicyError
 from espalier_agent.service.app import create_app
 from espalier_agent.service.proof import Authentication, ReviewError
 from espalier_agent.service.server import ServerError
 from espalier_agent.service.server import serve as run_server
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 from espalier_core.console import CommandError, RealRange
 
 MEBIBYTE: Final = 1024 * 1024
@@ -130,7 +130,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if metrics_authentication != Authentication.NONE and metrics_tls_dir is None:
         raise click.UsageError("--metrics-authentication: tokens need TLS; give --metrics-tls-dir too")
-    settings = Settings(
+    settings = ServiceSettings(
         policy_path=policy_path,
         shadow_path=shadow_path,
         outcomes_path=outcomes_db,

@@ -1,16 +1,29 @@
 """How good a policy is on outcome tables: the rank of its greedy sequence among all sequences (Lamelas 6.5).
 
 It is compared with sequences that are chosen without a network.
+
+Tables with several seeds tell how much of a rank is noise (`rank_noise`). The accuracy of a sequence under a seed is
+taken as the sequence's own value, plus the seed's (it moves all sequences alike, so it changes no rank), plus noise.
+The noise's deviation is pooled over all sequences: two or three seeds give a poor estimate for each. So it is right on
+the average of a table's sequences, not for each of them. Sequences that share decisions also share a part of their
+noise, which is left aside: two such are known apart a little better than is shown here.
+
+Ranks are simulated: the truth is drawn about the means that were measured. These are spread wider than the truth, as
+noise is in them too, so where all sequences are nearly equal the intervals are too narrow rather than too wide.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 from typing import Final
 
-from espalier_agent.evaluation.rank_noise import ResultNoise, accuracies_by_seed, result_noise
+import numpy as np
+import numpy.typing as npt
+
 from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy
 from espalier_agent.tables.tree import DecisionTree, decision_tree, table_digest
@@ -18,8 +31,164 @@ from espalier_core.base import Record
 from espalier_core.types.advice import heuristic
 from espalier_core.types.outcomes import OutcomeTable, reward
 
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+COVERED: Final = 0.9
+"""Share of the simulated ranks within an interval; half of the rest is outside of each end."""
+DRAWS: Final = 2000
+FIRST_FEW: Final = 5
 PAPER_RANDOM_RUNS: Final = 10
 """The paper's random baseline is the mean of ten random sequences."""
+
+
+class RankNoise(Record):
+    """The noise of one table's ranks, estimated from its seeds."""
+
+    table: str
+    seeds: int
+    sequences: int
+    deviation: float
+    """Pooled standard deviation of the noise in one seed's accuracy of one sequence."""
+    standard_error: float
+    """Standard error of a sequence's mean over the seeds."""
+    rank_width: float
+    """Ranks in the 90 % interval of a sequence's rank by its mean, on the average of all sequences."""
+    spearman: float
+    """Rank correlation of two seeds' accuracies, mean over pairs; ties share the middle of their ranks."""
+    kendall: float
+    """Kendall's tau-b, mean over the same pairs."""
+    first_among_first_five: float
+    """Probability that the sequence that is best under one seed is truly among the best five."""
+    regret_of_one_seed: float
+    """Best mean of the other seeds, less their mean for the sequence that is best under one; mean over the seeds.
+    A policy that memorised one seed's table would have this regret: less is not distinguishable from noise."""
+
+
+class ResultNoise(Record):
+    """The same for one sequence of a table."""
+
+    standard_error: float
+    rank_low: int
+    """The 90 % interval of its rank."""
+    rank_high: int
+    regret_in_errors: float | None
+    """Regret by the standard error of a difference of two means; null where the seeds do not differ. Were all 64
+    sequences of a table truly the same, the best of them would be about 1.7 of these above any other."""
+
+
+def accuracies_by_seed(table: OutcomeTable) -> Floats | None:
+    """Return (sequences in lexicographic order, seeds); None where the table does not hold two seeds or more."""
+    found = [outcome.accuracies for outcome in sorted(table.sequences, key=lambda outcome: outcome.actions)]
+    if table.seeds is None or len(table.seeds) < 2 or any(each is None for each in found):
+        return None
+    return np.array(found, dtype=np.float64)
+
+
+def pooled_deviation(accuracies: Floats) -> float:
+    """Return the deviation of one accuracy about its sequence's and its seed's mean, for (sequences, seeds)."""
+    sequences, seeds = accuracies.shape
+    left = accuracies - accuracies.mean(axis=1, keepdims=True) - accuracies.mean(axis=0) + accuracies.mean()
+    # Figures that differ by rounding alone do not differ.
+    left[np.abs(left) < 1e-12] = 0.0
+    freedom = max((sequences - 1) * (seeds - 1), 1)
+    return math.sqrt(float((left**2).sum()) / freedom)
+
+
+def simulated_ranks(accuracies: Floats, seed: int = 0, draws: int = DRAWS) -> Integers:
+    """Return ranks (draws, sequences) that the means of these accuracies (sequences, seeds) may have in truth."""
+    return _ranks(_truths(accuracies, np.random.default_rng(seed), draws))
+
+
+def rank_intervals(accuracies: Floats, seed: int = 0) -> tuple[Integers, Integers]:
+    """Return the first and the last rank (sequences,) of each sequence's 90 % interval."""
+    tail = (1.0 - COVERED) / 2
+    low, high = np.quantile(simulated_ranks(accuracies, seed), [tail, 1.0 - tail], axis=0, method="inverted_cdf")
+    return low, high
+
+
+def result_noise(accuracies: Floats, sequence: int, seed: int = 0) -> ResultNoise:
+    """Return what is known of one sequence's rank and regret; `sequence` is its row."""
+    low, high = rank_intervals(accuracies, seed)
+    means = accuracies.mean(axis=1)
+    error = pooled_deviation(accuracies) / math.sqrt(accuracies.shape[1])
+    regret = float(means.max() - means[sequence])
+    return ResultNoise(
+        standard_error=error,
+        rank_low=int(low[sequence]),
+        rank_high=int(high[sequence]),
+        regret_in_errors=regret / (math.sqrt(2) * error) if error > 0 else None,
+    )
+
+
+def rank_noise(table: str, accuracies: Floats, seed: int = 0) -> RankNoise:
+    """Return the noise of the ranks of the table with this name, which has two seeds or more."""
+    sequences, seeds = accuracies.shape
+    deviation = pooled_deviation(accuracies)
+    low, high = rank_intervals(accuracies, seed)
+    pairs = list(itertools.combinations(range(seeds), 2))
+    return RankNoise(
+        table=table,
+        seeds=seeds,
+        sequences=sequences,
+        deviation=deviation,
+        standard_error=deviation / math.sqrt(seeds),
+        rank_width=float((high - low + 1).mean()),
+        spearman=float(np.mean([spearman(accuracies[:, one], accuracies[:, other]) for one, other in pairs])),
+        kendall=float(np.mean([kendall(accuracies[:, one], accuracies[:, other]) for one, other in pairs])),
+        first_among_first_five=_first_among_first(accuracies, deviation, np.random.default_rng(seed)),
+        regret_of_one_seed=float(np.mean([_regret_of(accuracies, one) for one in range(seeds)])),
+    )
+
+
+def spearman(one: Floats, other: Floats) -> float:
+    """Return Spearman's rank correlation; 0 where all of either are equal."""
+    return _correlation(_middle_ranks(one), _middle_ranks(other))
+
+
+def kendall(one: Floats, other: Floats) -> float:
+    """Return Kendall's tau-b; 0 where all of either are equal."""
+    upper = np.triu_indices(len(one), 1)
+    first, second = (np.sign(values[:, None] - values[None, :])[upper] for values in (one, other))
+    norm = math.sqrt(float((first**2).sum()) * float((second**2).sum()))
+    return float((first * second).sum()) / norm if norm > 0 else 0.0
+
+
+def _truths(accuracies: Floats, chance: np.random.Generator, draws: int) -> Floats:
+    sequences, seeds = accuracies.shape
+    error = pooled_deviation(accuracies) / math.sqrt(seeds)
+    truths: Floats = accuracies.mean(axis=1) + error * chance.standard_normal((draws, sequences))
+    return truths
+
+
+def _ranks(values: Floats) -> Integers:
+    """Return 1 + how many of the same row are higher, for each of (rows, sequences)."""
+    count = values.shape[1]
+    return np.stack([1 + count - np.searchsorted(np.sort(row), row, side="right") for row in values])
+
+
+def _first_among_first(accuracies: Floats, deviation: float, chance: np.random.Generator) -> float:
+    truths = _truths(accuracies, chance, DRAWS)
+    seen = truths + deviation * chance.standard_normal(truths.shape)
+    return float((_ranks(truths)[np.arange(len(seen)), seen.argmax(axis=1)] <= FIRST_FEW).mean())
+
+
+def _regret_of(accuracies: Floats, seed: int) -> float:
+    own, others = accuracies[:, seed], np.delete(accuracies, seed, axis=1).mean(axis=1)
+    # Of several that are equally good under the seed, any may be picked.
+    return float(others.max() - others[own == own.max()].mean())
+
+
+def _middle_ranks(values: Floats) -> Floats:
+    ordered = np.sort(values)
+    ranks: Floats = (np.searchsorted(ordered, values, side="left") + np.searchsorted(ordered, values, side="right")) / 2
+    return ranks
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    one, other = one - one.mean(), other - other.mean()
+    norm = math.sqrt(float((one**2).sum()) * float((other**2).sum()))
+    return float((one * other).sum()) / norm if norm > 0 else 0.0
 
 
 class SequenceResult(Record):
@@ -60,7 +229,7 @@ class TableResult(Record):
     """Uncertainty of rank and regret; None if the table has fewer than two seeds."""
 
 
-class Evaluation(Record):
+class PolicyEvaluation(Record):
     """A policy on several tables."""
 
     policy: str
@@ -69,7 +238,7 @@ class Evaluation(Record):
     mean_regret: float
 
 
-def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> Evaluation:
+def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -> PolicyEvaluation:
     """Roll the policy out greedily on each table; raises `TableError` for one that cannot be played.
 
     `seed` is that of the ten random sequences. Tables that the policy has learnt are recognised by their digest.
@@ -79,7 +248,7 @@ def evaluate(policy: Policy, tables: Sequence[OutcomeTable], *, seed: int = 0) -
     learnt = [tree for tree, table in zip(trees, tables, strict=True) if table_digest(table) in known]
     average = best_on_average(learnt)
     results = tuple(_result(policy, table, tree, average, seed) for table, tree in zip(tables, trees, strict=True))
-    return Evaluation(
+    return PolicyEvaluation(
         policy=policy.name,
         version=policy.version,
         tables=results,

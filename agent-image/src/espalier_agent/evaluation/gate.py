@@ -36,7 +36,7 @@ class GateError(ValueError):
     """There is not enough data for a decision. The message names what is missing."""
 
 
-class Terms(Record):
+class GateTerms(Record):
     """Requirements on a new policy."""
 
     margin: float
@@ -90,7 +90,7 @@ class Judgement(Record):
 
 
 def judge(
-    policy: Policy, in_service: Policy, terms: Terms, *, tables: Sequence[OutcomeTable], history: Gathered | None
+    policy: Policy, in_service: Policy, terms: GateTerms, *, tables: Sequence[OutcomeTable], history: Gathered | None
 ) -> Judgement:
     """Compare two policies on tables and on a history, as far as they are given.
 
@@ -226,7 +226,7 @@ def _worse_on_tables(found: OnTables) -> list[str]:
     ]
 
 
-def worse_on_history(found: OnHistory, terms: Terms) -> list[str]:
+def worse_on_history(found: OnHistory, terms: GateTerms) -> list[str]:
     """Return why the new policy is refused by a history, empty where it is not."""
     effective, least = min(found.effective, found.effective_in_service), max(2, terms.least_effective)
     changed = math.inf if found.effective_changed is None else found.effective_changed

@@ -17,7 +17,7 @@ from statistics import fmean, pstdev
 from typing import Final, TypeVar
 
 from espalier_agent.history import HistoryDecision
-from espalier_core.estimates.gains import Seen, gains_seen
+from espalier_core.estimates.gains import TrialGain, trial_gains
 
 SHARES: Final = 4
 """Number of distinguished shares of the budget left at the first decision."""
@@ -63,7 +63,7 @@ class Tried:
     model: str
     """Fingerprint of the architecture."""
     decision: HistoryDecision
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, TrialGain]
     """By action that grows, as text; nothing gains 0."""
 
 
@@ -124,7 +124,7 @@ def _shown(decisions: Iterable[HistoryDecision], fingerprints: dict[int, str]) -
     """Return the decisions whose trials have shown something, sorted as episodes are."""
     found = []
     for one in decisions:
-        seen = gains_seen(one.trial.arms) if one.trial is not None else {}
+        seen = trial_gains(one.trial.arms) if one.trial is not None else {}
         if seen:
             if id(one.architecture) not in fingerprints:
                 fingerprints[id(one.architecture)] = one.architecture.fingerprint

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from espalier_core.types.advice import AdviceRequest, OutcomeReport, PolicyVersion
 
 if TYPE_CHECKING:
-    from espalier_agent.policies.advice import Decision
+    from espalier_agent.policies.advice import PolicyDecision
 
 
 APPLICATION_ID: Final = 0x45535041
@@ -185,7 +185,7 @@ class DecisionRecord:
     decision_id: str
     time: datetime
     request: AdviceRequest
-    decision: Decision
+    decision: PolicyDecision
     policy: PolicyVersion
 
     kind = "decision"
@@ -249,7 +249,7 @@ class ShadowRecord:
 
     decision_id: str
     time: datetime
-    decision: Decision
+    decision: PolicyDecision
     policy: PolicyVersion
     agreed: bool
 

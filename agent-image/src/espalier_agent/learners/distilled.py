@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from espalier_agent.learners.expected import ExpectedConfig, SeededRun, learn_many, slow_down
-from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start
+from espalier_agent.learners.learning import Learner, LearningProgress, ProgressCallback, Start
 from espalier_agent.policies.network import PolicyNetwork, Prepared, masked_log_probabilities
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import ActionColumns, offered
@@ -94,7 +94,7 @@ def train(start: Start, config: DistilledConfig, progress: ProgressCallback) -> 
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         optimizer.step()
-        progress(Progress(update + 1, config.student_updates, loss.item(), math.nan))
+        progress(LearningProgress(update + 1, config.student_updates, loss.item(), math.nan))
     return sum(member.lineage.episodes for member in members)
 
 

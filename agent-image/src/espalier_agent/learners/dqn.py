@@ -22,7 +22,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Rollouts, Start, descend, time_shifts
+from espalier_agent.learners.learning import (
+    Learner,
+    LearningProgress,
+    ProgressCallback,
+    Rollouts,
+    Start,
+    descend,
+    time_shifts,
+)
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.tree import Reward
@@ -124,7 +132,7 @@ def train(start: Start, config: DqnConfig, progress: ProgressCallback) -> int:
         loss = torch.nn.functional.mse_loss(values[states, actions], goals)
         descend(optimizer, loss, network, config.gradient_norm, update)
         accuracy = games.accuracies[played.ended].mean().item()
-        progress(Progress((update + 1) * batch, updates * batch, loss.item(), accuracy))
+        progress(LearningProgress((update + 1) * batch, updates * batch, loss.item(), accuracy))
     return updates * batch
 
 

@@ -36,7 +36,7 @@ from espalier_agent.history.episodes import Gathered
 from espalier_agent.learners.learning import (
     Learner,
     LearningError,
-    Progress,
+    LearningProgress,
     ProgressCallback,
     Start,
     ascend,
@@ -129,7 +129,7 @@ def train(start: Start, config: ExpectedConfig, progress: ProgressCallback) -> i
         ascend(optimizer, wanted)
         episodes += len(games.returns)
         total = config.updates * len(games.returns)
-        progress(Progress(episodes, total, -returns.mean().item(), accuracies.mean().item()))
+        progress(LearningProgress(episodes, total, -returns.mean().item(), accuracies.mean().item()))
     return episodes
 
 

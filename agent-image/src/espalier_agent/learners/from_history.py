@@ -31,7 +31,7 @@ from espalier_agent.learners.expected import ExpectedConfig, objective, optimize
 from espalier_agent.learners.learning import (
     Learner,
     LearningError,
-    Progress,
+    LearningProgress,
     ProgressCallback,
     ascend,
     finish_learning,
@@ -166,7 +166,7 @@ class HistoryLearner(Learner):
                     wanted = wanted + config.history_weight * trials.value(network)
                 ascend(optimizer, wanted)
                 done = (update + 1) * each
-                progress(Progress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
+                progress(LearningProgress(done, config.updates * each, -wanted.item(), accuracies.mean().item()))
         return finish_learning(
             start,
             learner=self.name,

@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.growths import GrowthsConfig, GrowthsLearner, HeldOut, Row, by_fitting
-from espalier_agent.learners.learning import Progress, ProgressCallback, ascend, one_thread
+from espalier_agent.learners.growths import GrowthSample, GrowthsConfig, GrowthsLearner, HeldOut, by_fitting
+from espalier_agent.learners.learning import LearningProgress, ProgressCallback, ascend, one_thread
 from espalier_agent.policies.graph_gains import GraphGainsNetwork
 from espalier_agent.policies.network import PolicyNetwork, Prepared
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED
@@ -54,7 +54,11 @@ class _Batch:
 
 
 def _fit(
-    network: PolicyNetwork, found: Sequence[Row], config: GraphGainsConfig, seed: int, progress: ProgressCallback
+    network: PolicyNetwork,
+    found: Sequence[GrowthSample],
+    config: GraphGainsConfig,
+    seed: int,
+    progress: ProgressCallback,
 ) -> None:
     if not isinstance(network, GraphGainsNetwork):
         raise TypeError(f"encoder graph-gains is {type(network).__name__}")
@@ -85,12 +89,14 @@ def _fit(
                 ascend(optimizer, -loss)
                 schedule.step()
                 losses.append(loss.item())
-            progress(Progress(epoch + 1, config.epochs, float(np.mean(losses)), mean_gain))
+            progress(LearningProgress(epoch + 1, config.epochs, float(np.mean(losses)), mean_gain))
 
 
-def _batches(network: GraphGainsNetwork, found: Sequence[Row], size: int, chance: random.Random) -> Iterator[_Batch]:
+def _batches(
+    network: GraphGainsNetwork, found: Sequence[GrowthSample], size: int, chance: random.Random
+) -> Iterator[_Batch]:
     """Yield all rows, those of one model together."""
-    by_model: dict[int, list[Row]] = {}
+    by_model: dict[int, list[GrowthSample]] = {}
     for row in found:
         by_model.setdefault(id(row.architecture), []).append(row)
     models = list(by_model.values())

@@ -1,6 +1,6 @@
 """What learners share that learn what each growth gains: from corpora, outcome tables and histories of a service.
 
-A `Row` is one growth: its features and what it gained. Of decisions of a service it is said, too, how much that
+A `GrowthSample` is one growth: its features and what it gained. Of decisions of a service it is also said how much that
 counts. A trial shows several growths in one state, so each is compared with nothing there. Where the agent decided,
 and explored, the accuracies of jobs are compared: of those of a kind that were in the same state, the mean where a
 growth was chosen (by weights of importance) less the mean where nothing was. Both are noisy measurements, and count by
@@ -31,7 +31,7 @@ from espalier_agent.learners.learning import (
 )
 from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
 from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, Policy
-from espalier_agent.policies.tree_features import Facts, Vector, dynamic_features, static_features
+from espalier_agent.policies.tree_features import RequestFacts, Vector, dynamic_features, static_features
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.tree import DecisionTree, decision_tree
 from espalier_core.base import Record
@@ -60,7 +60,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GrowthSample:
     """A growth, what is known of it, and what it gained."""
 
     architecture: Architecture
@@ -73,7 +73,7 @@ class Row:
     decision: str
 
 
-Fit = Callable[[PolicyNetwork, Sequence[Row], Any, int, ProgressCallback], None]
+Fit = Callable[[PolicyNetwork, Sequence[GrowthSample], Any, int, ProgressCallback], None]
 """Trains a network in place to say what each growth gains, by a configuration and a seed; raises `LearningError`."""
 
 
@@ -181,7 +181,7 @@ def by_fitting(start: Start, config: Any, progress: ProgressCallback) -> int:
     raise LearningError("gains are not learnt by playing games; `GrowthsLearner.learn` learns them")
 
 
-def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[Row]:
+def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[GrowthSample]:
     """Yield the rows of corpora, and again, with the weight `blind`, as if costs and curve were not known."""
     for corpus in corpora:
         by_case: dict[tuple[Any, ...], list[CaseRecord]] = {}
@@ -197,7 +197,7 @@ def rows_of_corpora(corpora: Sequence[GrowthCorpus], blind: float) -> Iterator[R
                         continue
                     decision = f"{case}/{moment.share}"
                     left = request.time_left_seconds / request.time_budget_seconds
-                    for facts, weight in ((Facts.of(request), 1.0), (Facts(), blind)):
+                    for facts, weight in ((RequestFacts.of(request), 1.0), (RequestFacts(), blind)):
                         if weight:
                             yield from _rows(
                                 request.architecture,
@@ -221,7 +221,7 @@ def _gains(moments: Sequence[Any]) -> dict[Action, float]:
     }
 
 
-def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[Row]:
+def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[GrowthSample]:
     """Yield the rows of each state: an action and then nothing, against nothing."""
     for tree in trees:
         accuracy = dict(zip(tree.sequences, tree.accuracies, strict=True))
@@ -239,12 +239,12 @@ def rows_of_tables(trees: Sequence[DecisionTree]) -> Iterator[Row]:
                 if action.grows
             }
             share = state.time_left_s / state.time_budget_s
-            static = static_features(state.architecture, Facts())
-            dynamic = dynamic_features(state.architecture, Facts())
+            static = static_features(state.architecture, RequestFacts())
+            dynamic = dynamic_features(state.architecture, RequestFacts())
             yield from _rows(state.architecture, static, [share, *dynamic], gains, 1 / len(prefixes), tree.model, "")
 
 
-def rows_of_history(one: Measured) -> Iterator[Row]:
+def rows_of_history(one: Measured) -> Iterator[GrowthSample]:
     """Yield the rows of a decision of a service."""
     share = one.decision.time_left_seconds / one.decision.time_budget_seconds
     static = static_features(one.decision.architecture, one.facts)
@@ -257,9 +257,9 @@ class _Statics:
     """The static features of one case, whose seeds and moments have the same description."""
 
     def __init__(self) -> None:
-        self._met: list[tuple[Architecture, Facts, dict[Action, Vector]]] = []
+        self._met: list[tuple[Architecture, RequestFacts, dict[Action, Vector]]] = []
 
-    def features(self, architecture: Architecture, facts: Facts) -> dict[Action, Vector]:
+    def features(self, architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
         # Metrics are read as dynamic features alone.
         sizes = replace(facts, metrics={})
         for met, known, found in self._met:
@@ -278,14 +278,14 @@ def _rows(
     weight: float,
     family: str,
     decision: str,
-) -> Iterator[Row]:
+) -> Iterator[GrowthSample]:
     for action, gain in gains.items():
         if action in static:
             features = [*static[action].tolist(), *dynamic]
-            yield Row(architecture, action, features, gain, weight, family, decision)
+            yield GrowthSample(architecture, action, features, gain, weight, family, decision)
 
 
-def stacked(rows: Sequence[Row]) -> Rows:
+def stacked(rows: Sequence[GrowthSample]) -> Rows:
     """Return rows as arrays."""
     families = {name: place for place, name in enumerate(dict.fromkeys(row.family for row in rows))}
     decisions = {name: place for place, name in enumerate(dict.fromkeys(row.decision for row in rows if row.decision))}
@@ -303,7 +303,7 @@ class Measured:
     """What growths gained in one state."""
 
     decision: HistoryDecision
-    facts: Facts
+    facts: RequestFacts
     gains: dict[Action, tuple[float, float]]
     """Gain in accuracy, and weight: 1 for a gain without error."""
     family: str
@@ -316,12 +316,12 @@ def measured(episodes: Sequence[Episode], tried: Sequence[Tried]) -> Iterator[Me
         gains = {
             by_name[name]: (seen.gain, _weight(seen.deviation**2)) for name, seen in one.seen.items() if name in by_name
         }
-        yield Measured(one.decision, Facts.of(one.decision.request()), gains, one.model)
+        yield Measured(one.decision, RequestFacts.of(one.decision.request()), gains, one.model)
     for (model, *_), members in _alike(episodes).items():
         gains = _compared(members)
         for decision, _ in members:
             shares = {action: (gain, weight / len(members)) for action, (gain, weight) in gains.items()}
-            yield Measured(decision, Facts.of(decision.request()), shares, model)
+            yield Measured(decision, RequestFacts.of(decision.request()), shares, model)
 
 
 def _alike(episodes: Sequence[Episode]) -> dict[tuple[str, object, str], list[tuple[HistoryDecision, float]]]:

@@ -1,7 +1,7 @@
 """What a learner is, and what learners share: where they start, how they report, how they end.
 
 A learner is one module with a configuration (a `Record`), a function that trains a network, and a `Learner` of both;
-one line in `espalier_agent.learners.registry`, or an entry point of another package, gives it a name.
+one line in `LEARNERS`, or an entry point of another package, gives it a name.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from espalier_agent.history.episodes import Episode, Gathered, Tried, episodes_digest, split
-from espalier_agent.policies.files import make_policy
 from espalier_agent.policies.network import ENCODERS, NetworkConfig, PolicyNetwork
-from espalier_agent.policies.policy import DEFAULT_EMBEDDING_SEED, LearntHistory, LearntTable, Lineage, Policy
+from espalier_agent.policies.policy import (
+    DEFAULT_EMBEDDING_SEED,
+    LearntHistory,
+    LearntTable,
+    Lineage,
+    Policy,
+    make_policy,
+)
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_agent.tables.game import Game, Games, Returns
 from espalier_agent.tables.tree import DecisionTree, Reward, decision_tree, table_digest
 from espalier_core.base import Record
 from espalier_core.growth import operation
 from espalier_core.growth.architecture import Architecture
+from espalier_core.registry import Registry
 from espalier_core.types.advice import ActionColumns
 from espalier_core.types.outcomes import OutcomeTable
 
@@ -35,7 +42,7 @@ class LearningError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LearningProgress:
     """Progress of learning after an update."""
 
     episodes: int
@@ -46,7 +53,7 @@ class Progress:
     """Final accuracy, mean over the update's episodes."""
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[LearningProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +255,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class Holding(Protocol):
+class HoldOutConfig(Protocol):
     """A configuration that says what is held out."""
 
     @property
@@ -273,7 +280,7 @@ class Remembered:
 
 def remembered(
     history: Gathered,
-    config: Holding,
+    config: HoldOutConfig,
     files: tuple[str, ...],
     usable: Callable[[Sequence[Episode]], Sequence[Episode]] = lambda episodes: episodes,
 ) -> Remembered:
@@ -357,3 +364,19 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, network: nn.Module, 
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(network.parameters(), norm)
     optimizer.step()
+
+
+LEARNERS: Final = Registry[Learner](
+    "learner",
+    "espalier.learners",
+    {
+        "expected": "espalier_agent.learners.expected:LEARNER",
+        "distilled": "espalier_agent.learners.distilled:LEARNER",
+        "reinforce": "espalier_agent.learners.reinforce:LEARNER",
+        "ppo": "espalier_agent.learners.ppo:LEARNER",
+        "dqn": "espalier_agent.learners.dqn:LEARNER",
+        "trees": "espalier_agent.learners.trees:LEARNER",
+        "graph-gains": "espalier_agent.learners.graph_gains:LEARNER",
+    },
+)
+DEFAULT_LEARNER: Final = "expected"

@@ -17,7 +17,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Rollouts, Start, descend, time_shifts
+from espalier_agent.learners.learning import (
+    Learner,
+    LearningProgress,
+    ProgressCallback,
+    Rollouts,
+    Start,
+    descend,
+    time_shifts,
+)
 from espalier_agent.tables.game import Games, Returns
 from espalier_agent.tables.tree import Reward
 from espalier_core.base import Record
@@ -96,7 +104,7 @@ def train(start: Start, config: PpoConfig, progress: ProgressCallback) -> int:
             descend(optimizer, total, network, config.gradient_norm, update)
             losses.append(loss.item())
         accuracy = games.accuracies[played.ended].mean().item()
-        progress(Progress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
+        progress(LearningProgress((update + 1) * batch, updates * batch, sum(losses) / len(losses), accuracy))
     return updates * batch
 
 

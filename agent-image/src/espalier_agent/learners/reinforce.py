@@ -14,13 +14,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from espalier_agent.learners.learning import NOT_FINITE, Learner, LearningError, Progress, ProgressCallback, Start
+from espalier_agent.learners.learning import (
+    NOT_FINITE,
+    Learner,
+    LearningError,
+    LearningProgress,
+    ProgressCallback,
+    Start,
+)
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.tables.game import Game, Returns
 from espalier_core.base import Record
 
 
-class Order(StrEnum):
+class TableOrder(StrEnum):
     """In which order tables are learnt from."""
 
     CYCLE = "cycle"
@@ -38,7 +45,7 @@ class ReinforceConfig(Record):
     """Of all tables together; rounded up to whole updates."""
     episodes_per_update: int = Field(default=1, ge=1)
     """Of each table that takes part in an update. The paper updates after each episode."""
-    order: Order = Order.CYCLE
+    order: TableOrder = TableOrder.CYCLE
     returns: Returns = Returns.PAPER
     learning_rate: float = Field(default=1e-4, gt=0)
     """Of Adam."""
@@ -62,7 +69,7 @@ PAPER: Final = ReinforceConfig()
 BATCHED: Final = ReinforceConfig(
     episodes=600_000,
     episodes_per_update=50,
-    order=Order.TOGETHER,
+    order=TableOrder.TOGETHER,
     returns=Returns.STANDARDISED,
     learning_rate=1e-3,
     learning_rate_decay=1.0,
@@ -80,7 +87,7 @@ def train(start: Start, config: ReinforceConfig, progress: ProgressCallback) -> 
     # Embeddings and time encodings are fixed; encoders and decider are the trainable components (Lamelas 5.7).
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, fused=True)
     played = 0
-    for stage in [[game] for game in games] if config.order is Order.CURRICULUM else [games]:
+    for stage in [[game] for game in games] if config.order is TableOrder.CURRICULUM else [games]:
         played = _learn_stage(stage, network, optimizer, generator, config, played, progress, len(games))
     return played
 
@@ -114,7 +121,7 @@ def _learn_stage(
     stage_played = 0
     updates = 0
     while stage_played < share:
-        taking_part = games if config.order is Order.TOGETHER else [games[updates % len(games)]]
+        taking_part = games if config.order is TableOrder.TOGETHER else [games[updates % len(games)]]
         temperature = max(1.0, config.temperature * config.temperature_decay ** (stage_played // config.decay_every))
         # Learning rate decays over the whole of learning, the temperature within each stage.
         decays = (played + stage_played) // config.decay_every
@@ -130,7 +137,7 @@ def _learn_stage(
         updates += 1
         stage_played += config.episodes_per_update * len(taking_part)
         done = played + stage_played
-        progress(Progress(done, max(config.episodes, done), mean_objective, mean_accuracy))
+        progress(LearningProgress(done, max(config.episodes, done), mean_objective, mean_accuracy))
     return played + stage_played
 
 

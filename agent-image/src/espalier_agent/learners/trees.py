@@ -25,15 +25,15 @@ from pydantic import Field
 
 from espalier_agent.learners.growths import (
     Floats,
+    GrowthSample,
     GrowthsConfig,
     GrowthsLearner,
     HeldOut,
-    Row,
     Rows,
     by_fitting,
     stacked,
 )
-from espalier_agent.learners.learning import LearningError, Progress, ProgressCallback
+from espalier_agent.learners.learning import LearningError, LearningProgress, ProgressCallback
 from espalier_agent.policies.network import PolicyNetwork
 from espalier_agent.policies.tree_ensemble import DEPTH, LEAVES, TREES, Trees, TreesNetwork, squashed
 from espalier_agent.policies.tree_features import FEATURES
@@ -65,7 +65,7 @@ class TreesHistoryConfig(TreesConfig, HeldOut):
 
 
 def _fit(
-    network: PolicyNetwork, found: Sequence[Row], config: TreesConfig, seed: int, progress: ProgressCallback
+    network: PolicyNetwork, found: Sequence[GrowthSample], config: TreesConfig, seed: int, progress: ProgressCallback
 ) -> None:
     if not isinstance(network, TreesNetwork):
         raise TypeError(f"encoder trees is {type(network).__name__}")
@@ -88,7 +88,7 @@ def _fit(
         )
         for name, values in _joined(WIDENS, _joined(GROWN, first, again), widening).items():
             network.get_buffer(name)[tree, : len(values)] = torch.from_numpy(values)
-        progress(Progress(tree + 1, TREES, 0.0, float(rows.gains.mean())))
+        progress(LearningProgress(tree + 1, TREES, 0.0, float(rows.gains.mean())))
     _choose_caution(network, rows, left_out)
 
 

@@ -26,7 +26,7 @@ from espalier_core.types.advice import Action, ActionProbability, AdviceRequest,
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PolicyDecision:
     """An action, and the probability that the policy gives to each that was allowed."""
 
     action: Action
@@ -43,7 +43,7 @@ class Decision:
         return self.probabilities[_greedy([entry.probability for entry in self.probabilities])].action
 
 
-def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = None) -> Decision:
+def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = None) -> PolicyDecision:
     """Choose among the actions that the request allows.
 
     Greedy, as in the paper's evaluation (Lamelas 6.5); with `sample_seed`, drawn by the probabilities from a
@@ -54,7 +54,7 @@ def decide(policy: Policy, request: AdviceRequest, sample_seed: int | None = Non
     actions = request.actions()
     probabilities, gains = _estimates(policy, request, actions)
     chosen = _greedy(probabilities) if sample_seed is None else _sampled(probabilities, sample_seed)
-    return Decision(
+    return PolicyDecision(
         action=actions[chosen],
         probabilities=tuple(
             ActionProbability(action=action, probability=probability, gain=gain)
@@ -71,7 +71,7 @@ def advise(policy: Policy, request: AdviceRequest, decision_id: str) -> AdviceRe
     return answer_of(policy, decide(policy, request), decision_id)
 
 
-def answer_of(policy: Policy, decision: Decision, decision_id: str) -> AdviceResponse:
+def answer_of(policy: Policy, decision: PolicyDecision, decision_id: str) -> AdviceResponse:
     """Return a decision as the answer to a consultation."""
     return AdviceResponse(
         decision_id=decision_id,
@@ -134,7 +134,7 @@ class Exploration(Record):
     """With the decision's id it determines what is drawn: anybody can draw it again."""
 
 
-def explored(greedy: Decision, exploration: Exploration, decision_id: str) -> Decision:
+def explored(greedy: PolicyDecision, exploration: Exploration, decision_id: str) -> PolicyDecision:
     """Return the decision with the action that is taken, and the exact probability with which it is.
 
     The same decision id always draws the same; ids are random, so decisions are independent of each other.

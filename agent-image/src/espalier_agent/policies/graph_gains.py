@@ -14,16 +14,18 @@ from torch import Tensor, nn
 
 from espalier_agent.policies.graph_encoder import (
     HIDDEN_SIZE,
+    MODEL_FEATURES,
+    POINT_FEATURES,
     STATE_SIZE,
     TIME_FEATURES,
     GraphEncodings,
     GraphNetwork,
+    target_feature_count,
     time_features,
 )
-from espalier_agent.policies.graph_features import MODEL_FEATURES, POINT_FEATURES, target_feature_count
 from espalier_agent.policies.network import NetworkConfig, Prepared
 from espalier_agent.policies.tree_ensemble import SHARPNESS
-from espalier_agent.policies.tree_features import FEATURES, STATIC, Facts, prepared_features, rows_of
+from espalier_agent.policies.tree_features import FEATURES, STATIC, RequestFacts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import AdviceRequest
@@ -91,14 +93,14 @@ class GraphGainsNetwork(GraphNetwork):
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
         """Turn models into graphs and features, of which nothing but the description is known."""
-        return self._with_features(architectures, vocabulary, [Facts()] * len(architectures))
+        return self._with_features(architectures, vocabulary, [RequestFacts()] * len(architectures))
 
     def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
         """Turn a request into a graph and features: with its places, from which costs follow, and with the curve."""
-        return self._with_features([request.architecture], vocabulary, [Facts.of(request)])
+        return self._with_features([request.architecture], vocabulary, [RequestFacts.of(request)])
 
     def _with_features(
-        self, architectures: Sequence[Architecture], vocabulary: Vocabulary, facts: Sequence[Facts]
+        self, architectures: Sequence[Architecture], vocabulary: Vocabulary, facts: Sequence[RequestFacts]
     ) -> Prepared:
         features = prepared_features(self.config.operations, architectures, facts)
         return self.graphs(architectures, vocabulary) | features

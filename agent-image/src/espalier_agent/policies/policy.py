@@ -1,18 +1,54 @@
-"""A policy: a trained network, the vocabulary it was trained with, and where it comes from."""
+"""A policy: a trained network, the vocabulary it was trained with, and where it comes from.
+
+On disk it is a folder: `policy.json`, and the safetensors file that it names. That file carries a digest in its name,
+and `policy.json` is replaced atomically, after the weights are written: whoever reads the folder while a policy is
+replaced sees the old one or the new one. Writers of one machine come one after the other. No pickle is read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Final
 
-from espalier_agent.policies.network import PolicyNetwork
-from espalier_agent.policies.vocabulary import Vocabulary
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from espalier_agent import data
+from espalier_agent.policies.network import NetworkConfig, PolicyNetwork
+from espalier_agent.policies.vocabulary import EMBEDDING_SIZE, Vocabulary
 from espalier_core.base import Record
+from espalier_core.files.documents import (
+    DocumentError,
+    read_bounded,
+    read_document,
+    write_bytes_atomically,
+    write_document,
+)
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import PolicyVersion
 
 DEFAULT_EMBEDDING_SEED: Final = 0
 """Of the layers' embeddings. Policies that share it agree about layers that none of them has met."""
+POLICY_FILE: Final = "policy.json"
+EMBEDDINGS: Final = "vocabulary.embeddings"
+NETWORK_PREFIX: Final = "network."
+MAX_WEIGHTS_BYTES: Final = 256 * 1024 * 1024
+"""Of the tensors' file. The largest head and a vocabulary of a million layers stay below a third of it."""
+LOCK_SECONDS: Final = 30.0
+"""How long a writer waits for another one, who needs a second."""
+READINGS: Final = 5
+"""How often a policy is read again that is replaced while it is read."""
 
 
 class LearntTable(Record):
@@ -80,3 +116,200 @@ class Policy:
     def identity(self) -> PolicyVersion:
         """Name and version, as in answers."""
         return PolicyVersion(name=self.name, version=self.version)
+
+
+class PolicyError(ValueError):
+    """A policy cannot be read or written. The message names the file and the reason."""
+
+
+class PolicyDocument(Record):
+    """The contents of `policy.json`."""
+
+    name: str = Field(min_length=1)
+    policy_version: str = Field(min_length=1)
+    network: NetworkConfig
+    embedding_seed: int
+    vocabulary: tuple[str, ...]
+    lineage: Lineage
+    weights: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\.safetensors$")
+    """File name, in the same folder."""
+    weights_sha256: str
+
+
+def make_policy(name: str, network: PolicyNetwork, vocabulary: Vocabulary, lineage: Lineage) -> Policy:
+    """Freeze a network into a policy and give it the version that its contents determine."""
+    frozen = PolicyNetwork.with_weights(network.config, network.state_dict())
+    frozen.eval().requires_grad_(False)
+    version = _version(_weights(frozen, vocabulary), network.config, vocabulary)
+    return Policy(name, version, frozen, vocabulary, lineage)
+
+
+def save_policy(policy: Policy, folder: Path, *, instead_of: PolicyVersion | None = None) -> None:
+    """Write a policy into `folder`, which is made where it is missing; replaces a policy that is there.
+
+    With `instead_of` only if that one is there still. Raises `PolicyError` where it is not, where another writer
+    does not end in `LOCK_SECONDS`, and where the policy is no longer what its version says; `OSError` where the disk
+    refuses. The policy that was there before is then intact.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _weights(policy.network, policy.vocabulary)
+    if (found := _version(weights, policy.network.config, policy.vocabulary)) != policy.version:
+        # Nobody could read it.
+        raise PolicyError(
+            f"{folder}: policy {policy.name}@{policy.version} is not written, for its contents are those of version "
+            f"{found}: its network was changed, or another version of safetensors wrote it; learn it again"
+        )
+    with _alone_in(folder):
+        if instead_of is not None and load_policy(folder).identity != instead_of:
+            raise PolicyError(f"{folder}: another policy came into service meanwhile; judge again")
+        _write(policy, weights, folder)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other writers of this machine out of a folder; `PolicyError` where one does not end."""
+    # The folder itself is locked: a file for it would be copied with the policy, into ConfigMaps and images.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    raise PolicyError(
+                        f"{folder}: another process has been writing a policy there for {LOCK_SECONDS:g} s; wait for "
+                        "that `learn` or `promote`, or end it, and try again"
+                    ) from error
+                time.sleep(0.05)
+            else:
+                break
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(policy: Policy, weights: bytes, folder: Path) -> None:
+    digest = hashlib.sha256(weights).hexdigest()
+    file_name = f"weights-{digest[:12]}.safetensors"
+    write_bytes_atomically(folder / file_name, weights)
+    document = PolicyDocument(
+        name=policy.name,
+        policy_version=policy.version,
+        network=policy.network.config,
+        embedding_seed=policy.vocabulary.seed,
+        vocabulary=policy.vocabulary.keys,
+        lineage=policy.lineage,
+        weights=file_name,
+        weights_sha256=digest,
+    )
+    write_document(folder / POLICY_FILE, document)
+    for stale in folder.glob("weights-*.safetensors"):
+        if stale.name != file_name:
+            stale.unlink(missing_ok=True)
+
+
+def load_policy(folder: Path) -> Policy:
+    """Read a policy; `PolicyError` names the file and what is wrong: missing, damaged, of another version or shape."""
+    path = folder / POLICY_FILE
+    document, content = _read(folder)
+    weights_path = folder / document.weights
+    if hashlib.sha256(content).hexdigest() != document.weights_sha256:
+        raise PolicyError(
+            f"{weights_path}: is not the file that {path} was written with (SHA-256 differs); it is damaged"
+        )
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise PolicyError(f"{weights_path}: not a safetensors file ({error})") from error
+    except KeyError as error:  # Of a type that torch has no tensors of.
+        raise PolicyError(f"{weights_path}: holds tensors of type {error}, where torch.float32 is expected") from error
+    shapes = PolicyNetwork.shapes(document.network)
+    expected = {NETWORK_PREFIX + key: shape for key, shape in shapes.items()}
+    _check_tensors(weights_path, tensors, {**expected, EMBEDDINGS: (len(document.vocabulary), EMBEDDING_SIZE)})
+    try:
+        vocabulary = Vocabulary(document.vocabulary, tensors[EMBEDDINGS], document.embedding_seed)
+    except ValueError as error:
+        raise PolicyError(f"{path}: {error}") from error
+    if (found := _version(content, document.network, vocabulary)) != document.policy_version:
+        raise PolicyError(
+            f"{path}: policyVersion is {document.policy_version!r}, where the contents have version {found!r}; it "
+            "was changed after it was written: copy the policy again, or learn it again"
+        )
+    weights = {key: tensors[NETWORK_PREFIX + key] for key in shapes}
+    network = PolicyNetwork.with_weights(document.network, weights)
+    network.eval().requires_grad_(False)
+    return Policy(document.name, document.policy_version, network, vocabulary, document.lineage)
+
+
+def _read(folder: Path, times: int = READINGS) -> tuple[PolicyDocument, bytes]:
+    """Return a policy's document, and what is in the file of weights that it names."""
+    path = folder / POLICY_FILE
+    document = _read_policy_file(path)
+    weights_path = folder / document.weights
+    try:
+        return document, read_bounded(weights_path, MAX_WEIGHTS_BYTES)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
+    except OSError as error:
+        # A writer may have replaced the document just now, and deleted the weights that the old one names.
+        if times > 1 and _read_policy_file(path) != document:
+            return _read(folder, times - 1)
+        raise PolicyError(f"{weights_path}: cannot be read ({error.strerror}), but {path} names it") from error
+
+
+def _read_policy_file(path: Path) -> PolicyDocument:
+    try:
+        return read_document(path, PolicyDocument)
+    except DocumentError as error:
+        raise PolicyError(str(error)) from error
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be read ({error.strerror}); a policy is a folder with it in it") from error
+
+
+def default_policy() -> Policy:
+    """Return the policy that Espalier ships: one for the models of its tables, and one for all others."""
+    return replace(_carried(data.POLICY_FOLDER), strangers=_carried(data.STRANGERS_FOLDER))
+
+
+def _carried(name: str) -> Policy:
+    with as_file(files(data.__name__).joinpath(*name.split("/"))) as folder:
+        return load_policy(folder)
+
+
+def open_policy(folder: Path | None) -> Policy:
+    """Return the policy of a folder, or the shipped one; raises `PolicyError`."""
+    return default_policy() if folder is None else load_policy(folder)
+
+
+def _weights(network: PolicyNetwork, vocabulary: Vocabulary) -> bytes:
+    tensors = {NETWORK_PREFIX + key: value.contiguous() for key, value in network.state_dict().items()}
+    return save({**tensors, EMBEDDINGS: vocabulary.embeddings.contiguous()})
+
+
+def _version(weights: bytes, network: NetworkConfig, vocabulary: Vocabulary) -> str:
+    """Return the version of what is written so. What is new in a network's configuration must be absent by default:
+    else all policies of before have other versions.
+    """
+    digest = hashlib.sha256(weights)
+    described = {"network": network.to_json(), "vocabulary": vocabulary.keys, "seed": vocabulary.seed}
+    digest.update(json.dumps(described, sort_keys=True).encode())
+    return digest.hexdigest()[:12]
+
+
+def _check_tensors(path: Path, found: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    for name, shape in expected.items():
+        if name not in found:
+            raise PolicyError(f"{path}: tensor {name!r} is missing")
+        tensor = found[name]
+        if tuple(tensor.shape) != shape:
+            raise PolicyError(
+                f"{path}: tensor {name!r} has shape {list(tensor.shape)}, where {list(shape)} is expected"
+            )
+        if tensor.dtype != torch.float32:
+            raise PolicyError(f"{path}: tensor {name!r} is {tensor.dtype}, where torch.float32 is expected")
+        if not bool(torch.isfinite(tensor).all()):
+            raise PolicyError(f"{path}: tensor {name!r} holds values that are not finite")
+    surplus = sorted(set(found) - set(expected))
+    if surplus:
+        raise PolicyError(f"{path}: tensor {surplus[0]!r} does not belong to this network")

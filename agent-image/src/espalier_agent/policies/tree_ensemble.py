@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from espalier_agent.policies.network import Gains, NetworkConfig, PolicyNetwork, Prepared
-from espalier_agent.policies.tree_features import FEATURES, Facts, prepared_features, rows_of
+from espalier_agent.policies.tree_features import FEATURES, RequestFacts, prepared_features, rows_of
 from espalier_agent.policies.vocabulary import Vocabulary
 from espalier_core.estimates.gains import SPREAD
 from espalier_core.growth.architecture import Architecture
@@ -92,13 +92,13 @@ class TreesNetwork(PolicyNetwork):
 
     def prepare(self, architectures: Sequence[Architecture], vocabulary: Vocabulary) -> Prepared:
         """Turn models into features, of which nothing but the description is known."""
-        return self._prepared(architectures, [Facts()] * len(architectures))
+        return self._prepared(architectures, [RequestFacts()] * len(architectures))
 
     def prepare_request(self, request: AdviceRequest, vocabulary: Vocabulary) -> Prepared:
         """Turn a request into features: with its places, from which costs follow, and with the curve."""
-        return self._prepared([request.architecture], [Facts.of(request)])
+        return self._prepared([request.architecture], [RequestFacts.of(request)])
 
-    def _prepared(self, architectures: Sequence[Architecture], facts: Sequence[Facts]) -> Prepared:
+    def _prepared(self, architectures: Sequence[Architecture], facts: Sequence[RequestFacts]) -> Prepared:
         return prepared_features(self.config.operations, architectures, facts)
 
     def outputs(self, prepared: Prepared) -> ActionColumns:

@@ -76,7 +76,7 @@ Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RequestFacts:
     """What a request tells beyond the architecture and the time."""
 
     places: Mapping[str, int] = field(default_factory=dict)
@@ -84,13 +84,13 @@ class Facts:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: AdviceRequest) -> Facts:
+    def of(cls, request: AdviceRequest) -> RequestFacts:
         """Read them."""
         metrics = {metric.name: metric.value for metric in request.progress.metrics}
         return cls(request.places, request.batch_size, metrics)
 
 
-def static_features(architecture: Architecture, facts: Facts) -> dict[Action, Vector]:
+def static_features(architecture: Architecture, facts: RequestFacts) -> dict[Action, Vector]:
     """Return for each growth that a model offers its `STATIC` features."""
     growths = offered(architecture)
     model = _Model(architecture, facts)
@@ -110,7 +110,7 @@ def static_features(architecture: Architecture, facts: Facts) -> dict[Action, Ve
     return found
 
 
-def dynamic_features(architecture: Architecture, facts: Facts) -> list[float]:
+def dynamic_features(architecture: Architecture, facts: RequestFacts) -> list[float]:
     """Return the `DYNAMIC` features but the time."""
     metrics, chance = facts.metrics, math.log(max(2, _classes(architecture)))
     valid, train = metrics.get("validation_loss"), metrics.get("train_loss")
@@ -125,7 +125,7 @@ def dynamic_features(architecture: Architecture, facts: Facts) -> list[float]:
 class _Model:
     """One description, read once for all its growths."""
 
-    def __init__(self, architecture: Architecture, facts: Facts) -> None:
+    def __init__(self, architecture: Architecture, facts: RequestFacts) -> None:
         self._architecture = architecture
         self._layers = {layer.name: layer for layer in architecture.layers}
         self._points: dict[str | None, GrowthPoint] = {point.id: point for point in architecture.growth_points}
@@ -231,7 +231,7 @@ def _classes(architecture: Architecture) -> int:
 
 
 def prepared_features(
-    operations: Sequence[str], architectures: Sequence[Architecture], facts: Sequence[Facts]
+    operations: Sequence[str], architectures: Sequence[Architecture], facts: Sequence[RequestFacts]
 ) -> Prepared:
     """Return `static` (M, growths, features), `dynamic` (M, features) and `counts`: of each operation, the targets."""
     counts = {name: max((len(operation(name).targets(one)) for one in architectures), default=0) for name in operations}

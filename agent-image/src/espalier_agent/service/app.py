@@ -21,8 +21,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from espalier_agent.history.store import NotStoredError
 from espalier_agent.policies.advice import answer_of, decide, explored
-from espalier_agent.policies.files import open_policy
-from espalier_agent.policies.policy import Lineage, Policy
+from espalier_agent.policies.policy import Lineage, Policy, open_policy
 from espalier_agent.service.middleware import (
     BodyLimit,
     CountedRequests,
@@ -31,7 +30,7 @@ from espalier_agent.service.middleware import (
     install_error_handlers,
 )
 from espalier_agent.service.proof import Authentication, Proofs, Reviewer
-from espalier_agent.service.serving import Serving, Settings
+from espalier_agent.service.serving import ServiceSettings, Serving
 from espalier_core.base import Record
 from espalier_core.metrics.catalogue import Exporter
 from espalier_core.metrics.exporting import CONTENT_TYPE, Metrics
@@ -86,7 +85,7 @@ CurrentServing = Annotated[Serving, Depends(_serving)]
 
 
 def create_app(
-    settings: Settings | None = None, policy: Policy | None = None, review: Reviewer | None = None
+    settings: ServiceSettings | None = None, policy: Policy | None = None, review: Reviewer | None = None
 ) -> FastAPI:
     """Return the service. It begins with `policy`; without one, start-up loads the one the settings name.
 
@@ -96,7 +95,7 @@ def create_app(
     A policy or shadow that cannot be read ends start-up with `PolicyError`, a database of another version or another
     program with `StoreError`.
     """
-    chosen = settings or Settings()
+    chosen = settings or ServiceSettings()
     metrics = Metrics(Exporter.AGENT)
     reviewer = _reviewer(chosen, review)
 
@@ -132,7 +131,7 @@ def create_app(
     return app
 
 
-def _reviewer(settings: Settings, review: Reviewer | None) -> Reviewer | None:
+def _reviewer(settings: ServiceSettings, review: Reviewer | None) -> Reviewer | None:
     if settings.authentication is Authentication.NONE:
         return None
     if review is None:

@@ -15,10 +15,10 @@ import torch
 import uvicorn
 
 from espalier_agent.history.schema import check_file
-from espalier_agent.policies.files import load_policy, open_policy
+from espalier_agent.policies.policy import load_policy, open_policy
 from espalier_agent.service.app import create_app
 from espalier_agent.service.proof import Authentication
-from espalier_agent.service.serving import Settings
+from espalier_agent.service.serving import ServiceSettings
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.metrics.exporting import CONTENT_TYPE, Metrics
 
@@ -33,7 +33,7 @@ class ServerError(RuntimeError):
 def serve(
     host: str = "127.0.0.1",
     port: int = 0,
-    settings: Settings | None = None,
+    settings: ServiceSettings | None = None,
     *,
     url_file: Path | None = None,
     announce: Callable[[str], None] | None = None,
@@ -47,7 +47,7 @@ def serve(
     `ReviewError` where tokens are to be reviewed and there is no cluster.
     Must be called from the main thread, as it handles signals.
     """
-    chosen = settings or Settings()
+    chosen = settings or ServiceSettings()
     # Before the port is bound, so that invalid settings are a plain error.
     if url_file is not None and not url_file.parent.is_dir():
         raise FileNotFoundError(f"--url-file {url_file}: there is no folder {url_file.parent}; make it first")
@@ -75,7 +75,7 @@ def serve(
         lifespan="on",
         server_header=False,
     )
-    server = _Server(config, ready)
+    server = _UvicornServer(config, ready)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -95,7 +95,7 @@ def serve(
             url_file.unlink(missing_ok=True)
 
 
-def _metrics(host: str, settings: Settings, metrics: Metrics) -> AbstractContextManager[object]:
+def _metrics(host: str, settings: ServiceSettings, metrics: Metrics) -> AbstractContextManager[object]:
     if settings.metrics_tls_dir is None:
         return nullcontext()
     from espalier_agent.service.reviews import metrics_over_tls
@@ -107,7 +107,7 @@ def _metrics(host: str, settings: Settings, metrics: Metrics) -> AbstractContext
     return metrics_over_tls(host, settings.metrics_port, settings.metrics_tls_dir, scrape, reviewed=reviewed)
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Calls `ready` once requests are accepted."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:

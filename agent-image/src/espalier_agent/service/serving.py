@@ -25,9 +25,8 @@ from pydantic import Field
 from espalier_agent.data import named_architecture
 from espalier_agent.history.schema import DecisionRecord, ShadowRecord
 from espalier_agent.history.store import MAX_DATABASE_BYTES, Backlog, OutcomeStore
-from espalier_agent.policies.advice import Decision, Exploration, decide
-from espalier_agent.policies.files import POLICY_FILE, PolicyError, load_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.advice import Exploration, PolicyDecision, decide
+from espalier_agent.policies.policy import POLICY_FILE, Policy, PolicyError, load_policy
 from espalier_agent.service.proof import Authentication
 from espalier_core.base import Record
 from espalier_core.metrics.exporting import Metrics
@@ -177,7 +176,7 @@ def _sound(folder: Path) -> Policy:
 class _Question:
     decision_id: str
     request: AdviceRequest
-    decision: Decision
+    decision: PolicyDecision
     weight: int
 
 
@@ -206,7 +205,7 @@ class Shadow:
         self._thread.join(seconds)
         self.policy.close(max(end - time.monotonic(), 0.0))
 
-    def ask(self, decision_id: str, request: AdviceRequest, decision: Decision, weight: int) -> None:
+    def ask(self, decision_id: str, request: AdviceRequest, decision: PolicyDecision, weight: int) -> None:
         """Enqueue a request that was decided; never waits, and drops it if the queue is full."""
         if not self._backlog.put(_Question(decision_id, request, decision, weight), weight):
             self._lost()
@@ -240,7 +239,7 @@ class Shadow:
         self._answered(record, question.weight // 8)
 
 
-class Settings(Record):
+class ServiceSettings(Record):
     """What can be set about the service."""
 
     policy_path: Path | None = None
@@ -270,7 +269,7 @@ class Settings(Record):
 class Serving:
     """The running parts of the service. Advice waits for none of them."""
 
-    def __init__(self, settings: Settings, policy: Policy, metrics: Metrics) -> None:
+    def __init__(self, settings: ServiceSettings, policy: Policy, metrics: Metrics) -> None:
         """Read the shadow and look at the store's file: raises `PolicyError` and `StoreError`."""
         self._metrics = metrics
         self.exploration = settings.exploration
@@ -323,7 +322,7 @@ class Serving:
         self.policy.close(left())
 
     def decided(
-        self, decision_id: str, request: AdviceRequest, decision: Decision, policy: PolicyVersion, weight: int
+        self, decision_id: str, request: AdviceRequest, decision: PolicyDecision, policy: PolicyVersion, weight: int
     ) -> None:
         """Take note of an answer: hands it on to store and shadow, and waits for neither.
 

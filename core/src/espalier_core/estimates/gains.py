@@ -64,7 +64,7 @@ def seen(nothing: float, grown: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TrialGain:
     """What a trial shows of one growth."""
 
     gain: float
@@ -73,7 +73,7 @@ class Seen:
     """Standard deviation of that."""
 
 
-def gains_seen(arms: Iterable[Arm]) -> dict[str, Seen]:
+def trial_gains(arms: Iterable[Arm]) -> dict[str, TrialGain]:
     """Return what a trial shows of each growth, by the longest slice that `Nothing` has finished, too.
 
     Empty where it has finished none: then there is nothing to compare with.
@@ -89,7 +89,7 @@ def gains_seen(arms: Iterable[Arm]) -> dict[str, Seen]:
         evidence = _evidence(arm, ends[-1].share) if ends and arm.annealed == nothing.annealed else None
         if evidence is not None:
             ratio = seen(compared[ends[-1].share], ends[-1].loss)
-            found[action] = Seen(evidence.slope * ratio, evidence.deviation)
+            found[action] = TrialGain(evidence.slope * ratio, evidence.deviation)
     return found
 
 

@@ -91,7 +91,7 @@ def judge(
     GPUs (`Confirm` and `Race`). Regret is the test accuracy below that of the best arm, which is
     chosen by the same seeds.
     """
-    from espalier_agent.policies.files import PolicyError
+    from espalier_agent.policies.policy import PolicyError
     from espalier_lab.growth.judge.case import CaseError
     from espalier_lab.growth.judge.deciding import Setting
     from espalier_lab.growth.judge.judging import JudgeSettings, made

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier_agent.policies.files import open_policy
+from espalier_agent.policies.policy import open_policy
 from espalier_core.types.outcomes import CaseRecord
 from espalier_lab.growth.judge.case import CaseError, Cases, JudgeCase
 from espalier_lab.growth.judge.deciding import Setting

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from espalier_agent.policies.files import open_policy
-from espalier_agent.policies.policy import Policy
+from espalier_agent.policies.policy import Policy, open_policy
 from espalier_core.estimates.gains import EVIDENCE, SHARES
 from espalier_core.types.job import Trials as Manner
 from espalier_core.types.outcomes import MARKS, CaseRecord

@@ -31,7 +31,7 @@ KEPT_SECONDS: Final = 900.0
 """How long counters of a namespace and queue without jobs are kept."""
 REMEMBERED_SECONDS: Final = 7200.0
 """How long it is remembered after that which they were. An alert takes a series that begins at 1 for a first event only
-if there was none in the hour before its window (`espalier_monitoring.promql.risen`), half an hour."""
+if there was none in the hour before its window (`espalier_monitoring.boards.risen`), half an hour."""
 MOST_REMEMBERED: Final = 1000
 """Namespaces and queues that are remembered so, the newest."""
 

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from espalier_agent.learners.learning import Learner, Progress, ProgressCallback, Start
+from espalier_agent.learners.learning import Learner, LearningProgress, ProgressCallback, Start
 from espalier_agent.tables.game import Games, Returns
 from espalier_core.base import Record
 
@@ -42,7 +42,7 @@ def train(start: Start, config: RandomSearchConfig, progress: ProgressCallback) 
             best = found
         else:
             nn.utils.vector_to_parameters(before, network.parameters())
-        progress(Progress(trial, config.trials, -best, best))
+        progress(LearningProgress(trial, config.trials, -best, best))
     return config.trials * len(games.returns)
 
 

@@ -16,7 +16,7 @@ from espalier_core.types.job import KIND, MAX_NAME_LENGTH
 from espalier_core.types.queue import LIMIT_WITHOUT_COHORT, QUEUE_KIND
 
 
-class Rule(TypedDict):
+class CelRule(TypedDict):
     """A CEL rule of the API server (`x-kubernetes-validations`)."""
 
     rule: str
@@ -42,7 +42,7 @@ _ADMITTED = "has(oldSelf.status) && has(oldSelf.status.scheduling) && has(oldSel
 _TRAINED = "has(oldSelf.status) && has(oldSelf.status.startTime)"
 
 
-def _fixed_while_admitted(path: str) -> Rule:
+def _fixed_while_admitted(path: str) -> CelRule:
     running = (
         "is fixed from admission on; suspend the job (spec.suspend: true), change it once it is suspended, "
         "and resume it; or apply it under another name"
@@ -57,7 +57,7 @@ def _fixed_while_admitted(path: str) -> Rule:
     }
 
 
-def _fixed_once_trained(path: str, why: str) -> Rule:
+def _fixed_once_trained(path: str, why: str) -> CelRule:
     return {
         "rule": f"!({_TRAINED}) || ({_same(path)})",
         "message": f"is fixed once the job has trained, {why}; apply it under another name",
@@ -65,7 +65,7 @@ def _fixed_once_trained(path: str, why: str) -> Rule:
     }
 
 
-_ONE_OF: Final[Rule] = {
+_ONE_OF: Final[CelRule] = {
     "rule": "has(self.name) != has(self.entrypoint)",
     "message": "needs exactly one of name and entrypoint",
 }
@@ -77,7 +77,7 @@ _WHOLE = (
     ".all(i, i >= {0}[k].size() || {0}[k].charAt(i) in ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9']))"
 )
 
-RULES: Final[Mapping[str, Sequence[Rule]]] = {
+RULES: Final[Mapping[str, Sequence[CelRule]]] = {
     KIND: (
         {
             "rule": f"self.metadata.name.size() <= {MAX_NAME_LENGTH}",

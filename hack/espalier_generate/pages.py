@@ -1,6 +1,7 @@
-"""The page of the job, field by field, generated from the models.
+"""The pages that are generated from the code: the job field by field, all reasons, and the reference of all commands.
 
-`python -m espalier_generate.job_reference` prints it; with a path, it writes it there.
+`python -m espalier_generate.pages job|reasons|commands` prints one; with a path, it writes it there. In
+the page of commands, it renews what is between the marks.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from espalier_core.files.documents import print_or_write
-from espalier_core.types.job import KIND, JobSpec
-from espalier_generate.crd.rules import RULES
-from espalier_generate.crd.schema import Schema, structural
+import click
 
-_HEAD: Final = """\
+from espalier_cli.cluster.remedies import remedy_for
+from espalier_cli.main import cli
+from espalier_core.files.documents import print_or_write, write_text_atomically
+from espalier_core.types.job import KIND, JobSpec
+from espalier_core.types.reasons import SENTENCES, Reason
+from espalier_generate.crd_rules import RULES
+from espalier_generate.crd_schema import Schema, structural
+
+_JOB_HEAD: Final = """\
 # The job, field by field
 
 <!-- Written by `make docs` from the docstrings of job.py, adaptation.py, training.py, program.py and pod_template.py in
-core/src/espalier_core/types, and from hack/espalier_generate/crd/rules.py; change it there. -->
+core/src/espalier_core/types, and from hack/espalier_generate/crd_rules.py; change it there. -->
 
 This page lists all fields of `spec` of an `AdaptiveTrainingJob` (`espalier.dev/v1alpha1`). They are the same for
 `espalier run` and for a cluster. Only `timeBudgetSeconds` is required. Fields are written as paths below `spec`; other
@@ -43,13 +50,13 @@ _INT_OR_STRING: Final = "x-kubernetes-int-or-string"
 _PLURALS: Final = {"text": "texts", "integer": "integers", "object": "objects", "number or text": "quantities"}
 
 
-def page() -> str:
+def job_page() -> str:
     """Return the page: a table of fields for each object of a job's `spec`, and what the API server rejects."""
     schema = structural(JobSpec, RULES, defaults=True)
-    return "\n".join([_HEAD, *_sections("spec", schema), *_rules_of_the_whole(), ""])
+    return "\n".join([_JOB_HEAD, *_job_sections("spec", schema), *_rules_of_the_whole(), ""])
 
 
-def _sections(path: str, schema: Schema) -> Iterator[str]:
+def _job_sections(path: str, schema: Schema) -> Iterator[str]:
     """Yield the object at `path`, then the objects in it, in the order of the models."""
     yield f"## `{path}`\n\n{_prose(schema)}\n"
     if schema.get(_OPEN):
@@ -66,7 +73,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
         if "properties" in inner:
-            yield from _sections(f"{path}.{name}{'[]' if inner is not field else ''}", inner)
+            yield from _job_sections(f"{path}.{name}{'[]' if inner is not field else ''}", inner)
 
 
 def _rules_of_the_whole() -> Iterator[str]:
@@ -154,9 +161,85 @@ def _cell(text: str) -> str:
     )
 
 
+_REASONS_HEAD: Final = """\
+# Reasons, and what to do
+
+<!-- Written by `make docs` from core/src/espalier_core/types/reasons.py and cli/src/espalier_cli/cluster/remedies.py;
+change it there. -->
+
+Espalier explains the state of a job with one of these reasons. You find them in the job's conditions and Events, in
+the label `reason` of metrics, in the column REASON of `espalier list`, and in `espalier explain JOB`, which adds the
+job's own figures and names. In the commands on this page, NAME is the job, NAMESPACE its namespace, LEADER the pod of
+its leader, and QUEUE its queue.
+"""
+
+
+def reasons_page() -> str:
+    """Return the page: each reason with its sentence, what would change it, and the commands to run."""
+    return "\n".join([_REASONS_HEAD, *(line for reason in Reason for line in _reason_section(reason))])
+
+
+def _reason_section(reason: Reason) -> Iterator[str]:
+    remedy = remedy_for(reason, name="NAME", namespace="NAMESPACE", leader="LEADER", queue="QUEUE")
+    sentence = SENTENCES[reason]
+    yield f"## {reason}\n"
+    yield f"{sentence[0].upper()}{sentence[1:]}.\n"
+    yield f"**What would change it** {remedy.text}\n"
+    if remedy.commands:
+        yield "\n".join(["```sh", *remedy.commands, "```\n"])
+
+
+BEGIN, END = "<!-- BEGIN reference -->", "<!-- END reference -->"
+_WIDTH = 100
+
+
+def reference() -> str:
+    """Return a heading and the help of each command, subcommands included, in Markdown."""
+    return "\n".join(f"\n### `{one.command_path}`\n\n```text\n{one.command.get_help(one)}\n```" for one in commands())
+
+
+def commands() -> Iterator[click.Context]:
+    """Return a context of each command that is not hidden, subcommands included, groups excluded."""
+    settings = {**cli.context_settings, "terminal_width": _WIDTH}
+    return _commands(cli, click.Context(cli, info_name="espalier", **settings))
+
+
+def renewed(page: str, text: str) -> str:
+    """Return a page with `text` between its marks; `ValueError` where it has no marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+
+
+def _commands(group: click.Group, context: click.Context) -> Iterator[click.Context]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
+        own = click.Context(command, parent=context, info_name=name, terminal_width=_WIDTH)
+        if isinstance(command, click.Group):
+            yield from _commands(command, own)
+            continue
+        yield own
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Print the page, or write it to the given path."""
-    print_or_write(page(), arguments)
+    """Print the page that the first argument names, or write it to the path that the second one gives."""
+    page, *path = arguments or ("",)
+    match page:
+        case "job":
+            print_or_write(job_page(), path)
+        case "reasons":
+            print_or_write(reasons_page(), path)
+        case "commands" if path:
+            place = Path(path[0])
+            write_text_atomically(place, renewed(place.read_text(encoding="utf-8"), reference()))
+        case "commands":
+            print(reference())
+        case _:
+            sys.exit("usage: python -m espalier_generate.pages job|reasons|commands [PATH]")
 
 
 if __name__ == "__main__":

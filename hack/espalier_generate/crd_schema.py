@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import EnumSchema
 
 from espalier_core.base import field_docs
-from espalier_generate.crd.rules import Rule
+from espalier_generate.crd_rules import CelRule
 
 Schema = dict[str, Any]
 
@@ -36,7 +36,7 @@ class SchemaError(ValueError):
     """A model says what no structural schema can say; the message names the place."""
 
 
-def structural(model: type[BaseModel], rules: Mapping[str, Sequence[Rule]], *, defaults: bool) -> Schema:
+def structural(model: type[BaseModel], rules: Mapping[str, Sequence[CelRule]], *, defaults: bool) -> Schema:
     """Return the schema of `model` as Kubernetes wants it.
 
     `rules` are put on the models of these class names. With `defaults` the API server fills in the models' defaults,
@@ -58,7 +58,9 @@ class _WithMembers(GenerateJsonSchema):
 
 
 class _Converter:
-    def __init__(self, definitions: Mapping[str, Schema], rules: Mapping[str, Sequence[Rule]], defaults: bool) -> None:
+    def __init__(
+        self, definitions: Mapping[str, Schema], rules: Mapping[str, Sequence[CelRule]], defaults: bool
+    ) -> None:
         self._definitions, self._rules, self._defaults = definitions, rules, defaults
 
     def convert(self, source: Schema, place: str, name: str = "") -> Schema:

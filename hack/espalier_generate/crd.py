@@ -1,20 +1,26 @@
-"""The custom resource definitions of a job and of a queue."""
+"""The custom resource definitions of a job and of a queue, generated from the models.
+
+`python -m espalier_generate.crd FOLDER` writes them; `make crd` calls that for `crds/`.
+"""
 
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
+from espalier_core.files.documents import write_text_atomically
 from espalier_core.types.job import GROUP, KIND, PLURAL, VERSION, JobSpec
 from espalier_core.types.queue import QUEUE_KIND, QUEUE_PLURAL, QueueSpec, QueueStatus
 from espalier_core.types.status import JobStatus
-from espalier_generate.crd.rules import RULES
-from espalier_generate.crd.schema import Schema, structural
+from espalier_generate.crd_rules import RULES
+from espalier_generate.crd_schema import Schema, structural
 
 NAME: Final = f"{PLURAL}.{GROUP}"
 """Name of the definition of jobs, and of its file."""
@@ -174,3 +180,19 @@ def _job_schema() -> Schema:
     if rules := RULES.get(KIND):
         schema["x-kubernetes-validations"] = [dict(rule) for rule in rules]
     return schema
+
+
+def main(arguments: list[str]) -> int:
+    """Write the files into the folder named, print their paths; 2 where no folder is named."""
+    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
+        print("usage: python -m espalier_generate.crd FOLDER (that exists)", file=sys.stderr)
+        return 2
+    for name, text in definitions().items():
+        path = Path(arguments[0]) / f"{name}.yaml"
+        write_text_atomically(path, text)
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -149,7 +149,7 @@ def _shortest(default: Any, schema: Schema) -> Any:
 
 
 def _fills_in(schema: Schema) -> bool:
-    """Whether an empty object of this schema is not empty any more once defaults are in."""
+    """Return whether defaults fill in an empty object of this schema."""
     return any("default" in field for field in schema.get("properties", {}).values())
 
 

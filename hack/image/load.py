@@ -47,7 +47,7 @@ class Blob(NamedTuple):
 
 
 class NodeContent(NamedTuple):
-    """What a node has: its images' configurations by name, and layers by the digest of what they unpack to."""
+    """The content of a node: its images' configurations by name, and layers by the digest of what they unpack to."""
 
     images: dict[str, str]
     layers: dict[str, dict[str, Any]]

@@ -14,7 +14,7 @@ from espalier_monitoring.boards import risen
 
 
 class Severity(StrEnum):
-    """How soon a person is needed."""
+    """The urgency of an alert."""
 
     CRITICAL = "critical"
     """Immediately: nothing is scheduled."""

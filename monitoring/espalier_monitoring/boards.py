@@ -1,4 +1,4 @@
-"""What all dashboards share: PromQL expressions, a selectable data source, panels laid out in rows, and the JSON."""
+"""Shared parts of all dashboards: PromQL, a selectable data source, panels laid out in rows, and the JSON."""
 
 from __future__ import annotations
 

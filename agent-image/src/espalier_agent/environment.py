@@ -48,7 +48,7 @@ LARGEST_COUNT: Final = 2**31 - 1
 
 
 class Sampling(StrEnum):
-    """Which table an episode is played on."""
+    """The choice of the table that an episode is played on."""
 
     UNIFORM = "uniform"
     """Drawn for each episode, with equal probability."""

@@ -1,4 +1,4 @@
-"""What the commands of all parts share: groups that import on use, errors with a hint, and ranges of numbers."""
+"""Shared parts of all commands: groups that import on use, errors with a hint, and ranges of numbers."""
 
 from __future__ import annotations
 

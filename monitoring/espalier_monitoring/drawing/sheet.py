@@ -206,7 +206,7 @@ def _line(axes: Axes, times: Values, values: Values, color: str, *, dashed: bool
 
 
 def _areas(axes: Axes, times: Values, values: list[Values], colors: list[str]) -> None:
-    """Where one has nothing it adds nothing, and where none has anything nothing is drawn."""
+    """Stack areas. A series without a value adds nothing; where no series has one, nothing is drawn."""
     below = np.where(np.any(np.isfinite(values), axis=0), 0.0, math.nan)
     for line, color in zip(values, colors, strict=True):
         above = below + np.nan_to_num(line)

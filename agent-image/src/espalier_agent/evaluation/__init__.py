@@ -1,1 +1,1 @@
-"""How good a policy is: on tables, compared with baselines, and before it replaces another."""
+"""Evaluation of a policy: on tables, against baselines, and before it replaces another."""

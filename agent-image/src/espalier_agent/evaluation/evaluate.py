@@ -1,4 +1,4 @@
-"""How good a policy is on outcome tables: the rank of its greedy sequence among all sequences (Lamelas 6.5).
+"""Evaluation of a policy on outcome tables: the rank of its greedy sequence among all sequences (Lamelas 6.5).
 
 It is compared with sequences that are chosen without a network.
 

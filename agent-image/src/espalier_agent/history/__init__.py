@@ -1,4 +1,4 @@
-"""What the service keeps of its decisions and their outcomes, and how it is read back.
+"""The decisions of the service and their outcomes, as it stores and reads them.
 
 >>> from espalier_agent.history import decisions
 >>> for decision in decisions(Path("outcomes.db")): ...

@@ -25,7 +25,7 @@ SHARES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What makes jobs comparable."""
+    """The key of comparable jobs."""
 
     model: str
     """Fingerprint of the architecture at the first decision."""

@@ -1,4 +1,4 @@
-"""What a policy would have given, estimated from what another one did: clipped, self-normalised importance sampling.
+"""Off-policy estimates of the value of a policy: clipped, self-normalised importance sampling.
 
 What was drawn with probability b and would be done with probability p counts p / b. Three things keep the variance of
 that in bounds:
@@ -36,7 +36,7 @@ from espalier_core.types.advice import Action
 
 
 class Unit(StrEnum):
-    """What has an importance weight."""
+    """The unit that has an importance weight."""
 
     DECISION = "decision"
     EPISODE = "episode"

@@ -1,4 +1,4 @@
-"""Where decisions and outcomes are kept: a SQLite file that one thread of the service writes.
+"""The store of decisions and outcomes: a SQLite file that one thread of the service writes.
 
 Callers never wait and never see a fault of the disk; only an outcome report asks whether
 it was committed. What cannot be stored is counted, and logged once per minute. Several services may share a file

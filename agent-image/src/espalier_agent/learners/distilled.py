@@ -28,7 +28,7 @@ from espalier_core.types.advice import ActionColumns, offered
 
 
 class DistilledConfig(ExpectedConfig):
-    """What changes learning: the fields of `expected`, for the members, and these."""
+    """Hyperparameters: the fields of `expected`, for the members, and these."""
 
     members: int = Field(default=8, ge=2, le=64)
     """Number of runs whose mean is taught."""

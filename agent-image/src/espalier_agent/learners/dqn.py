@@ -38,7 +38,7 @@ from espalier_core.base import Record
 
 
 class DqnConfig(Record):
-    """What changes learning."""
+    """Hyperparameters of double DQN."""
 
     episodes: int = Field(default=60_000, ge=1)
     """Of all tables together; rounded up to whole updates."""

@@ -53,7 +53,7 @@ from espalier_core.types.outcomes import OutcomeTable, SequenceOutcome
 
 
 class ExpectedConfig(Record):
-    """What changes learning."""
+    """Hyperparameters of the exact learner."""
 
     updates: int = Field(default=600, ge=1)
     """Each plays every sequence of every table, by its probability."""
@@ -191,7 +191,7 @@ def learn_many(
 
 
 class Wanted(nn.Module):
-    """What `expected` maximises, as a function of a network's weights."""
+    """The objective of `expected` as a function of a network's weights."""
 
     def __init__(self, network: PolicyNetwork, games: Games, config: ExpectedConfig) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ from espalier_core.types.outcomes import OutcomeTable
 
 
 class HistoryConfig(ExpectedConfig):
-    """What changes learning: the fields of `expected`, for the tables and both, and these."""
+    """Hyperparameters: the fields of `expected`, for the tables and both, and these."""
 
     history_weight: float = Field(default=1.0, gt=0)
     """Weight of the history; the mean over all tables has weight 1."""

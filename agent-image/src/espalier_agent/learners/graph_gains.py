@@ -27,7 +27,7 @@ LEAST_DEVIATION: Final = 1e-3
 
 
 class GraphGainsConfig(GrowthsConfig):
-    """How the network is learnt."""
+    """Hyperparameters of the regression."""
 
     epochs: int = Field(default=12, ge=1)
     batch: int = Field(default=64, ge=1)
@@ -38,7 +38,7 @@ class GraphGainsConfig(GrowthsConfig):
 
 
 class GraphGainsHistoryConfig(GraphGainsConfig, HeldOut):
-    """How it is learnt from a history, too."""
+    """Hyperparameters of learning from a history, too."""
 
 
 @dataclass(frozen=True, slots=True)

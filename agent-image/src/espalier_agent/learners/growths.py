@@ -1,4 +1,4 @@
-"""What learners share that learn what each growth gains: from corpora, outcome tables and histories of a service.
+"""Shared parts of learners of gains: samples of growths from corpora, outcome tables and histories of a service.
 
 A `GrowthSample` is one growth: its features and what it gained. Of decisions of a service it is also said how much that
 counts. A trial shows several growths in one state, so each is compared with nothing there. Where the agent decided,
@@ -85,7 +85,7 @@ class GrowthsConfig(Record):
 
 
 class HeldOut(Record):
-    """What of a history is not learnt from."""
+    """The held-out part of a history."""
 
     held_out_share: float = Field(default=0.25, ge=0, lt=1)
     """Share of the jobs of a history that is held out for `promote`."""
@@ -300,7 +300,7 @@ def stacked(rows: Sequence[GrowthSample]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What growths gained in one state."""
+    """Gains of growths in one state."""
 
     decision: HistoryDecision
     facts: RequestFacts

@@ -1,4 +1,4 @@
-"""What a learner is, and what learners share: where they start, how they report, how they end.
+"""The interface of learners and their shared parts: start, progress, end, and the registry `LEARNERS`.
 
 A learner is one module with a configuration (a `Record`), a function that trains a network, and a `Learner` of both;
 one line in `LEARNERS`, or an entry point of another package, gives it a name.
@@ -269,7 +269,7 @@ class HoldOutConfig(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What is learnt from."""
+    """The part of a history that is learnt from."""
 
     episodes: Sequence[Episode]
     tried: Sequence[Tried]

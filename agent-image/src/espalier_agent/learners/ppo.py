@@ -32,7 +32,7 @@ from espalier_core.base import Record
 
 
 class PpoConfig(Record):
-    """What changes learning."""
+    """Hyperparameters of PPO."""
 
     episodes: int = Field(default=150_000, ge=1)
     """Of all tables together; rounded up to whole updates."""

@@ -39,7 +39,7 @@ class TableOrder(StrEnum):
 
 
 class ReinforceConfig(Record):
-    """What changes learning; the defaults are the paper's (Lamelas 5.7, 6.5)."""
+    """Hyperparameters; the defaults are the paper's (Lamelas 5.7, 6.5)."""
 
     episodes: int = Field(default=10_000, ge=1)
     """Of all tables together; rounded up to whole updates."""

@@ -52,7 +52,7 @@ HARM_BAR: Final = 0.15
 
 
 class TreesConfig(GrowthsConfig):
-    """How trees are learnt."""
+    """Hyperparameters of the trees."""
 
     least_weight: float = Field(default=3.0, gt=0)
     """Of the rows in a leaf; a growth of a case counts 1 over its seeds."""
@@ -61,7 +61,7 @@ class TreesConfig(GrowthsConfig):
 
 
 class TreesHistoryConfig(TreesConfig, HeldOut):
-    """How trees are learnt from a history, too."""
+    """Hyperparameters of learning from a history, too."""
 
 
 def _fit(

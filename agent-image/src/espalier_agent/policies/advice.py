@@ -126,7 +126,7 @@ def _sampled(probabilities: list[float], seed: int) -> int:
 
 
 class Exploration(Record):
-    """How often something else is tried."""
+    """Settings of ε-greedy exploration."""
 
     share: float = Field(default=0.0, ge=0, le=1)
     """Of the decisions that are drawn uniformly: 0 never, 1 all."""

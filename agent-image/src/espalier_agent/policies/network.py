@@ -68,7 +68,7 @@ class NetworkConfig(Record):
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """What growths gain in final accuracy against doing nothing, (n, growths) each, in the order of `outputs`."""
+    """Expected gains of growths in final accuracy over doing nothing, (n, growths) each, in the order of `outputs`."""
 
     mean: Tensor
     low: Tensor

@@ -95,7 +95,7 @@ class Lineage(Record):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What answers. The network is in evaluation mode and takes no gradients; nothing here changes after creation."""
+    """A policy ready to answer. Its network is in evaluation mode and takes no gradients; it never changes."""
 
     name: str
     version: str

@@ -1,4 +1,4 @@
-"""What the trees know of each growth: its place, its kind, its size, its cost, the time left, and the curve.
+"""Features of each growth for the trees: place, kind, size and cost, the time left, and the learning curve.
 
 Nothing here depends on names, nor on what a model is called: only on what its description says, so models that nobody
 has met are read as well. What is not known is `UNKNOWN`, which trees can split off.
@@ -77,7 +77,7 @@ Vector = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a request tells beyond the architecture and the time."""
+    """The facts of a request beyond architecture and time."""
 
     places: Mapping[str, int] = field(default_factory=dict)
     batch_size: int | None = None

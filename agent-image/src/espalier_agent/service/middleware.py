@@ -1,4 +1,4 @@
-"""What surrounds the routes of the service: a limit on the size of requests, their counts, and one shape of errors,
+"""Middleware of the service: a limit on the size of requests, counts of requests, and one shape of errors,
 `{"code", "message", "field"?}`.
 """
 

@@ -1,4 +1,4 @@
-"""Who may ask for advice and report outcomes: the leader of the job, by a token that the API server has reviewed.
+"""Authentication of leaders, which ask for advice and report outcomes: by a token that the API server reviews.
 
 A token is a claim until its review: its audience says only which question to ask. Reviews are limited in time and in
 rate, and a result is kept for a short time under the hash of the token.
@@ -42,7 +42,7 @@ _SHAPE: Final = f"{AUDIENCE}/NAMESPACE/NAME/UID"
 
 
 class Authentication(StrEnum):
-    """How the service knows who asks and reports."""
+    """The way in which the service authenticates leaders."""
 
     NONE = "None"
     """It does not: whoever reaches the port may ask and report."""
@@ -70,7 +70,7 @@ Reviewer = Callable[[str, str], Review]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many reviews are left at a moment."""
+    """A token bucket that limits reviews."""
 
     left: float = REVIEWS_AT_ONCE
     at: float = 0.0

@@ -240,7 +240,7 @@ class Shadow:
 
 
 class ServiceSettings(Record):
-    """What can be set about the service."""
+    """Settings of the service."""
 
     policy_path: Path | None = None
     """Folder of the policy; absent: the shipped one. A new policy in the folder takes effect at once."""

@@ -17,7 +17,7 @@ from espalier_core.types.outcomes import reward
 
 
 class Returns(StrEnum):
-    """How a final accuracy becomes a return."""
+    """The return of a final accuracy."""
 
     PAPER = "paper"
     """Equation 2, 100·tan(a·π/2)."""

@@ -1,4 +1,4 @@
-"""What an environment shows of outcome tables: `Transitions`, and the observation at each position."""
+"""Observations of outcome tables for environments: `Transitions`, and the observation at each position."""
 
 from __future__ import annotations
 

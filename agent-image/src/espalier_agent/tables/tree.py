@@ -44,7 +44,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the agent is asked about (Lamelas 3.1): the current model, the time left and the time budget, in seconds."""
+    """A state of the decision process (Lamelas 3.1): the current model, the time left and the budget, in seconds."""
 
     architecture: Architecture
     time_left_s: float
@@ -206,7 +206,7 @@ def table_digest(table: OutcomeTable) -> str:
 
 
 class Reward(StrEnum):
-    """How a step is rewarded."""
+    """The reward of a step."""
 
     PAPER = "paper"
     """The sequence's return after the last decision, 0 before."""

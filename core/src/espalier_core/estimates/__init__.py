@@ -1,1 +1,1 @@
-"""What is estimated from measurements: throughput, goodput and gains. Pure."""
+"""Estimates from measurements: throughput, goodput and gains. Pure."""

@@ -1,4 +1,4 @@
-"""How much growths gain in accuracy: their spread, what does harm, and what the losses of a trial show. Pure.
+"""Gains of growths in accuracy: their spread, the limit of harm, and estimates from the losses of a trial. Pure.
 
 Trainers decide on trials by it (`espalier_trainer.trials.rules`), and agents learn from what the arms have shown.
 """
@@ -28,7 +28,7 @@ continues as the job would, so that the winner's run can be kept, and errs less 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How the losses of a trial measure a gain: `slope` · log(loss of nothing / loss of the arm), give or take."""
+    """The relation of a trial's losses to the gain: `slope` · log(loss of nothing / loss of the arm), give or take."""
 
     slope: float
     """In accuracy."""
@@ -56,7 +56,7 @@ LIMIT: Final = 0.3
 def seen(nothing: float, grown: float) -> float:
     """Return how much lower the loss of a growth is: log(nothing / grown), within the limit.
 
-    Losses below 0, as some of own making are, have no ratio: then only the sign counts.
+    Losses below 0, as some loss functions of users give, have no ratio: then only the sign counts.
     """
     if nothing <= 0 or grown <= 0:
         return math.copysign(LIMIT, nothing - grown) if nothing != grown else 0.0
@@ -65,7 +65,7 @@ def seen(nothing: float, grown: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialGain:
-    """What a trial shows of one growth."""
+    """The gain of one growth as a trial shows it."""
 
     gain: float
     """In accuracy, in the end."""

@@ -268,7 +268,7 @@ def _squared(values: Vector) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """What the author of a job allows."""
+    """Limits on the batch size that the author of a job sets."""
 
     batch_size: int
     """m₀: examples in a step of all workers together. No smaller batch is chosen."""

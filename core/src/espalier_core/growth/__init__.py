@@ -1,4 +1,4 @@
-"""How a network may grow, on its description alone: one room for each growth operation, and one table of them.
+"""Growth of a network on its description alone: one module for each growth operation, and one table of them.
 
 `espalier_trainer.net2net` carries the operations out on modules, and has the same table for that.
 """

@@ -22,7 +22,7 @@ _Placed = TypeVar("_Placed", Follower, Ask, Axis)
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Which layers are copied, and how layers are named and connected afterwards."""
+    """The layers that are copied, and the names and connections of layers afterwards."""
 
     owned: frozenset[str]
     """Layers of the copied blocks."""

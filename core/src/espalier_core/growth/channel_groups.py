@@ -1,4 +1,4 @@
-"""Which channels of a network can only change together, and what changes with them: enough to widen a description.
+"""Groups of channels that can only change together, and what changes with them: enough to widen a description.
 
 A *group* is a set of layers whose outputs have the same channels. It is known by the first layer that makes them, and
 keeps that name while the network grows. Everything here is relative: by how much a number rises with each channel
@@ -94,7 +94,7 @@ class Weight(Record):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a widening does to layers: how much is added to numbers, and to counts of parameters."""
+    """The effect of a widening on layers: increases of attributes and of counts of parameters."""
 
     attributes: Mapping[tuple[str, str, int], int]
     """By layer, attribute and entry of a shape."""

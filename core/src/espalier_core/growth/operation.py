@@ -1,4 +1,4 @@
-"""What the rest of Espalier asks of a growth operation, without torch."""
+"""The interface of growth operations on descriptions, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step costs by a description: a model of the time, which is the same on every machine.
+"""The cost of a training step by a description: a model of the time, which is the same on every machine.
 
 A step costs a fixed time for each operation, and the arithmetic of its weights: two operations a weight, place and
 example forward, four backward, and one update a weight. Times that are measured depend on the machine and its load;

@@ -1,4 +1,4 @@
-"""How operator, trainer and cli talk to an API server. What a part asks, and what follows from it, is its own.
+"""The client of API servers for operator, trainer and cli. Each part decides itself what it requests.
 
 `resources` (kinds, paths, paging) and `errors` (what a failure means, and when to try again) are pure and serve the
 operator's asynchronous client too. `client` and `reflector` (list, then watch) are synchronous, for the cli and the

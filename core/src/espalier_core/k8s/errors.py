@@ -1,4 +1,4 @@
-"""What goes wrong with a request to an API server, and when it is tried again: once for all parts. Pure."""
+"""Errors of requests to an API server, and the policy of retries: once for all parts. Pure."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Which request it was."""
+    """The request that failed."""
 
     verb: str
     resource: Resource
@@ -169,7 +169,7 @@ def cause_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How long one request may take, and how often it is tried. Seconds."""
+    """The deadline and the retries of a request. Seconds."""
 
     deadline: float = 10.0
     """For one try."""

@@ -44,7 +44,7 @@ class CertificateError(OSError):
 
 
 class Scrapers:
-    """Who may scrape. Safe to use from several threads."""
+    """Authorises scrapers by reviews of their tokens. Safe to use from several threads."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         """Take the API server that reviews."""

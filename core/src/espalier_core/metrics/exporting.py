@@ -16,7 +16,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class Metrics:
-    """What one part counts, by the catalogue's names. Safe from several threads; a wrong name is a `KeyError`.
+    """The metrics of one part, by the catalogue's names. Safe from several threads; a wrong name is a `KeyError`.
 
     Labels are given by value, in the catalogue's order.
     """

@@ -295,7 +295,7 @@ class OutcomeReceipt(Record):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Which job an audience names."""
+    """The job that an audience names."""
 
     namespace: str
     name: str

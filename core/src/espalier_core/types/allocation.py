@@ -1,4 +1,4 @@
-"""What the scheduler grants a job at a moment, the used part of its time budget, and the trace of that signal."""
+"""The GPUs that the scheduler grants a job, the used part of its time budget, and the trace of that signal."""
 
 from __future__ import annotations
 

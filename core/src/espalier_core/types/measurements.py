@@ -1,4 +1,4 @@
-"""What a trainer measures of its job: how long steps take, how much gradients vary, and how the loss falls.
+"""Measurements of a job by its trainer: durations of steps, gradient noise, and the loss curve.
 
 The leader reports it, the operator keeps it in the job's status, and scheduling policies decide by it. Every list is
 bounded, whoever wrote it.

@@ -1,4 +1,4 @@
-"""What decisions on growth led to: tables of all sequences for one model (Lamelas 6.4), and corpora of many models.
+"""Outcomes of decisions on growth: tables of all sequences for one model (Lamelas 6.4), and corpora of many models.
 
 The format of tables is that of those published with the paper, with the starting model's architecture added, so that
 an agent can learn from a table of a model that it does not know. A record of a corpus has one decision at each of

@@ -1,4 +1,4 @@
-"""What a job trains for, and the measure by which its model is judged.
+"""The task of a job, and the measure by which its model is judged.
 
 Accuracy is better when it is higher, bits per character when they are lower. Whoever compares two values of a measure
 does it here: `Score.ahead_of` is positive where it is better, whatever the measure.

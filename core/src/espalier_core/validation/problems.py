@@ -1,5 +1,5 @@
-"""What is wrong in a file with jobs and queues: where it is (the positions of pydantic's errors in the YAML document),
-what the value is, and what is allowed.
+"""Problems in a file with jobs and queues: their lines (the positions of pydantic's errors in the YAML document), the
+value, and what is allowed.
 """
 
 from __future__ import annotations

@@ -238,9 +238,13 @@ def test_what_people_learn_of_a_silent_node() -> None:
     )
     waits = {"waiting": {"reason": "ErrImagePull", "message": "no"}}
     pulls = parse_pod(raw_worker(JOB, 1, uid="base-1", node="other", phase="Pending", state=waits), SETTINGS)
-    both = sort_pods(JOB, state, [pod_of(), pulls], UnreachablePods(silent=frozenset({"base-0"})))
-    refused, hidden = trouble_of(both), trouble_of(both, trained=True)
-    assert refused is not None
-    assert hidden is not None
-    assert refused.reason is Reason.IMAGE_PULL_FAILED, "it gives its GPUs back for that"
-    assert hidden.reason is Reason.NODE_LOST
+    runs, started = pod_of(), parse_pod(raw_worker(JOB, 0, uid="base-0", phase="Pending", state={}), SETTINGS)
+    for leader, trained, reason in (
+        (runs, False, Reason.IMAGE_PULL_FAILED),  # it gives its GPUs back for that
+        (started, True, Reason.IMAGE_PULL_FAILED),
+        (runs, True, Reason.NODE_LOST),
+    ):
+        both = sort_pods(JOB, state, [leader, pulls], UnreachablePods(silent=frozenset({"base-0"})))
+        trouble = trouble_of(both, trained=trained)
+        assert trouble is not None
+        assert trouble.reason is reason

@@ -108,15 +108,17 @@ def observation_of(
 def trouble_of(pods: JobPods, *, trained: bool = False) -> Trouble | None:
     """Return what prevents a base worker from starting, or hides whether the leader runs.
 
-    Preferably of a worker that holds GPUs, of several one that is refused, and of these the leader. Until the job has
-    trained, it gives its GPUs back for that; afterwards it matters more that the leader is hidden. Scheduling gates,
-    which others remove, come last.
+    Preferably of a worker that holds GPUs, of several one that is refused, and of these the leader: the job gives its
+    GPUs back for that. Where it has trained, and its leader ran when it was last seen, it matters more that the leader
+    is hidden. Scheduling gates, which others remove, come last.
     """
     found = [pod for pod in pods.base if pod is not None and pod.trouble is not None and pod.phase == "Pending"]
     found.sort(key=lambda pod: (pod.node is None, not pod.refused))
-    gives_back = not trained and bool(found) and found[0].refused and found[0].node is not None
-    if pods.leader is not None and pods.leader.uid in pods.silent and not gives_back:
-        message = f"node {pods.leader.node} does not report; its leader may still run there"
+    leader = pods.leader
+    gives_back = bool(found) and found[0].refused and found[0].node is not None
+    gives_back = gives_back and not (trained and leader is not None and leader.phase == "Running")
+    if leader is not None and leader.uid in pods.silent and not gives_back:
+        message = f"node {leader.node} does not report; its leader may still run there"
         return Trouble(reason=Reason.NODE_LOST, message=message)
     return next(map(_trouble, found), None)
 

@@ -160,12 +160,12 @@ class Clauses:
         if job is None or job.base != 1:
             return
         refusals, since = self._world.refusals, self._world.now - AVOIDED_SECONDS
-        bad = {place for (uid, place), at in refusals.items() if uid == claimant(pod)[1] and at[-1] > since}
+        bad = {place for (job_of, place), at in refusals.items() if job_of == claimant(pod) and at[-1] > since}
         self.checked["made for a node"] += 1
         if node not in bad:
             return
         # One that has ever failed it may still be avoided: what has started there since may not have run for long.
-        bad |= {place for (uid, place) in self._world.failed_at if uid == claimant(pod)[1]}
+        bad |= {place for (job_of, place) in self._world.failed_at if job_of == claimant(pod)}
         wants, held = job.wants, self._world.held()
         owed = [*self._room.owed([*self._room.jobs()])]
         if wants in owed:

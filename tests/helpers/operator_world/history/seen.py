@@ -84,12 +84,16 @@ class Seen:
         return found.reason
 
 
-def identity(job: Raw) -> tuple[str, str]:
+Claimant = tuple[str, str]
+"""Namespace and UID of the job that a pod is of, or claims to be of."""
+
+
+def identity(job: Raw) -> Claimant:
     """Return the namespace and the UID of a job."""
     return job["metadata"]["namespace"], job["metadata"]["uid"]
 
 
-def claimant(pod: Raw) -> tuple[str, str]:
+def claimant(pod: Raw) -> Claimant:
     """Return the job that a pod is of: one of another namespace is not."""
     return pod["metadata"]["namespace"], owner_of(pod) or ""
 

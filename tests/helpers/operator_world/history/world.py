@@ -17,6 +17,7 @@ from espalier_core.types.job import API_VERSION, KIND
 from espalier_operator.job.status import utc
 from espalier_operator.kube.client import ApiRefusalError
 from operator_world.history.devices import Devices
+from operator_world.history.seen import Claimant, claimant
 from operator_world.history.webhooks import Webhooks
 from operator_world.kube_api import Objects, is_over, node_of, owner_of
 from operator_world.kube_devices import QUOTA, RESOURCE
@@ -60,10 +61,10 @@ class SharedCluster(Kubernetes):
         """Pods that a ResourceQuota has refused, by key, though no stranger was faster."""
         self.refusing: dict[str, float] = {}
         """Until when a node refuses pods with GPUs, though it is ready."""
-        self.refusals: dict[tuple[str, str], list[float]] = {}
-        """By UID of a job, and node: when it refused workers, since one has started there."""
-        self.failed_at: set[tuple[str, str]] = set()
-        """UID of a job, and a node that has ever refused one of its workers, or ended one."""
+        self.refusals: dict[tuple[Claimant, str], list[float]] = {}
+        """By job and node: when it refused workers, since one has started there."""
+        self.failed_at: set[tuple[Claimant, str]] = set()
+        """A job, and a node that has ever refused one of its workers, or ended one."""
         self.away: dict[tuple[str, str], tuple[float, int]] = {}
         """By node, and resource: until when its device plugin is away, and how many GPUs it has then."""
         self.denials: dict[str, tuple[float, Status]] = {}
@@ -316,7 +317,7 @@ class SharedCluster(Kubernetes):
     def _start(self, key: str) -> None:
         pod = self.pods[key]
         node, wants = node_of(pod) or "", requests_of(pod)
-        place = owner_of(pod) or "", node
+        place = claimant(pod), node
         if self.now < self.refusing.get(node, 0.0) and any(wants[each] for each in GPU_RESOURCES):
             said = {"reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
             self.pods[key] = {**pod, "status": {**pod["status"], "phase": "Failed", **said}}
@@ -328,7 +329,7 @@ class SharedCluster(Kubernetes):
 
     def _end(self, key: str, code: int, at: float | None = None, *, container: str = "", **status: str) -> None:
         if container or status:
-            self.failed_at.add((owner_of(self.pods[key]) or "", node_of(self.pods[key]) or ""))
+            self.failed_at.add((claimant(self.pods[key]), node_of(self.pods[key]) or ""))
         super()._end(key, code, at, container=container, **status)
 
     def _machine(self, name: str) -> Raw:

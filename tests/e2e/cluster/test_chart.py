@@ -40,7 +40,7 @@ def test_the_agent_takes_a_policy_from_a_config_map_as_the_book_says(
     space: Space, nodes: Nodes, installation: None, folder: Path
 ) -> None:
     nodes.set_gpus(2)
-    section = (PROJECT / "docs" / "own-policy.md").read_text().partition("\n## On a cluster\n")[2]
+    section = (PROJECT / "docs" / "research.md").read_text().partition("\n### On a cluster\n")[2]
     block = re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)[0]
     try:
         for line in block.splitlines():

@@ -75,8 +75,9 @@ class Laptop:
         """Run a command to its end, or until it serves; return its output."""
         assert not re.match(r"(kubectl|helm|docker|make) ", command), f"{command} needs more than a laptop"
         if command.startswith("export "):
-            name, _, value = command.removeprefix("export ").partition("=")
-            self.environment[name] = value
+            name = command.removeprefix("export ").partition("=")[0]
+            shell = ["bash", "-c", f'{command} && printf %s "${name}"']
+            self.environment[name] = subprocess.check_output(shell, cwd=self.folder, env=self.environment, text=True)
             return ""
         spaced = f" {command} "
         added = " ".join(arguments for part, arguments in SHORTER.items() if part in spaced)
@@ -134,8 +135,8 @@ def read(page: str) -> str:
 
 def test_the_quickstart_on_a_laptop(laptop: Laptop) -> None:
     section = read("quickstart.md").partition("\n## On a laptop\n")[2].partition("\n## ")[0]
-    first, *typed = commands(section)
-    assert first == "make setup"  # which made what this test runs in
+    setup, *typed = commands(section)
+    assert setup == "make setup"  # which made what this test runs in
     said = "".join(laptop.type(command) for command in typed)
     assert laptop.result("grown")["depthAfter"] > laptop.result("grown")["depthBefore"]
     assert laptop.result("not-grown")["adaptations"] == []
@@ -145,14 +146,18 @@ def test_the_quickstart_on_a_laptop(laptop: Laptop) -> None:
         assert (laptop.folder / "runs" / "grown" / name).stat().st_size > 0
 
 
-def test_the_page_on_your_own_training(laptop: Laptop) -> None:
-    page = read("own-training.md")
-    files = dict(re.findall(r"`([a-z]+\.(?:py|yaml))`\)?:\n\n```[a-z]+\n(.*?)^```", page, re.M | re.S))
-    wanted = ["spirals.py", "spirals.yaml", "grow.py", "smaller.py", "wider.py", "blocks.py"]
-    assert list(files) == [*wanted, "accumulating.py", "accumulating.yaml"]
+def test_the_pages_on_growing_and_training(laptop: Laptop) -> None:
+    """In their order, as one person would; the language model's outcome is judged in `test_front_page.py`."""
+    pages = "".join(read(page) for page in ("grow.md", "train.md", "loops.md"))
+    files = dict(re.findall(r"`([a-z]+\.(?:py|yaml))`:\n\n```[a-z]+\n(.*?)^```", pages, re.M | re.S))
+    wanted = ["spirals.py", "grow.py", "load.py", "wider.py", "blocks.py", "spirals.yaml"]
+    assert list(files) == [*wanted, "accumulating.py", "accumulating.yaml", "smaller.py"]
     for name, text in files.items():
         (laptop.folder / name).write_text(text)
-    said = "".join(laptop.type(command) for command in commands(page))
+    said = "".join(laptop.type(command) for command in commands(pages) if "gpt.yaml" not in command)
+    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", read("train.md"), re.M | re.S)):
+        (laptop.folder / f"load{number}.py").write_text(text)
+        laptop.type(f"python load{number}.py")
     result = laptop.result("spirals")
     assert result["phase"] == "Complete"
     assert result["depthBefore"] == 2
@@ -163,7 +168,7 @@ def test_the_page_on_your_own_training(laptop: Laptop) -> None:
 
 
 def test_the_other_python_blocks_run(laptop: Laptop) -> None:
-    found = re.findall(r"^```python\n(.*?)^```", read("own-training.md"), re.M | re.S)
+    found = re.findall(r"^```python\n(.*?)^```", read("grow.md"), re.M | re.S)
     marked = [text for text in found if "DeepenBlock" in text]
     assert len(marked) == 1
     (laptop.folder / "marked.py").write_text(marked[0])
@@ -171,7 +176,7 @@ def test_the_other_python_blocks_run(laptop: Laptop) -> None:
 
 
 def test_the_page_on_your_own_policy(laptop: Laptop) -> None:
-    local = read("own-policy.md").partition("\n## On a cluster\n")[0]
+    local = read("research.md").partition("\n## Teach the agent\n")[2].partition("\n### On a cluster\n")[0]
     (laptop.folder / "cases.py").write_text(CASES)
     for command in commands(local):
         laptop.type(command)
@@ -186,7 +191,8 @@ def test_the_page_on_your_own_policy(laptop: Laptop) -> None:
 def test_the_page_on_the_environment(laptop: Laptop) -> None:
     """Each program runs as it stands, and prints what the page says."""
     (laptop.folder / "tables").symlink_to(Path(data.__file__).parent / "outcomes" / "digits")
-    programs = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", read("environment.md"), re.M | re.S)
+    page = read("research.md").partition("\n## Teach the agent\n")[0]
+    programs = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", page, re.M | re.S)
     assert [bool(printed) for _, printed in programs] == [True, True, True, False]
     for number, (program, printed) in enumerate(programs):
         (laptop.folder / f"{number}.py").write_text(program)
@@ -194,9 +200,9 @@ def test_the_page_on_the_environment(laptop: Laptop) -> None:
 
 
 def test_the_page_on_replacing_and_shadowing_a_policy(laptop: Laptop) -> None:
-    page = read("own-policy.md")
+    page = read("research.md")
     learn, ask, serve, count, upgrade = commands(
-        page.partition("\n## Replace it while it serves\n")[2].partition("\n## Learn from stored outcomes\n")[0]
+        page.partition("\n### Replace it while it serves\n")[2].partition("\n### Learn from stored outcomes\n")[0]
     )
     run = next(command for command in commands(page) if "--agent-url" in command)
     laptop.type(learn.replace("policies/mine", "policies/next"))

@@ -1,4 +1,4 @@
-"""What README and docs/language.md promise of the language model is what their command does."""
+"""What README and docs/train.md promise of the language model is what their command does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_language_model_grows_and_ends_better_than_without(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     typed = {
         line
-        for name in ("README.md", "docs/language.md")
+        for name in ("README.md", "docs/train.md")
         for line in commands((ROOT / name).read_text())
         if "gpt.yaml" in line
     }

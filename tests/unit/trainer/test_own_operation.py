@@ -30,7 +30,7 @@ def _forget() -> None:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install the package of `docs/extending.md`."""
+    """Install the package of `docs/research.md`."""
     monkeypatch.syspath_prepend(str(SITE))
     _forget()
     yield

@@ -46,7 +46,7 @@ def test_at_most_six_lines_are_changed() -> None:
 def test_the_book_shows_the_same_lines() -> None:
     plain, elastic = ((EXAMPLE / name).read_text().splitlines() for name in ("plain.py", "elastic.py"))
     changes = [line[0] + line[2:] for line in difflib.ndiff(plain, elastic) if line[0] in "+-"]
-    page = (EXAMPLE.parents[1] / "docs" / "own-training.md").read_text()
+    page = (EXAMPLE.parents[1] / "docs" / "loops.md").read_text()
     shown = page.partition("```diff\n")[2].partition("```")[0].splitlines()
     assert sorted(line for line in shown if line[0] in "+-") == sorted(line for line in changes if '"""' not in line)
     assert all(line[1:] in plain for line in shown if line[0] in " -")

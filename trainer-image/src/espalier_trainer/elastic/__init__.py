@@ -1,8 +1,7 @@
 """Elastic data-parallel training: workers join and leave a running job at step boundaries, without a restart.
 
-`Team` is the leader's side, `Member` everyone else's. Between memberships lies a
-*generation*: one process group of torch.distributed, formed in the running processes. `docs/elastic.md` has the
-protocol and why it is so.
+`Team` is the leader's side, `Member` everyone else's. Between memberships lies a *generation*: one process group of
+torch.distributed, formed in the running processes. `docs/reference/training.md` has the protocol.
 """
 
 from espalier_trainer.elastic.group import GroupBrokenError

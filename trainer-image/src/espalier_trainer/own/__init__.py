@@ -1,7 +1,7 @@
 """A user's training loop as a worker of a job: `join`, and what it returns.
 
 Every worker runs the same script. One leads (base worker 0), and the others take part in its steps. All workers run the
-code inside the loop; only the leader runs the code after it. `docs/own-training.md` explains it line by line.
+code inside the loop; only the leader runs the code after it. `docs/loops.md` explains it line by line.
 """
 
 from espalier_trainer.errors import OwnLoopError

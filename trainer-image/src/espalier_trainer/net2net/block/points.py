@@ -101,7 +101,7 @@ _PARTS = Reason(
     "the forward calls the parts of each element of its list, and not the element",
     "give the elements a forward, and call that in the loop, which keeps the names of the weights: `class Pair("
     "nn.ModuleList): def forward(self, x): attn, ff = self; x = attn(x) + x; return ff(x) + x` and `for pair in "
-    "self.layers: x = pair(x)`; for a model of a library, see 'Lists of pairs' in docs/own-training.md",
+    "self.layers: x = pair(x)`; for a model of a library, see 'Lists of pairs' in docs/reference/growth.md",
     "",
 )
 

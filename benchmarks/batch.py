@@ -37,7 +37,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.types.measurements import Measurements
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import WallScheduler
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.yaml"
 DEVICE: Final = Throughput(alpha_compute=0.01, beta_compute=0.00001, alpha_local=0.005)
@@ -54,7 +54,7 @@ def measured(job: AdaptiveTrainingJob) -> Throughput:
             for size in MEASURED_SIZES:
                 training = {"batchSize": size, "elasticBatch": "keepGlobal" if workers > 1 else None}
                 short = with_spec(job, timeBudgetSeconds=1.5, adaptation={"mode": "Off"}, training=training)
-                scheduler = WallScheduler(1.5, lambda _: 0.0, (Arrival(0, workers),))
+                scheduler = WallScheduler(1.5, lambda _: 0.0, (ReplicaChange(0, workers),))
                 with ExitStack() as stack:
                     leader = led(stack, short, scheduler, workers, 0)
                     leader.trainer.run()

@@ -26,13 +26,13 @@ from torch import nn
 from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
 from espalier_core.validation.reading import parse_jobs
 from espalier_lab.growth.collect.training import WallScheduler
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
-from espalier_trainer.elastic.step import Joint
-from espalier_trainer.measuring.speeds import Sampling
+from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.measuring.speeds import NoiseSampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.run.meter import Meter, Place
+from espalier_trainer.run.meter import RunMeter, WorkerPlacement
 from espalier_trainer.run.services import Services
 from espalier_trainer.training.network import Network
 
@@ -54,7 +54,7 @@ class Case:
     noise: list[float] = field(default_factory=list)
 
 
-class Paid(Sampling):
+class Paid(NoiseSampling):
     """A sampling that adds up what was paid, and the time of steps."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Paid(Sampling):
         super().paid(seconds)
 
 
-class InTurns(Meter):
+class InTurns(RunMeter):
     """Measures every other `TURN` steps."""
 
     steps = 0
@@ -86,12 +86,12 @@ class InTurns(Meter):
         """Begin a step."""
         return self.on and super().begin()
 
-    def look(self, joint: Joint, network: Network) -> None:
+    def look(self, joint: StepResult, network: Network) -> None:
         """Measure a step, in its turn."""
         if self.on:
             super().look(joint, network)
 
-    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float) -> None:
+    def stepped(self, place: WorkerPlacement, seconds: float, epoch: int, step: int, loss: float) -> None:
         """Count a step, in its turn."""
         if self.on:
             super().stepped(place, seconds, epoch, step, loss)

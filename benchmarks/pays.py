@@ -30,14 +30,14 @@ from espalier_cli.run import parse_moment
 from espalier_core.types.events import EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.growth.collect.training import WallScheduler
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 
 ARMS = ("not grown", "restart only", "grown")
 COLORS = {"not grown": "#757575", "restart only": "#1565c0", "grown": "#2e7d32"}
@@ -71,7 +71,9 @@ def train(job: AdaptiveTrainingJob, arm: str, seed: int, arrive: float) -> Run:
         build_model(training.model, data.classes, data.example_input()),
         data,
         Services(
-            WallScheduler(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(arrive, 2),), clock=time.process_time),
+            WallScheduler(
+                job.spec.time_budget_seconds, lambda _: 0.0, (ReplicaChange(arrive, 2),), clock=time.process_time
+            ),
             reporter,
             advisor=None if arm == "not grown" else DefaultPolicy(),
         ),

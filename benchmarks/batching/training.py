@@ -19,18 +19,18 @@ from espalier_core.estimates.goodput import Throughput
 from espalier_core.types.events import BatchSizeChanged, EpochFinished
 from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.validation.reading import with_spec
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.elastic.team import Team
-from espalier_trainer.measuring.speeds import LEAST_STEPS, Sampling
+from espalier_trainer.measuring.speeds import LEAST_STEPS, NoiseSampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.run.run import Due
+from espalier_trainer.run.run import StepPlan
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 
 SGD: Final = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9}
@@ -75,7 +75,7 @@ class Clock(VirtualScheduler):
         self._used += seconds
 
 
-class EveryTenth(Sampling):
+class EveryTenth(NoiseSampling):
     """Estimates the noise as often as a step is long enough to pay for it."""
 
     def due(self, after: int = 0) -> bool:
@@ -136,7 +136,7 @@ def train(job: AdaptiveTrainingJob, case: str, cost: Throughput, batch: BatchSiz
         "optimizer": SGD if case == "sgd" else None,
     }
     job = with_spec(job, adaptation={"mode": "Off"}, training=training)
-    clock = Clock(job.spec.time_budget_seconds, lambda _: 0.0, (Arrival(0, workers),))
+    clock = Clock(job.spec.time_budget_seconds, lambda _: 0.0, (ReplicaChange(0, workers),))
     with ExitStack() as stack:
         leader = led(stack, job, clock, workers, seed)
         _charge(leader, clock, cost)
@@ -150,7 +150,7 @@ def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
     compute_together, meter = run.together, run.meter
     meter._sampling = EveryTenth()
 
-    def together(due: Due, compute: Any) -> Joint:
+    def together(due: StepPlan, compute: Any) -> StepResult:
         joint = compute_together(due, compute)
         world = 1 if due.group is None else due.group.world
         share, passes = joint.examples / world, due.portion.passes

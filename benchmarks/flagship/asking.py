@@ -8,7 +8,7 @@ from espalier_agent.policies.advice import decide
 from espalier_agent.policies.policy import Policy, default_policy
 from espalier_core.types.advice import Action, AdviceRequest, ExpectedGain
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.growth.advisor import Advisor, Decision
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision
 
 
 @dataclass
@@ -20,9 +20,9 @@ class Asking(Advisor):
     gains: dict[str, ExpectedGain] = field(default_factory=dict)
     """What the policy expects of actions, by their texts: from its latest advice."""
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return what the policy says."""
         advice = decide(self.policy, request)
         self.gains = {str(entry.action): entry.gain for entry in advice.probabilities if entry.gain is not None}
         action = advice.action if self.instead is None else self.instead
-        return Decision(f"asked-{request.progress.adaptations}", action, AdaptationSource.AGENT, "shipped")
+        return AdvisorDecision(f"asked-{request.progress.adaptations}", action, AdaptationSource.AGENT, "shipped")

@@ -17,16 +17,16 @@ from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.types.report import Arm as TrialArm
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import Fork
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data.objective import Evaluation, objective_of
 from espalier_trainer.growth.advisor import Advisor, Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.method import evaluate
 from espalier_trainer.training.progress import TrainingResult
 from espalier_trainer.trials.rules import SHARES, best
@@ -198,7 +198,9 @@ class Bench:
         prepare(model)
         moment = cell.moment if until is None else until
         arrives = cell.budget * moment if moment is not None and not used else None
-        clock = VirtualScheduler(cell.budget, self.subject.cost, () if arrives is None else (Arrival(arrives, 2),))
+        clock = VirtualScheduler(
+            cell.budget, self.subject.cost, () if arrives is None else (ReplicaChange(arrives, 2),)
+        )
         fork = fork or Fork(Path(), start=start)
         services = Services(
             clock,

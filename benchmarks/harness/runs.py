@@ -15,7 +15,7 @@ from espalier_core.types.advice import AdviceRequest, OutcomeReport
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import AdaptationSource
 from espalier_core.validation.reading import load_job, with_spec
-from espalier_trainer.growth.advisor import Decision
+from espalier_trainer.growth.advisor import AdvisorDecision
 
 T = TypeVar("T")
 
@@ -62,10 +62,10 @@ class DefaultPolicy:
     def __init__(self) -> None:
         self._policy = default_policy()
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return the policy's greedy decision."""
         answer = advise(self._policy, request, f"decision-{request.progress.adaptations}")
-        return Decision(answer.decision_id, answer.action, AdaptationSource.AGENT, self._policy.name)
+        return AdvisorDecision(answer.decision_id, answer.action, AdaptationSource.AGENT, self._policy.name)
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Nothing learns here."""

@@ -11,7 +11,7 @@ from espalier_core.types.report import AdaptationResult
 from espalier_trainer.elastic import Team
 from espalier_trainer.launch.main import main
 from espalier_trainer.run import run, services
-from espalier_trainer.training.progress import Progress, StepGaps
+from espalier_trainer.training.progress import RunProgress, StepGaps
 from joining.steps import StepLog
 
 _teams: list[Team] = []
@@ -32,7 +32,7 @@ class LoggedGaps(StepGaps):
 
     _cursor: int = 0
 
-    def step_finished(self, progress: Progress) -> None:
+    def step_finished(self, progress: RunProgress) -> None:
         """Measure the gap that ends now, and write the step down."""
         super().step_finished(progress)
         before = self._cursor if progress.cursor > self._cursor else 0

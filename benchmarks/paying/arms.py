@@ -12,7 +12,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.validation.reading import with_spec
 from espalier_trainer.growth.advisor import Advisor, Scripted
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 
 NEVER: Final = 1_000_000
 
@@ -34,9 +34,9 @@ class Timeline:
     come: float
     gone: float
 
-    def arrivals(self) -> tuple[Arrival, ...]:
+    def arrivals(self) -> tuple[ReplicaChange, ...]:
         """Return it as the scheduler of a trainer takes it."""
-        return (Arrival(self.come, 2), Arrival(self.gone, 1))
+        return (ReplicaChange(self.come, 2), ReplicaChange(self.gone, 1))
 
 
 def timeline(share: float, length: float, budget: float) -> Timeline:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.validation.reading import with_spec
 from espalier_trainer.data import load_data
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 from paying.arms import Arm
 from paying.costs import Costs, LayerCosts, TimedTeam
 from paying.extra import Extra
@@ -69,7 +69,7 @@ def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int,
     The models take turns, and of the rounds' medians the fastest counts: what else the machine does makes it slower.
     """
     counted = Setting(_short(setting.job, STEPS + 1), setting.policy)
-    arrivals = (Arrival(0, workers),) if workers > 1 else ()
+    arrivals = (ReplicaChange(0, workers),) if workers > 1 else ()
     fastest = dict.fromkeys(["", *points], math.inf)
     for _ in range(rounds):
         for point in fastest:
@@ -83,14 +83,14 @@ def _layers(setting: Setting, extra: Extra, points: Sequence[str], workers: int,
 def _changes(setting: Setting, extra: Extra) -> _Gaps:
     """Return the gaps at joins and leaves, and at growths by two workers."""
     gaps = _Gaps()
-    arrivals = tuple(Arrival(20 * (index + 1), 2 - index % 2) for index in range(2 * CHANGES))
+    arrivals = tuple(ReplicaChange(20 * (index + 1), 2 - index % 2) for index in range(2 * CHANGES))
     counted = Setting(_short(setting.job, 20 * (2 * CHANGES + 2)), setting.policy)
     train(counted, Arm.ELASTIC, 0, arrivals, _FREE, extra, gaps.took)
     epoch = len(load_data(setting.job.spec.training.dataset).train) // setting.job.spec.training.batch_size
     grown = Setting(
         _short(setting.job, (epoch + 1) * (setting.job.spec.adaptation.max_adaptations + 1)), setting.policy
     )
-    train(grown, Arm.FIXED, 0, (Arrival(0, 2),), _FREE, extra, gaps.took)
+    train(grown, Arm.FIXED, 0, (ReplicaChange(0, 2),), _FREE, extra, gaps.took)
     return gaps
 
 

@@ -15,15 +15,15 @@ import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_lab.growth.collect.training import data_of, deepened_from_scratch
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.growth.advisor import Advisor
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import growth_points
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.journal import RunJournal
 from espalier_trainer.run.services import Services, TeamMaker
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.progress import TrainingResult
 from paying.arms import Arm, advisor_of, job_of
 from paying.costs import Costs, ElasticClock, TimedTeam
@@ -54,7 +54,7 @@ def train(
     setting: Setting,
     arm: Arm,
     seed: int,
-    arrivals: Sequence[Arrival],
+    arrivals: Sequence[ReplicaChange],
     costs: Costs,
     extra: Extra,
     step_took: Callable[[float, TimedTeam | None], None] = lambda seconds, team: None,
@@ -125,7 +125,7 @@ def prepare_process() -> None:
     torch.set_num_threads(1)
 
 
-def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[Journal], TimedTeam]:
+def _team(job: AdaptiveTrainingJob, clock: ElasticClock, costs: Costs, place: str) -> Callable[[RunJournal], TimedTeam]:
     device = torch.device("cpu")
     return lambda journal: TimedTeam(clock, costs, Rendezvous(place), device, journal.warn, journal.workers_changed)
 

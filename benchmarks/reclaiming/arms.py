@@ -13,16 +13,16 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.training import Fork, data_of
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.distillation import Rule, Teaching
-from espalier_trainer.distillation.shrinking import Manner
+from espalier_trainer.distillation import ShrinkRule, Teaching
+from espalier_trainer.distillation.shrinking import ShrinkOptions
 from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.progress import TrainingResult
 from reclaiming.costs import Charged, Prices
 
@@ -30,12 +30,12 @@ ARMS = ("keep", "return", "weights", "distil", "rule")
 ARRIVAL = 0.2
 """Of the budget."""
 GROWTHS = 3
-_ALWAYS = Rule(slower=0.0, cheaper=0.0, least_steps=1)
+_ALWAYS = ShrinkRule(slower=0.0, cheaper=0.0, least_steps=1)
 """Always tries, and the original size."""
-MANNERS: dict[str, Manner] = {
-    "weights": Manner(_ALWAYS, Teaching(weight=0.0), insist=True),
-    "distil": Manner(_ALWAYS, insist=True),
-    "rule": Manner(),
+MANNERS: dict[str, ShrinkOptions] = {
+    "weights": ShrinkOptions(_ALWAYS, Teaching(weight=0.0), insist=True),
+    "distil": ShrinkOptions(_ALWAYS, insist=True),
+    "rule": ShrinkOptions(),
 }
 
 
@@ -102,7 +102,7 @@ def _train(
     on_reclaim: str,
     *,
     gone: bool,
-    manner: Manner | None = None,
+    manner: ShrinkOptions | None = None,
     stop_before_decision: int | None = None,
 ) -> tuple[Checkpoint, TrainingResult]:
     """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
@@ -115,9 +115,9 @@ def _train(
     data = data_of(job.spec.training.dataset)
     seed_everything(seed)
     budget, base = job.spec.time_budget_seconds, job.spec.min_replicas
-    arrivals = [Arrival(ARRIVAL * budget, base + 1)]
+    arrivals = [ReplicaChange(ARRIVAL * budget, base + 1)]
     if gone:
-        arrivals.append(Arrival(case.reclaim, base))
+        arrivals.append(ReplicaChange(case.reclaim, base))
     prices = case.prices
     scheduler = Charged(
         budget,

@@ -11,11 +11,11 @@ import torch
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_lab.growth.collect.cost import StepCost
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data.source import Data
 from espalier_trainer.distillation.shrinking import Shrinker
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.optimizers.building import build_optimizer
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.signals.scheduler import VirtualScheduler
 
 _ROUNDS, _STEPS = 7, 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from espalier_trainer.own.joining import WATCH
+from espalier_trainer.user_loop.joining import WATCH
 from trainer_processes import Workplace, of, until
 
 OWN = """

@@ -12,7 +12,7 @@ Workplace = Any
 """That of `tests/unit/trainer/conftest.py`."""
 
 SHORT_TRIALS = """
-import espalier_trainer.trials.leading as leading
+import espalier_trainer.trials.growth_trial as leading
 import espalier_trainer.trials.rules as rules
 rules.SHARES = leading.SHARES = {rules.Trials.CONFIRM: 1 / 2400, rules.Trials.RACE: 1 / 1200}
 rules._START_SECONDS = 120.0

@@ -36,7 +36,7 @@ from espalier_operator.model import WorkerRole
 from espalier_trainer import kube
 from espalier_trainer.kube import watch as kube_watch
 from espalier_trainer.signals.report import EventLog
-from espalier_trainer.signals.scheduler import AllocationFile, DocumentScheduler
+from espalier_trainer.signals.scheduler import AllocationFileSource, DocumentScheduler
 from forked import Forked
 from waiting import PATIENCE, until
 
@@ -141,7 +141,7 @@ def listen() -> Iterator[Callable[..., DocumentScheduler]]:
         watch = kube.JobWatch(api, job)
         started.append(watch)
         watch.start()
-        files = () if file is None else (AllocationFile(file, job),)
+        files = () if file is None else (AllocationFileSource(file, job),)
         return DocumentScheduler((watch, *files), job)
 
     yield start

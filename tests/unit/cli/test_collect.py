@@ -25,14 +25,14 @@ from espalier_lab.growth.collect.collecting import collect, set_up
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose, runs_for
 from espalier_lab.growth.collect.state import StateError, WorkFolder
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, deepened_from_scratch, train
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
 from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from waiting import until
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
@@ -91,7 +91,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go(training: dict[
     model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
     advisor = Scripted((Action.deepen("block0"), Action.nothing(), Action.deepen("block2")))
     assert collection.cost is not None
-    scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
+    scheduler = VirtualScheduler(0.25, collection.cost, (ReplicaChange(0.05, 2),))
     whole = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed).run()
 
     assert record.accuracy == whole.test_accuracy

@@ -24,15 +24,15 @@ from espalier_lab.growth.collect.collecting import set_up
 from espalier_lab.growth.collect.cost import StepCost, parse_cost
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
 from espalier_lab.growth.collect.training import CollectError, Collection, Time, train
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.data import load_data
 from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model, digits
 from espalier_trainer.net2net.description import describe
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 JOB = Path(__file__).parents[3] / "examples" / "digits.yaml"
 COST = "2,0.6,0.5,0.2,0.3,0.2,0.1"
@@ -88,7 +88,7 @@ def test_a_sequence_of_edges_ends_as_the_same_sequence_in_one_go() -> None:
     model = build_model(collection.job.spec.training.model, data.classes, data.example_input())
     advisor = Scripted((Action.widen("block0.0"), Action.deepen("block0"), Action.widen("block0.0")))
     assert collection.cost is not None
-    scheduler = VirtualScheduler(0.25, collection.cost, (Arrival(0.05, 2),))
+    scheduler = VirtualScheduler(0.25, collection.cost, (ReplicaChange(0.05, 2),))
     trainer = Trainer(collection.job, model, data, Services(scheduler, advisor=advisor), seed=seed)
     whole = trainer.run()
     assert trainer.network.architecture == architecture

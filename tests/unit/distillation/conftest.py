@@ -13,15 +13,15 @@ import torch
 from espalier_core.growth.architecture import Architecture
 from espalier_core.types.advice import Action
 from espalier_core.types.job import AdaptiveTrainingJob
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.growth.advisor import Advisor, Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 
 SMALL_SECONDS = 0.004
@@ -79,7 +79,7 @@ def reclaimed(digits: Data) -> Callable[..., ReclaimedRun]:
     def runner(
         job: AdaptiveTrainingJob | None = None,
         *,
-        arrivals: tuple[Arrival, ...] = (Arrival(COME, 2), Arrival(GONE, 1)),
+        arrivals: tuple[ReplicaChange, ...] = (ReplicaChange(COME, 2), ReplicaChange(GONE, 1)),
         store: Path | None = None,
         speed: float = 3.0,
         cost: Callable[[Architecture | None], float] = step_seconds,

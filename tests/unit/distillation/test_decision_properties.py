@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from espalier_core.types.reasons import Reason
-from espalier_trainer.distillation import Facts, Rule, decide
+from espalier_trainer.distillation import ShrinkFacts, ShrinkRule, decide
 from espalier_trainer.distillation.decision import better
 
 SECONDS = st.floats(1e-4, 10)
 FACTS = st.builds(
-    Facts,
+    ShrinkFacts,
     time_left=st.floats(0, 1e4),
     large=SECONDS,
     before=st.none() | SECONDS,
@@ -26,25 +26,25 @@ FACTS = st.builds(
 @pytest.mark.parametrize(
     ("facts", "reason", "size"),
     [
-        (Facts(100, 0.12, 0.10, (0.05,)), Reason.STILL_CARRIED, None),
-        (Facts(100, 0.40, 0.10, (0.35, 0.33)), Reason.NOT_CHEAPER, None),
-        (Facts(100, 0.40, 0.10, ()), Reason.NOT_CHEAPER, None),
-        (Facts(39, 0.40, 0.10, (0.20,)), Reason.TOO_LATE_TO_DISTIL, None),
-        (Facts(41, 0.40, 0.10, (0.20,)), Reason.DISTILLING, 0),
-        (Facts(41, 0.40, 0.10, (0.20,), comparing=1), Reason.TOO_LATE_TO_DISTIL, None),
-        (Facts(500, 0.40, 0.10, (0.20, 0.12, 0.09)), Reason.DISTILLING, 1),
-        (Facts(500, 0.40, 0.10, (0.30, 0.20)), Reason.DISTILLING, 1),
-        (Facts(500, 0.40, None, (None,)), Reason.DISTILLING, 0),
+        (ShrinkFacts(100, 0.12, 0.10, (0.05,)), Reason.STILL_CARRIED, None),
+        (ShrinkFacts(100, 0.40, 0.10, (0.35, 0.33)), Reason.NOT_CHEAPER, None),
+        (ShrinkFacts(100, 0.40, 0.10, ()), Reason.NOT_CHEAPER, None),
+        (ShrinkFacts(39, 0.40, 0.10, (0.20,)), Reason.TOO_LATE_TO_DISTIL, None),
+        (ShrinkFacts(41, 0.40, 0.10, (0.20,)), Reason.DISTILLING, 0),
+        (ShrinkFacts(41, 0.40, 0.10, (0.20,), comparing=1), Reason.TOO_LATE_TO_DISTIL, None),
+        (ShrinkFacts(500, 0.40, 0.10, (0.20, 0.12, 0.09)), Reason.DISTILLING, 1),
+        (ShrinkFacts(500, 0.40, 0.10, (0.30, 0.20)), Reason.DISTILLING, 1),
+        (ShrinkFacts(500, 0.40, None, (None,)), Reason.DISTILLING, 0),
     ],
 )
-def test_cases(facts: Facts, reason: Reason, size: int | None) -> None:
+def test_cases(facts: ShrinkFacts, reason: Reason, size: int | None) -> None:
     verdict = decide(facts)
     assert (verdict.reason, verdict.size) == (reason, size)
 
 
 @given(FACTS)
-def test_a_trial_leaves_most_of_the_time_and_has_the_steps_to_teach(facts: Facts) -> None:
-    rule = Rule()
+def test_a_trial_leaves_most_of_the_time_and_has_the_steps_to_teach(facts: ShrinkFacts) -> None:
+    rule = ShrinkRule()
     verdict = decide(facts, rule)
     assert (verdict.size is None) == (verdict.reason is not Reason.DISTILLING)
     if verdict.size is not None:
@@ -55,10 +55,10 @@ def test_a_trial_leaves_most_of_the_time_and_has_the_steps_to_teach(facts: Facts
 
 
 @given(FACTS, st.sampled_from([2.0**power for power in range(-6, 7)]))
-def test_the_unit_of_time_does_not_matter(facts: Facts, factor: float) -> None:
+def test_the_unit_of_time_does_not_matter(facts: ShrinkFacts, factor: float) -> None:
     # A power of two: floating-point sums and products then scale exactly.
     assume(facts.time_left == 0 or facts.time_left > 1e-3)
-    scaled = Facts(
+    scaled = ShrinkFacts(
         facts.time_left * factor,
         facts.large * factor,
         None if facts.before is None else facts.before * factor,
@@ -70,13 +70,13 @@ def test_the_unit_of_time_does_not_matter(facts: Facts, factor: float) -> None:
 
 
 @given(FACTS, st.floats(0, 1e4))
-def test_more_time_left_never_speaks_against_it(facts: Facts, more: float) -> None:
+def test_more_time_left_never_speaks_against_it(facts: ShrinkFacts, more: float) -> None:
     if decide(facts).size is not None:
         assert decide(replace(facts, time_left=facts.time_left + more)).size is not None
 
 
 @given(FACTS, st.floats(0.1, 1))
-def test_a_cheaper_size_never_speaks_against_it(facts: Facts, factor: float) -> None:
+def test_a_cheaper_size_never_speaks_against_it(facts: ShrinkFacts, factor: float) -> None:
     tried = decide(facts).size
     if tried is not None:
         cheaper = tuple(each * factor if at == tried and each else each for at, each in enumerate(facts.sizes))
@@ -105,6 +105,6 @@ def test_ahead_is_more_than_a_standard_error(smaller: float, examples: int, kept
 
 
 @given(FACTS)
-def test_nothing_is_tried_where_the_gpus_left_are_as_fast(facts: Facts) -> None:
+def test_nothing_is_tried_where_the_gpus_left_are_as_fast(facts: ShrinkFacts) -> None:
     assert decide(replace(facts, before=facts.large)).size is None
     assert decide(replace(facts, time_left=0.0)).size is None

@@ -14,15 +14,15 @@ from espalier_core.types.advice import Action, AdviceRequest, OutcomeReport
 from espalier_core.types.events import AdaptationFinished, TrialStarted
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer.builtin_loop import steps
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.distillation import Rule
-from espalier_trainer.distillation.shrinking import Manner, Shrinker
+from espalier_trainer.distillation import ShrinkRule
+from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
 from espalier_trainer.distillation.trial import MEASURED_STEPS
-from espalier_trainer.elastic.step import Joint
-from espalier_trainer.growth.advisor import Decision
-from espalier_trainer.ready import steps
+from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.growth.advisor import AdvisorDecision
 from espalier_trainer.run.run import Run as Core
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.signals.scheduler import ReplicaChange
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ class StopAfter:
         return self.left < 0
 
 
-INSIST = Manner(insist=True)
+INSIST = ShrinkOptions(insist=True)
 
 
 def started(done: Any) -> TrialStarted:
@@ -55,7 +55,7 @@ def judged_at(done: Any) -> int:
     return started(done).step + int(decided.message.split(" steps")[0].rpartition(" ")[2])
 
 
-MANNERS = {"smaller-kept": INSIST, "as-compared": Manner()}
+MANNERS = {"smaller-kept": INSIST, "as-compared": ShrinkOptions()}
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_a_stop_at_any_moment_changes_nothing(
 
 
 def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
-    done = reclaimed(arrivals=(Arrival(0.1, 2), Arrival(0.3, 1), Arrival(0.45, 2)))
+    done = reclaimed(arrivals=(ReplicaChange(0.1, 2), ReplicaChange(0.3, 1), ReplicaChange(0.45, 2)))
     (decided,) = done.decided()
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.GPUS_CAME_BACK)
     assert done.result.depth_after == 6
@@ -176,7 +176,7 @@ def test_gpus_that_come_back_end_the_trial(reclaimed: Run) -> None:
     [
         ({"speed": 1.0}, Reason.STILL_CARRIED),
         ({"cost": lambda architecture: 0.004}, Reason.NOT_CHEAPER),
-        ({"arrivals": (Arrival(0.1, 2), Arrival(1.2, 1))}, Reason.TOO_LATE_TO_DISTIL),
+        ({"arrivals": (ReplicaChange(0.1, 2), ReplicaChange(1.2, 1))}, Reason.TOO_LATE_TO_DISTIL),
     ],
 )
 def test_where_it_cannot_pay_it_is_not_tried(reclaimed: Run, options: dict[str, Any], reason: Reason) -> None:
@@ -198,8 +198,8 @@ def test_a_model_that_never_grew_and_a_job_that_keeps_are_left_alone(reclaimed: 
 def test_a_smaller_model_that_diverges_is_dropped(reclaimed: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = steps.optimize
 
-    def broken(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> Joint:
-        return real(network, inputs, labels) if judge is None else Joint(math.nan, (), examples=len(labels))
+    def broken(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> StepResult:
+        return real(network, inputs, labels) if judge is None else StepResult(math.nan, (), examples=len(labels))
 
     monkeypatch.setattr(steps, "optimize", broken)
     done = reclaimed()
@@ -214,7 +214,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 ) -> None:
     real = steps.optimize
 
-    def cramped(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> Joint:
+    def cramped(network: Any, inputs: Any, labels: Any, method: Any, judge: Any = None) -> StepResult:
         if judge is not None:
             raise torch.OutOfMemoryError("no room for two")
         return real(network, inputs, labels)
@@ -228,7 +228,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 
 
 def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> None:
-    done = reclaimed(manner=Manner(rule=Rule(share=1.0), insist=True))
+    done = reclaimed(manner=ShrinkOptions(rule=ShrinkRule(share=1.0), insist=True))
     (decided,) = done.decided()
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
     assert done.result.phase is TrainerPhase.COMPLETED
@@ -248,18 +248,18 @@ def test_a_job_changed_to_keep_within_a_trial_goes_on_with_the_larger(
 class ByNeed:
     """Advises the first block once, and later the second once."""
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         point = "block0" if request.time_left_seconds > 1 else "block1"
         grown = point in request.architecture.growth_history
         action = Action.nothing() if grown else Action.deepen(point)
-        return Decision(f"d-{request.progress.adaptations}", action, AdaptationSource.AGENT, "by need")
+        return AdvisorDecision(f"d-{request.progress.adaptations}", action, AdaptationSource.AGENT, "by need")
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Nothing learns here."""
 
 
 def test_a_smaller_model_grows_again_and_is_then_taught_no_more(reclaimed: Run, make_job: Run) -> None:
-    arrivals = (Arrival(0.1, 2), Arrival(0.3, 1), Arrival(1.2, 2))
+    arrivals = (ReplicaChange(0.1, 2), ReplicaChange(0.3, 1), ReplicaChange(1.2, 2))
     job = make_job(adaptation={"maxAdaptations": 100}, timeBudgetSeconds=2)
     cost = 0.004
     done = reclaimed(

@@ -126,7 +126,7 @@ PROGRAMS = [
     for number, text in enumerate([*blocks(ROOT / "docs" / page, "python"), *included(ROOT / "docs" / page)])
 ]
 OURS = {
-    "loop": Source("espalier_trainer.own.loop").has("Loop"),
+    "loop": Source("espalier_trainer.user_loop.loop").has("Loop"),
     "elastic": Source("espalier_trainer.integrations.lightning").has("ElasticWorker"),
 }
 

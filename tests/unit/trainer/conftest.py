@@ -22,16 +22,16 @@ from espalier_core.types.events import EVENT, AnyEvent
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, load_data
 from espalier_trainer.growth.advisor import Advisor
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter, Reporter
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult
 from forked import fork_server
 from own_scripts import OWN, another_process
@@ -145,7 +145,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         *,
         advisor: Advisor | None = None,
         up_at: float | None = None,
-        arrivals: tuple[Arrival, ...] = (),
+        arrivals: tuple[ReplicaChange, ...] = (),
         store: Path | None = None,
         data: Data | None = None,
         wrap: Callable[[Reporter], Reporter] = lambda reporter: reporter,
@@ -157,7 +157,7 @@ def run(digits: Data) -> Callable[..., VirtualRun]:
         seed_everything(job.spec.training.seed)
         model = build_model(job.spec.training.model, data.classes, data.example_input(), data.task)
         if up_at is not None:
-            arrivals = (Arrival(up_at, 2),)
+            arrivals = (ReplicaChange(up_at, 2),)
         scheduler = VirtualScheduler(job.spec.time_budget_seconds, partial(step_seconds, seconds=step), arrivals)
         reporter = MemoryReporter()
         checkpoints = None if store is None else CheckpointStore(store)

@@ -16,7 +16,7 @@ from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
 from espalier_trainer.growth.advisor import AdvisorError, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
-from espalier_trainer.process.settings import Settings
+from espalier_trainer.process.settings import TrainerSettings
 from espalier_trainer.run.services import build_agent, connect
 
 
@@ -194,7 +194,7 @@ def test_the_connections_to_the_agent_are_closed_when_the_run_leaves(agent_serve
         environment.CHECKPOINT_DIR: str(tmp_path / "checkpoints"),
         environment.AGENT_URL: server.url,
     }
-    settings, job = Settings.from_environment(variables), make_job(adaptation={"mode": "Auto"})
+    settings, job = TrainerSettings.from_environment(variables), make_job(adaptation={"mode": "Auto"})
     with connect(settings, job, lambda: False, torch.device("cpu"), 0) as services:
         assert services.advisor.advise(_request(), 5).action == Action.deepen("p1")
     with pytest.raises(AdvisorError, match="the client has been closed"):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion, OptimizerSpec
 from espalier_core.types.task import Task
+from espalier_trainer.builtin_loop.steps import optimize
 from espalier_trainer.data.objective import objective_of
 from espalier_trainer.models.gpt import gpt
 from espalier_trainer.models.zoo import mlp
 from espalier_trainer.optimizers.averaging import AVERAGE
-from espalier_trainer.ready.steps import optimize
 from espalier_trainer.training.method import Method
 from espalier_trainer.training.network import Network, new_network
 

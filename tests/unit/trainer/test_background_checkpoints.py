@@ -20,7 +20,7 @@ from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore, read_checkpoint
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.growth.advisor import Scripted
-from espalier_trainer.run.saving import Writer
+from espalier_trainer.run.saving import CheckpointWriter
 
 
 def of(done: Any, kind: type) -> list[Any]:
@@ -115,7 +115,7 @@ def test_one_is_in_flight_at_most_and_each_is_taken_once(
 
     store = Store(Path("nowhere"))
     store.steps = []
-    writer, started, taken = Writer(store, lambda: 0.0), 0, []
+    writer, started, taken = CheckpointWriter(store, lambda: 0.0), 0, []
     for act in acts:
         if act == "start" and writer.busy:
             with pytest.raises(RuntimeError):

@@ -16,12 +16,12 @@ from espalier_core.types.job import TrainingSpec
 from espalier_core.types.measurements import GradientNoise, Measurements, Speed
 from espalier_trainer.checkpoints.document import BatchState
 from espalier_trainer.run.batching import GAIN, GROWTH, FixedBatching, GoodputBatching, Resized, batching_of
-from espalier_trainer.run.meter import Place
+from espalier_trainer.run.meter import WorkerPlacement
 
 SIZE = 64
 LIMITS = BatchLimits(batch_size=SIZE, max_batch_size=64 * SIZE)
 NOISY = GradientNoise(squared_norm=1.0, variance=4096.0, samples=50)
-ALONE = Place()
+ALONE = WorkerPlacement()
 
 
 class Device:
@@ -31,7 +31,7 @@ class Device:
         self.fixed, self.example, self.exchange, self.parameters = fixed, example, exchange, 1000
         self.speeds: dict[tuple[int, ...], Speed] = {}
 
-    def train(self, batching: GoodputBatching, place: Place = ALONE, steps: int = 20) -> None:
+    def train(self, batching: GoodputBatching, place: WorkerPlacement = ALONE, steps: int = 20) -> None:
         """Take `steps` steps and measure them."""
         portion = batching.portion(place.workers, 0, 1 << 30)
         share = -(-portion.batches * SIZE // place.workers)
@@ -55,12 +55,12 @@ class Device:
 
 
 def choose(
-    batching: GoodputBatching, device: Device, place: Place = ALONE, *, begins: bool = True, **measured: Any
+    batching: GoodputBatching, device: Device, place: WorkerPlacement = ALONE, *, begins: bool = True, **measured: Any
 ) -> Resized | None:
     return batching.choose(lambda: device.measured(**measured), place, device.parameters, epoch_begins=begins)
 
 
-def settled(batching: GoodputBatching, device: Device, place: Place = ALONE, epochs: int = 12) -> list[int]:
+def settled(batching: GoodputBatching, device: Device, place: WorkerPlacement = ALONE, epochs: int = 12) -> list[int]:
     """Return the sizes that were chosen one after the other, divided by the author's."""
     sizes = [batching.state().batches]
     for _ in range(epochs):
@@ -100,7 +100,7 @@ def test_it_stays_within_all_limits_and_comes_to_rest(
     fixed: float, example: float, variance: float, workers: int, most: int, per_worker: int | None
 ) -> None:
     limits = BatchLimits(batch_size=SIZE, max_batch_size=most * SIZE, max_pass_size=per_worker)
-    batching, device, place = GoodputBatching(limits), Device(fixed, example), Place(1, workers)
+    batching, device, place = GoodputBatching(limits), Device(fixed, example), WorkerPlacement(1, workers)
     noise = GradientNoise(squared_norm=1.0, variance=variance, samples=50)
     tried, largest_pass = 1, SIZE
     changes = []
@@ -143,10 +143,10 @@ def test_within_an_epoch_it_changes_only_with_the_workers() -> None:
     batching, device = GoodputBatching(LIMITS), Device()
     device.train(batching)
     assert choose(batching, device, begins=False) is None
-    changed = choose(batching, device, Place(1, 2), begins=False)
+    changed = choose(batching, device, WorkerPlacement(1, 2), begins=False)
     assert changed is not None
     assert changed.after == 2 * SIZE
-    assert choose(batching, device, Place(1, 2), begins=True) is None  # not measured yet with two
+    assert choose(batching, device, WorkerPlacement(1, 2), begins=True) is None  # not measured yet with two
 
 
 def test_a_model_that_has_grown_keeps_its_size_until_it_was_measured() -> None:
@@ -204,7 +204,7 @@ def test_where_the_memory_ends_the_size_is_given_up_and_never_tried_again() -> N
 
 def test_workers_whose_exchange_is_dear_accumulate_gradients_over_passes_that_fit() -> None:
     limits = BatchLimits(batch_size=SIZE, max_batch_size=64 * SIZE, max_pass_size=SIZE)
-    batching, place = GoodputBatching(limits), Place(1, 2)
+    batching, place = GoodputBatching(limits), WorkerPlacement(1, 2)
     assert settled(batching, Device(exchange=0.1), place)[-1] > 4
     portion = batching.portion(2, 0, 1 << 30)
     assert portion.passes == portion.batches // 2

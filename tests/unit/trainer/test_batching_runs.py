@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from espalier_core.types.events import BatchSizeChanged
 from espalier_core.types.job import AdaptiveTrainingJob, Insertion
 from espalier_core.types.report import TrainerPhase
+from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.modules import copied
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import VirtualScheduler
@@ -69,7 +69,7 @@ class Timed:
 def timed(digits: Data, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timed]:
     """Run the digits net on a device whose steps take a known time, and run out of memory beyond `capacity`."""
     # Every fourth step, whatever the estimate costs on this machine.
-    monkeypatch.setattr("espalier_trainer.measuring.speeds.Sampling.due", lambda self: self._steps >= 4)
+    monkeypatch.setattr("espalier_trainer.measuring.speeds.NoiseSampling.due", lambda self: self._steps >= 4)
     # The functions themselves: a test may run twice.
     plain, by_parts = steps.optimize, steps.accumulate
 

@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_sum_is_waited_for_and_what_follows_sees_it(clock: Any) -> None:
     finished: list[bool] = []
     work = Work(50)
-    group._Sum(work, 20.0, lambda: finished.append(True)).wait()
+    group._DeviceSum(work, 20.0, lambda: finished.append(True)).wait()
     assert work.waited
     assert finished == [True]
     assert 0 < clock.now < 0.05  # it looks again within a millisecond
@@ -54,7 +54,7 @@ def test_a_sum_that_a_dead_member_holds_up_is_given_up(clock: Any) -> None:
     finished: list[bool] = []
     work = Work(10**9)
     with pytest.raises(GroupBrokenError, match="not done after 20 s: a member is gone"):
-        group._Sum(work, 20.0, lambda: finished.append(True)).wait()
+        group._DeviceSum(work, 20.0, lambda: finished.append(True)).wait()
     assert clock.now == pytest.approx(20, abs=0.01)
     assert not work.waited
     assert not finished
@@ -63,7 +63,7 @@ def test_a_sum_that_a_dead_member_holds_up_is_given_up(clock: Any) -> None:
 def test_an_error_of_the_network_breaks_the_group(clock: Any) -> None:
     finished: list[bool] = []
     with pytest.raises(GroupBrokenError, match="remote process exited"):
-        group._Sum(
+        group._DeviceSum(
             Work(1, "NCCL error: remote process exited\nLast error:"), 20.0, lambda: finished.append(True)
         ).wait()
     assert not finished

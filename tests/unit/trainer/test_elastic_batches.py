@@ -6,11 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier_core.types.job import ElasticBatch
-from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan, chosen, fixed_portion, planned, shares
+from espalier_trainer.elastic.membership import (
+    NEWCOMER,
+    GenerationPlan,
+    WorkerArrival,
+    chosen,
+    fixed_portion,
+    planned,
+    shares,
+)
 
 POLICIES = st.sampled_from(ElasticBatch)
 ARRIVALS = st.builds(
-    Arrival,
+    WorkerArrival,
     worker=st.uuids().map(str),
     base=st.booleans(),
     index=st.integers(0, 5),
@@ -42,7 +50,7 @@ def test_members_share_a_batch_evenly_and_never_take_a_single_example(world: int
 
 
 @given(st.lists(ARRIVALS, max_size=8, unique_by=lambda each: each.worker), st.integers(0, 9))
-def test_those_of_the_lowest_index_stay(arrivals: list[Arrival], replicas: int) -> None:
+def test_those_of_the_lowest_index_stay(arrivals: list[WorkerArrival], replicas: int) -> None:
     found = chosen(arrivals, replicas)
     assert len(found) == min(len(arrivals), max(0, replicas - 1))
     left = [each for each in arrivals if each not in found]
@@ -51,16 +59,16 @@ def test_those_of_the_lowest_index_stay(arrivals: list[Arrival], replicas: int) 
 
 
 @given(st.lists(ARRIVALS, max_size=6, unique_by=lambda each: each.worker), st.integers(0, 100))
-def test_a_leader_that_came_again_takes_the_newest_state(arrivals: list[Arrival], step: int) -> None:
-    leader = Arrival("leader", base=True, index=0, step=step)
+def test_a_leader_that_came_again_takes_the_newest_state(arrivals: list[WorkerArrival], step: int) -> None:
+    leader = WorkerArrival("leader", base=True, index=0, step=step)
     plan = planned(3, leader, arrivals, newest=True)
     steps = [step, *(each.step for each in arrivals)]
     assert steps[plan.source] == max(steps)
     assert plan.source == 0 or steps[plan.source] > step
     assert planned(3, leader, arrivals).source == 0
-    assert Plan.from_json(plan.to_json()) == plan
+    assert GenerationPlan.from_json(plan.to_json()) == plan
 
 
 @given(ARRIVALS)
-def test_an_arrival_comes_through_as_text(arrival: Arrival) -> None:
-    assert Arrival.from_json(arrival.to_json()) == arrival
+def test_an_arrival_comes_through_as_text(arrival: WorkerArrival) -> None:
+    assert WorkerArrival.from_json(arrival.to_json()) == arrival

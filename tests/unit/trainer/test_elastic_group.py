@@ -23,10 +23,10 @@ from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import ONE
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
 from espalier_trainer.elastic.step import joint_step, share_of
-from espalier_trainer.own.feed import Part
-from espalier_trainer.own.loop import Step
-from espalier_trainer.own.state import OwnState
 from espalier_trainer.training.network import Network
+from espalier_trainer.user_loop.feed import Part
+from espalier_trainer.user_loop.loop import UserStep
+from espalier_trainer.user_loop.state import UserState
 from groups import together
 
 
@@ -90,8 +90,8 @@ def test_a_loop_of_a_users_own_is_exact_where_batch_norms_see_uneven_parts(piece
 
     def act(group: Group) -> tuple[float, list[Tensor | None]]:
         model, loss = copy.deepcopy(start), 0.0
-        state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
-        step = Step(state, Part(pieces[group.rank], sum(sizes), ONE, lambda: None), group, sync_batch_norm=True)
+        state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
+        step = UserStep(state, Part(pieces[group.rank], sum(sizes), ONE, lambda: None), group, sync_batch_norm=True)
         for batch in batches:
             step.enter_batch()
             rows = batch[group.rank] if len(batch[group.rank]) else torch.arange(2)

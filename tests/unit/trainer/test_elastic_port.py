@@ -22,11 +22,11 @@ from torch._C._distributed_c10d import TCPStore
 from espalier_core.types import environment
 from espalier_trainer.elastic import store as channel
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.membership import Arrival
+from espalier_trainer.elastic.membership import WorkerArrival
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, RendezvousError, RendezvousServer
 from espalier_trainer.elastic.states import Code, Command
 from espalier_trainer.elastic.store import KEY_BYTES, STRANGERS, Channel, ChannelError, StoreClient, call
-from espalier_trainer.process.settings import Rendezvous, Settings
+from espalier_trainer.process.settings import Rendezvous, TrainerSettings
 from groups import together
 from ports import free_port
 from waiting import PATIENCE, until
@@ -77,7 +77,7 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
 def admits(leader: Leader, name: str = "one") -> bool:
     """Return whether a worker of the job still reaches the leader."""
     worker = leader.worker()
-    worker.arrive(Arrival(name, base=False, index=0))
+    worker.arrive(WorkerArrival(name, base=False, index=0))
     return [each.worker for each in leader.server.listen()] == [name]
 
 
@@ -246,7 +246,7 @@ def test_the_environment_names_the_key() -> None:
         environment.RENDEZVOUS_KEY_FILE: "/key",
         environment.ATTEMPT: "2",
     }
-    assert Settings.from_environment(variables).rendezvous == Rendezvous("leader:29400", Path("/key"), 2)
+    assert TrainerSettings.from_environment(variables).rendezvous == Rendezvous("leader:29400", Path("/key"), 2)
 
 
 # ---- on one machine

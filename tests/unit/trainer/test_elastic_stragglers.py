@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier_trainer.elastic.membership import MAX_DROPS, PAUSE_SECONDS, STEPS, Speeds, observed, straggler
+from espalier_trainer.elastic.membership import MAX_DROPS, PAUSE_SECONDS, STEPS, MemberSpeeds, observed, straggler
 
 SECONDS = st.sampled_from([0.0, 0.01, 0.02, 0.1, 0.2, 1.0])
 WORKERS = ["leader", "a", "b", "c"]
@@ -21,7 +21,7 @@ def test_a_straggler_is_one_that_is_much_slower_than_the_middle_of_the_others() 
 @settings(deadline=None)
 @given(st.lists(st.lists(SECONDS, min_size=4, max_size=4), max_size=120))
 def test_only_who_is_slow_for_many_steps_in_a_row_is_found_and_only_once(steps: list[list[float]]) -> None:
-    speeds = Speeds()
+    speeds = MemberSpeeds()
     slowest = [straggler(seconds, 5.0) for seconds in steps]
     for number, seconds in enumerate(steps):
         speeds, found = observed(speeds, WORKERS, seconds)
@@ -38,7 +38,7 @@ def test_a_straggler_comes_again_after_longer_and_longer_and_not_for_ever(
     found: list[str], data: st.DataObject
 ) -> None:
     """However members come and go, one process costs the others `MAX_DROPS` times `STEPS` slow steps at most."""
-    speeds, now, dropped = Speeds(), 0.0, dict.fromkeys(WORKERS, 0)
+    speeds, now, dropped = MemberSpeeds(), 0.0, dict.fromkeys(WORKERS, 0)
     for worker in found:
         if worker in speeds.out(now):
             continue  # who is left out cannot be found slow

@@ -13,19 +13,19 @@ import pytest
 import torch
 
 from espalier_core.types.job import AdaptiveTrainingJob, Fallback
+from espalier_trainer.builtin_loop.worker import BuiltinWorker
 from espalier_trainer.data import Data, load_data
-from espalier_trainer.distillation import Rule
-from espalier_trainer.distillation.shrinking import Manner, Shrinker
+from espalier_trainer.distillation import ShrinkRule
+from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
 from espalier_trainer.elastic import Team, generations, group, member
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.ready.follower import Follower
 from espalier_trainer.run import optimising
-from espalier_trainer.run.journal import Journal
-from espalier_trainer.signals.scheduler import Arrival
+from espalier_trainer.run.journal import RunJournal
+from espalier_trainer.signals.scheduler import ReplicaChange
 from espalier_trainer.training.method import Method
 from espalier_trainer.training.network import Network, new_network, resumed_network
 from waiting import PATIENCE, until
@@ -42,7 +42,7 @@ class Workers:
     def __init__(self, job: AdaptiveTrainingJob, data: Data, place: Path) -> None:
         self.job, self.data, self.place = job, data, place
         self.stopped = threading.Event()
-        self.followers: list[Follower] = []
+        self.followers: list[BuiltinWorker] = []
         self.ended: list[bool] = []
         self._threads: list[threading.Thread] = []
 
@@ -54,14 +54,14 @@ class Workers:
             network, _ = new_network(
                 model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
             )
-            follower = Follower(
+            follower = BuiltinWorker(
                 self.job, network, data, CPU, training.seed, base=False, index=index, stop=self.stopped.is_set
             )
             self.followers.append(follower)
             self._threads.append(threading.Thread(target=self._run, args=(follower,), daemon=True))
             self._threads[-1].start()
 
-    def _run(self, follower: Follower) -> None:
+    def _run(self, follower: BuiltinWorker) -> None:
         self.ended.append(follower.run(Rendezvous(str(self.place))))
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
         workers = Workers(job, options.get("data", digits), tmp_path / f"rendezvous-{len(crews)}")
         crews.append(workers)
 
-        def team(journal: Journal) -> Team:
+        def team(journal: RunJournal) -> Team:
             policy = job.spec.training.elastic_batch
             assert policy is not None
             found = Team(Rendezvous(str(workers.place)), CPU, journal.warn, journal.workers_changed)
@@ -97,7 +97,7 @@ def together(run: Run, digits: Data, tmp_path: Path) -> Iterator[Callable[..., t
             until(lambda: found.waiting == count - 1)
             return found
 
-        arrivals = options.pop("arrivals", (Arrival(0, count),))
+        arrivals = options.pop("arrivals", (ReplicaChange(0, count),))
         done = run(job, team=team, arrivals=arrivals, **options)
         return done, workers
 
@@ -259,8 +259,8 @@ def test_all_members_teach_a_smaller_model_together(
         training={"elasticBatch": "keepGlobal"},
     )
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
-    manner = Manner(rule=Rule(slower=0, share=0.5, least_steps=10), insist=True)
-    gone = (Arrival(0, 3), Arrival(0.2, 2))
+    manner = ShrinkOptions(rule=ShrinkRule(slower=0, share=0.5, least_steps=10), insist=True)
+    gone = (ReplicaChange(0, 3), ReplicaChange(0.2, 2))
     done, workers = together(job, 3, advisor=advisor, arrivals=gone, manner=manner)
     assert [each.result for each in done.result.adaptations] == ["Grown", "Grown", "Shrunk"]
     assert done.result.depth_after < done.result.depth_before + 2
@@ -319,7 +319,7 @@ def test_a_worker_gives_up_its_network_before_it_builds_another(
         held.append(follower.network)
         return build(*given)
 
-    monkeypatch.setattr("espalier_trainer.ready.state.resumed_network", building)
+    monkeypatch.setattr("espalier_trainer.builtin_loop.state.resumed_network", building)
     for _ in range(2):
         assert follower.held.take(state) is follower.network
     assert held == [None, None]

@@ -10,7 +10,7 @@ import pytest
 from espalier_core.files.documents import dumps, write_document
 from espalier_core.types.allocation import Allocation, AllocationDocument, Direction, TimeBudget
 from espalier_core.types.reasons import Reason
-from espalier_trainer.signals.scheduler import POLL_WALL_SECONDS, AllocationFile, DocumentScheduler
+from espalier_trainer.signals.scheduler import POLL_WALL_SECONDS, AllocationFileSource, DocumentScheduler
 
 
 class Clock:
@@ -38,7 +38,7 @@ def _document(generation=1, replicas=1, budget=20.0, used=0.0, job="default/t", 
 
 
 def _scheduler(path, job, clock, **options):
-    sources = () if path is None else (AllocationFile(path, job, clock),)
+    sources = () if path is None else (AllocationFileSource(path, job, clock),)
     return DocumentScheduler(sources, job, clock=clock, **options)
 
 

@@ -14,7 +14,7 @@ from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
-from espalier_trainer.growth.advisor import AdvisorError, Decision, HTTPAdvisor, Scripted
+from espalier_trainer.growth.advisor import AdvisorDecision, AdvisorError, HTTPAdvisor, Scripted
 from espalier_trainer.growth.forecasting import LEAST_SECONDS, NOTHING, Forecasting
 from espalier_trainer.signals.scheduler import VirtualScheduler
 
@@ -24,17 +24,17 @@ MODEL = Architecture(layers=(Layer(name="x", operator="Input"),), outputs=("x",)
 REQUEST = AdviceRequest(job="default/t", architecture=MODEL, time_left_seconds=50, time_budget_seconds=100)
 
 
-def decision(action: Action = GROWTH, gains: dict[str, ExpectedGain] = GAINS) -> Decision:
-    return Decision("d", action, AdaptationSource.AGENT, "p@1", gains=gains)
+def decision(action: Action = GROWTH, gains: dict[str, ExpectedGain] = GAINS) -> AdvisorDecision:
+    return AdvisorDecision("d", action, AdaptationSource.AGENT, "p@1", gains=gains)
 
 
 class Agent:
     """Answers one question after the other, and counts them."""
 
-    def __init__(self, *answers: Decision | AdvisorError) -> None:
+    def __init__(self, *answers: AdvisorDecision | AdvisorError) -> None:
         self.answers, self.asked = list(answers), 0
 
-    def __call__(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def __call__(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         self.asked += 1
         answer = self.answers.pop(0)
         if isinstance(answer, AdvisorError):
@@ -118,7 +118,7 @@ def test_the_question_says_that_nothing_is_decided_by_it(agent_server: Callable[
 def test_a_run_reports_what_growing_would_gain_and_in_the_end_nothing(
     run: Callable[..., Any], make_job: Callable[..., AdaptiveTrainingJob]
 ) -> None:
-    def forecaster(request: AdviceRequest, wall_seconds: float) -> Decision:
+    def forecaster(request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         growth = request.actions()[0]
         return decision(growth, {str(growth): GAINS[str(GROWTH)]})
 

@@ -20,7 +20,7 @@ from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.member import Member
 from espalier_trainer.elastic.membership import NEWCOMER, ONE, Portion
 from espalier_trainer.elastic.states import Code, Command
-from espalier_trainer.elastic.step import Joint, joint_step
+from espalier_trainer.elastic.step import StepResult, joint_step
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 from groups import together
@@ -42,7 +42,7 @@ def batch(cursor: int, rank: int) -> tuple[Tensor, Tensor]:
     return torch.randn(ROWS, 3, generator=generator), torch.randint(2, (ROWS,), generator=generator)
 
 
-def take(own: Network, group: Group, cursor: int, **options: Any) -> Joint:
+def take(own: Network, group: Group, cursor: int, **options: Any) -> StepResult:
     return joint_step(own, group, *batch(cursor, group.rank), ROWS * group.world, **options)
 
 

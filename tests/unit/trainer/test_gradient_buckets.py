@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from espalier_trainer.elastic import buckets
 from espalier_trainer.elastic.buckets import cut
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.step import Joint, joint_step
+from espalier_trainer.elastic.step import StepResult, joint_step
 from espalier_trainer.training.network import Network
 from groups import together
 
@@ -73,10 +73,10 @@ def examples(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def steps_of(
     start: nn.Module, count: int = 3, hook: Callable[[Group, nn.Module, int], None] | None = None, **options: Any
-) -> Callable[[Group], tuple[list[Joint], dict[str, Tensor], int]]:
+) -> Callable[[Group], tuple[list[StepResult], dict[str, Tensor], int]]:
     """Return what a member does: some steps, each on other examples, of which it takes its part."""
 
-    def act(group: Group) -> tuple[list[Joint], dict[str, Tensor], int]:
+    def act(group: Group) -> tuple[list[StepResult], dict[str, Tensor], int]:
         module = copy.deepcopy(start).train()
         network = Network(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), None)
         joints = []

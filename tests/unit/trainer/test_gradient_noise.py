@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from espalier_trainer.builtin_loop.steps import accumulate, optimize
 from espalier_trainer.data import Data
 from espalier_trainer.measuring import gradients
 from espalier_trainer.measuring.gradients import Noise, Norms, Passes, Successive, estimates
-from espalier_trainer.ready.steps import accumulate, optimize
-from espalier_trainer.run.meter import Meter
+from espalier_trainer.run.meter import RunMeter
 from espalier_trainer.training.method import PLAIN, Method
 from espalier_trainer.training.network import Network
 
@@ -68,13 +68,13 @@ def test_clipped_gradients_have_the_noise_that_they_had_before(
     monkeypatch: pytest.MonkeyPatch, digits: Data, passes: int
 ) -> None:
     """`maxGradientNorm` scales those that the optimizer takes, in place."""
-    monkeypatch.setattr("espalier_trainer.measuring.speeds.Sampling.due", lambda sampling, after=0: True)
+    monkeypatch.setattr("espalier_trainer.measuring.speeds.NoiseSampling.due", lambda sampling, after=0: True)
     found = []
     for most in (None, 1e-3, 1e6):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
         network = Network(module, torch.optim.SGD(module.parameters(), lr=0.0), None, ())
-        method, meter = Method(PLAIN.objective, most), Meter(network)
+        method, meter = Method(PLAIN.objective, most), RunMeter(network)
         for step in range(4):
             assert meter.begin()
             batch = digits.train.batch(torch.arange(64) + 64 * step, None)

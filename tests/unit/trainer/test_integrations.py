@@ -182,7 +182,7 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
     assert scheduler.last_epoch == 6
     assert evaluated == [(5, 1.0), (10, 2.0)]  # the steps are batches
     assert (own.state.global_step, own._globalstep_last_logged) == (10, 0)
-    transformers_module._Progress(own).load_state_dict({"global_step": 30})
+    transformers_module._TransformersProgress(own).load_state_dict({"global_step": 30})
     assert (own.state.global_step, own._globalstep_last_logged) == (30, 20)  # as many steps are not logged yet
 
     module, configured = lightning.LightningModule(), parts()
@@ -197,7 +197,7 @@ def test_schedulers_count_steps_of_the_optimizer_and_epochs_are_passes_over_the_
     trainer = lightning.Trainer(max_epochs=1, callbacks=[elastic], accelerator="cpu", **dict.fromkeys(quiet, False))
     trainer.fit(module, elastic.batches)
     assert (configured[2].last_epoch, trainer.global_step, len(configured[3])) == (6, 6, 6)
-    counted = lightning_module._Progress(trainer.fit_loop.epoch_loop)
+    counted = lightning_module._LightningProgress(trainer.fit_loop.epoch_loop)
     assert counted.state_dict() == {"batches": 10, "steps": 6}
     counted.load_state_dict(later := {"batches": 40, "steps": 20})
     assert counted.state_dict() == later

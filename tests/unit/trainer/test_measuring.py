@@ -16,21 +16,21 @@ from espalier_trainer.measuring.speeds import (
     WINDOW,
     Key,
     LossCurve,
-    Sampling,
-    Speeds,
+    NoiseSampling,
+    StepSpeeds,
 )
 
 ALONE = (1, 1, 64, 1000, 1)
 TWO = (1, 2, 32, 1000, 1)
 
 
-def add(speeds: Speeds, key: Key, steps: int, seconds: float, sync: float | None = None) -> None:
+def add(speeds: StepSpeeds, key: Key, steps: int, seconds: float, sync: float | None = None) -> None:
     for _ in range(steps):
         speeds.add(key, seconds, sync)
 
 
 def test_steps_that_warm_up_are_not_measured() -> None:
-    speeds = Speeds()
+    speeds = StepSpeeds()
     add(speeds, ALONE, WARM_UP_STEPS, 9.0)
     assert speeds.measured() == ()
     add(speeds, ALONE, 10, 0.5)
@@ -41,14 +41,14 @@ def test_steps_that_warm_up_are_not_measured() -> None:
 
 
 def test_a_pause_does_not_move_the_median() -> None:
-    speeds = Speeds()
+    speeds = StepSpeeds()
     add(speeds, ALONE, WARM_UP_STEPS + 20, 0.5)
     add(speeds, ALONE, 1, 60.0)
     assert speeds.measured()[0].step_seconds == 0.5
 
 
 def test_a_job_that_becomes_slower_is_known_to_be_slower() -> None:
-    speeds = Speeds()
+    speeds = StepSpeeds()
     add(speeds, ALONE, WARM_UP_STEPS + 1000, 0.5)
     add(speeds, ALONE, WINDOW, 0.8)
     assert speeds.measured()[0].step_seconds == 0.8
@@ -56,7 +56,7 @@ def test_a_job_that_becomes_slower_is_known_to_be_slower() -> None:
 
 
 def test_workers_that_train_together_are_known_once_the_exchange_was_measured() -> None:
-    speeds = Speeds()
+    speeds = StepSpeeds()
     add(speeds, TWO, WARM_UP_STEPS + 9, 0.5)
     assert speeds.measured() == ()
     add(speeds, TWO, 1, 0.5, 0.1)
@@ -65,7 +65,7 @@ def test_workers_that_train_together_are_known_once_the_exchange_was_measured() 
 
 def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
     kept = Speed(nodes=1, workers=1, batch_size=64, parameters=1000, steps=7, step_seconds=3.0, sync_seconds=0.0)
-    speeds = Speeds((kept,))
+    speeds = StepSpeeds((kept,))
     add(speeds, ALONE, WARM_UP_STEPS, 0.5)
     assert speeds.measured() == (kept,)
     add(speeds, ALONE, 1, 0.5)
@@ -74,9 +74,9 @@ def test_what_a_checkpoint_kept_holds_until_it_is_measured_again() -> None:
 
 def test_the_same_configuration_on_another_type_of_gpu_is_another() -> None:
     """A job that moves keeps what was measured where it was."""
-    speeds = Speeds(gpu_type="old")
+    speeds = StepSpeeds(gpu_type="old")
     add(speeds, ALONE, WARM_UP_STEPS + 1, 3.0)
-    moved = Speeds(speeds.measured(), gpu_type="new")
+    moved = StepSpeeds(speeds.measured(), gpu_type="new")
     add(moved, ALONE, WARM_UP_STEPS + 1, 1.0)
     assert [(speed.gpu_type, speed.step_seconds) for speed in moved.measured()] == [("old", 3.0), ("new", 1.0)]
     assert moved.measured()[1].batch_size == 64
@@ -96,7 +96,7 @@ def test_the_same_configuration_on_another_type_of_gpu_is_another() -> None:
 def test_whatever_is_measured_can_be_reported(
     added: list[tuple[Key, float, float, int]],
 ) -> None:
-    speeds = Speeds()
+    speeds = StepSpeeds()
     for key, seconds, sync, times in added:
         add(speeds, key, times, seconds, sync)
     found = Measurements(speeds=speeds.measured())
@@ -108,7 +108,7 @@ def test_whatever_is_measured_can_be_reported(
 @given(st.lists(st.tuples(st.floats(1e-4, 10), st.floats(0, 100)), min_size=1, max_size=3000))
 def test_measuring_never_costs_more_than_its_share(steps: list[tuple[float, float]]) -> None:
     """Beyond what was earned it spends by how much a measurement is dearer than expected, and the first on credit."""
-    sampling, time, spent, dearest = Sampling(), 0.0, 0.0, 0.0
+    sampling, time, spent, dearest = NoiseSampling(), 0.0, 0.0, 0.0
     for seconds, cost in steps:
         if sampling.due():
             sampling.paid(cost)
@@ -120,7 +120,7 @@ def test_measuring_never_costs_more_than_its_share(steps: list[tuple[float, floa
 
 def test_cheap_measurements_are_made_every_few_steps_and_dear_ones_rarely() -> None:
     def count(cost: float) -> int:
-        sampling, count = Sampling(), 0
+        sampling, count = NoiseSampling(), 0
         for _ in range(10_000):
             if sampling.due():
                 sampling.paid(cost)

@@ -33,7 +33,7 @@ def test_a_run_reports_its_steps_noise_and_loss(run: Runner) -> None:
 
 def test_measuring_does_not_change_how_a_run_trains(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = run().trainer.network.module.state_dict()
-    monkeypatch.setattr("espalier_trainer.run.meter.Meter.begin", lambda meter: False)
+    monkeypatch.setattr("espalier_trainer.run.meter.RunMeter.begin", lambda meter: False)
     plain = run()
     assert plain.reporter.report.measurements.gradient is None
     for name, tensor in plain.trainer.network.module.state_dict().items():

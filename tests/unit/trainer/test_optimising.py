@@ -25,13 +25,13 @@ from espalier_core.types.report import Adaptation, AdaptationResult, AdaptationS
 from espalier_lab.rewriting.engine import OperatorCosts, OpGraph, RewritePlan, capture, device_kind, search
 from espalier_lab.rewriting.engine import SearchResult as Searched
 from espalier_lab.rewriting.job import Rewrites
+from espalier_trainer.builtin_loop.steps import optimize
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import ExecutionState
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.steps import optimize
-from espalier_trainer.ready.trainer import Trainer
-from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, Found, cost_of, is_tried
+from espalier_trainer.run.attempts import CHANNELS_LAST, REWRITE, AttemptOutcome, cost_of, is_tried
 from espalier_trainer.run.optimising import Probation
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.metrics import MeteredReporter
@@ -245,7 +245,7 @@ def test_another_device_and_another_model_compute_by_the_module(
 @given(st.floats(0.001, 10), st.floats(0.001, 10))
 def test_a_probation_compares_each_way_with_itself_in_turn(before: float, after: float) -> None:
     network, other = (Network(nn.Linear(1, 1), None, None) for _ in range(2))  # type: ignore[arg-type]
-    probation = Probation(network, other, Found(REWRITE), 0.0)
+    probation = Probation(network, other, AttemptOutcome(REWRITE), 0.0)
     order = []
     while not probation.over:
         order.append(probation.next is other)

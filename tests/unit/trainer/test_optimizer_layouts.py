@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from espalier_core.types.job import OptimizerSpec
+from espalier_trainer.builtin_loop.steps import optimize
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.step import joint_step
 from espalier_trainer.net2net import deepen, grow_optimizer, growth_points, plan_widening, widen_optimizer, widened
 from espalier_trainer.optimizers.building import build_optimizer, load_optimizer_state, optimizer_state
-from espalier_trainer.ready.steps import optimize
 from espalier_trainer.training.network import Network
 from groups import together
 

@@ -15,7 +15,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.own import join
-from espalier_trainer.own.state import OwnState
+from espalier_trainer.user_loop.state import UserState
 from own_scripts import another_process
 
 REAL = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def test_a_trial_that_is_given_up_leaves_what_the_script_holds(make_checkpoint: 
     model = _net()
     optimizer = Adam(model.parameters(), 0.01)
     parts, group, parameters = [*model.modules()], optimizer.param_groups[0], [*model.parameters()]
-    state = OwnState(model, optimizer, [])
+    state = UserState(model, optimizer, [])
     assert state.may_grow(REAL[:2], Insertion.EXACT, ["Deepen"]) == ""
     held = StateCopy(state)
     now = {"schedule": state.state(), "optimizer_groups": (), "architecture": state.network.architecture}

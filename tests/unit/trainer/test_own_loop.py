@@ -31,16 +31,16 @@ from espalier_core.types.events import EVENT
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, Insertion
 from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import BatchState, Checkpoint
-from espalier_trainer.elastic.member import Turn
+from espalier_trainer.elastic.member import StepRequest
 from espalier_trainer.elastic.membership import Portion, fixed_portion
 from espalier_trainer.elastic.states import Code, Command, StateCopy
 from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
 from espalier_trainer.own import OwnLoopError, join
-from espalier_trainer.own.feed import Feed
-from espalier_trainer.own.following import Following
-from espalier_trainer.own.state import OwnState
-from espalier_trainer.process.settings import Leave
+from espalier_trainer.process.settings import TermSignal
+from espalier_trainer.user_loop.feed import Feed
+from espalier_trainer.user_loop.state import UserState
+from espalier_trainer.user_loop.worker import UserWorker
 from own_scripts import another_process
 
 DATA = TensorDataset(torch.arange(24.0).view(12, 2), torch.zeros(12, dtype=torch.int64))
@@ -437,7 +437,7 @@ def test_a_scheduler_goes_on_where_it_was(make: Callable[[torch.optim.Optimizer]
     scheduler = make(optimizer)
     other_optimizer = made()[1]
     other = make(other_optimizer)
-    state = OwnState(model, optimizer, [scheduler])
+    state = UserState(model, optimizer, [scheduler])
     for _ in range(3):
         optimizer.step()
         scheduler.step()
@@ -455,7 +455,7 @@ def test_a_scheduler_that_has_seen_nothing_yet_is_carried_as_it_is() -> None:
     """Its best is infinite, for which JSON has no word."""
     _, optimizer = made()
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
-    (kept,) = json.loads(json.dumps(OwnState(*made(), [scheduler]).state(), allow_nan=False))["others"]
+    (kept,) = json.loads(json.dumps(UserState(*made(), [scheduler]).state(), allow_nan=False))["others"]
     assert decoded(kept, {}) == scheduler.state_dict()
     assert scheduler.best == math.inf
 
@@ -471,7 +471,7 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
             "all, some of them frozen": model.parameters(),
             "the trained ones": (each for each in model.parameters() if each.requires_grad),
         }[case]
-        states.append(OwnState(model, torch.optim.SGD(parameters, lr=0.1, momentum=0.9), []))
+        states.append(UserState(model, torch.optim.SGD(parameters, lr=0.1, momentum=0.9), []))
     first, second = states
     first.model(torch.ones(1, 2)).sum().backward()
     first.optimizer.step()
@@ -481,7 +481,7 @@ def test_an_optimizer_of_a_part_is_carried(case: str, make_checkpoint: Callable[
     assert first.digest(first.network) == second.digest(second.network)
     assert len(second.optimizer.param_groups[0]["params"]) == len(first.optimizer.param_groups[0]["params"])
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-    other = OwnState(model, torch.optim.SGD(model[0].parameters(), lr=0.1), [])
+    other = UserState(model, torch.optim.SGD(model[0].parameters(), lr=0.1), [])
     with pytest.raises(CheckpointMismatchError, match="the optimizer's parameters differ"):
         other.load(held.capture())
 
@@ -496,7 +496,7 @@ def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
         model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
         model[0].requires_grad_(held != "frozen and held")
         parameters = model[2:].parameters() if held == "left out" else model.parameters()
-        state = OwnState(model, torch.optim.Adam(parameters), [])
+        state = UserState(model, torch.optim.Adam(parameters), [])
         assert state.may_grow(example, Insertion.EXACT, ["Deepen"]) == ""
         states.append(state)
     first, second = states
@@ -517,15 +517,15 @@ def test_growth_beside_what_an_optimizer_leaves_out_is_carried(
 
 def test_with_the_batch_scaled_only_the_step_itself_is_faster() -> None:
     """A scheduler whose next rate follows from the last one must not see the scaled one."""
-    from espalier_trainer.own.feed import Part
-    from espalier_trainer.own.loop import Hooks, Step
+    from espalier_trainer.user_loop.feed import Part
+    from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
 
     model, optimizer = made(lr=0.5)
     nn.init.zeros_(model.weight)
-    state = OwnState(model, optimizer, [])
-    hooks = Hooks(optimizer)
+    state = UserState(model, optimizer, [])
+    hooks = OptimizerHooks(optimizer)
     part = Part((4,), 12, Portion(batches=3, rate=3.0), lambda: None)
-    hooks.step = Step(state, part, None, sync_batch_norm=False)
+    hooks.step = UserStep(state, part, None, sync_batch_norm=False)
     hooks.step.enter_batch()
     hooks.step.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
@@ -590,16 +590,16 @@ def test_all_workers_may_leave_their_batches_within_a_step(
     make_checkpoint: Callable[..., Checkpoint], epoch: Callable[..., None], accumulate: int, steps: int
 ) -> None:
     model, optimizer = made()
-    state = OwnState(model, optimizer, [])
+    state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=2), ElasticBatch.KEEP_GLOBAL, 0, accumulate)
-    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop = UserWorker(state, StateCopy(state), feed, None, TermSignal(), 0, base=False, index=0, sync_batch_norm=False)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
 
     def turns() -> Any:
         for number in range(2):
             while number not in seen and (cursor := loop._held.capture().state.cursor) < 6 // accumulate:
-                yield Turn(OneMember(), Command(Code.STEP, number, cursor))
-            yield Turn(OneMember(), Command(Code.EPOCH, number))
+                yield StepRequest(OneMember(), Command(Code.STEP, number, cursor))
+            yield StepRequest(OneMember(), Command(Code.EPOCH, number))
 
     def train(batch: Any, *, steps: bool = True) -> None:
         optimizer.zero_grad()
@@ -662,11 +662,11 @@ def _raises_within_a_try(loop: Any) -> None:
 
 def following(
     model: nn.Module, optimizer: torch.optim.Optimizer, make_checkpoint: Callable[..., Checkpoint]
-) -> Following:
+) -> UserWorker:
     """Return the loop of an extra worker that holds a state; its turns are still to be given."""
-    state = OwnState(model, optimizer, [])
+    state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = Following(state, StateCopy(state), feed, None, Leave(), 0, base=False, index=0, sync_batch_norm=False)
+    loop = UserWorker(state, StateCopy(state), feed, None, TermSignal(), 0, base=False, index=0, sync_batch_norm=False)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
     return loop
 
@@ -682,7 +682,7 @@ def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_e
     make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
 ) -> None:
     loop = following(*made(), make_checkpoint)
-    loop._turns = iter([Turn(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
+    loop._turns = iter([StepRequest(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
     found: list[bool] = []
     loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
     with pytest.warns(FutureWarning, match="stop") if left else pytest.raises(ValueError, match="one"):
@@ -694,7 +694,7 @@ def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(
     make_checkpoint: Callable[..., Checkpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def turns() -> Any:
-        yield Turn(OneMember(), Command(Code.STEP, 0, 0))  # type: ignore[arg-type]
+        yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))  # type: ignore[arg-type]
         raise CheckpointMismatchError("install the package")
 
     model, optimizer = made()
@@ -730,10 +730,10 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
     loop = following(model, optimizer, make_checkpoint)
 
     def turns() -> Any:
-        yield Turn(OneMember(), Command(Code.STEP, 0, 0))
+        yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
         loop._held.take(loop._held.capture().copied())  # the leader was started again, from before
-        yield Turn(OneMember(), Command(Code.STEP, 0, 0))
-        yield Turn(OneMember(), Command(Code.STEP, 0, 1))
+        yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
+        yield StepRequest(OneMember(), Command(Code.STEP, 0, 1))
 
     loop._turns = turns()
     seen: list[int] = []

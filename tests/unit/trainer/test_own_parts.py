@@ -35,8 +35,8 @@ from espalier_trainer.net2net import (
     widening_groups,
 )
 from espalier_trainer.own import OwnLoopError, join
-from espalier_trainer.own.loop import Step
-from espalier_trainer.own.state import OwnState
+from espalier_trainer.user_loop.loop import UserStep
+from espalier_trainer.user_loop.state import UserState
 from own_scripts import another_process
 
 INPUTS = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
@@ -230,7 +230,7 @@ def test_averages_grow_with_the_model_and_are_taken_up_again(
 def test_an_average_computes_the_same_after_it_has_grown() -> None:
     model = net()
     average = AveragedModel(model)
-    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
     with torch.no_grad():
         average.module[0].weight.mul_(1.5)
     wanted = average(INPUTS)
@@ -264,7 +264,7 @@ def test_an_average_in_a_dictionary_gets_new_buffers_if_it_holds_the_old_ones(ki
     model = nn.Sequential(nn.Linear(2, 4), nn.Sequential(Residual()), nn.Linear(4, 2))
     average = Shadow(model)
     average.shadow = {name: tensor.detach().clone() for name, tensor in held(model).items()}
-    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
     assert state.may_grow(INPUTS[:2], Insertion.UNFOLD, ["AddBlock"]) == ""
     for times in (1, 2):
         before = set(average.shadow)
@@ -282,7 +282,7 @@ def test_a_frozen_copy_gets_blocks_and_stays_frozen(insertion: Insertion, part: 
     kept = Kept(model)
     kept.ema.requires_grad_(part != "all")
     kept.ema.get_submodule("1").requires_grad_(False)
-    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [kept])
+    state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [kept])
     assert state.may_grow(INPUTS[:2], insertion, ["AddBlock"]) == ""
     before = kept.ema(INPUTS)
     action = Action(kind="AddBlock", target="1.0")
@@ -299,7 +299,7 @@ def test_an_average_unfolds_with_the_model() -> None:
     torch.manual_seed(0)
     model, tokens = gpt(20, context=8, width=16), torch.randint(20, (2, 8))
     average = AveragedModel(model)
-    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
+    state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [average])
     assert state.may_grow(tokens, Insertion.UNFOLD, ["AddBlock"]) == ""
     action = Action(kind="AddBlock", target="blocks.0")
     state.adopt(state.network.grown(action, tokens, Insertion.UNFOLD, 0))
@@ -483,7 +483,7 @@ def test_the_state_of_an_optimizer_keeps_its_types(kind: Any, make_checkpoint: C
     for _ in range(2):
         model = net().to(torch.bfloat16)
         optimizer = kind(model.parameters(), **({} if kind is torch.optim.NAdam else {"kept": _mixed}))
-        states.append(OwnState(model, optimizer, []))
+        states.append(UserState(model, optimizer, []))
     first, second = states
     for _ in range(2):
         loss_of(first.model, (INPUTS.to(torch.bfloat16), LABELS)).backward()
@@ -567,7 +567,7 @@ def test_two_optimizers_take_a_backward_each_and_grow(
     held = {id(parameter) for each in two for parameter in each.param_groups[0]["params"]}
     assert held == {id(parameter) for parameter in model.parameters()}
     assert len(two[0].state) == 6
-    assert OwnState(model, two, []).identity("j", 1, 1, 0).optimizer == "Adam and SGD"
+    assert UserState(model, two, []).identity("j", 1, 1, 0).optimizer == "Adam and SGD"
     again, theirs = train(2)
     assert torch.equal(weights(model), weights(again))
     steps = [sorted(float(each["step"]) for each in optimizer.state.values()) for optimizer in (two[0], theirs[0])]
@@ -605,7 +605,7 @@ def test_a_dropped_step_leaves_a_scaler_and_averages_as_they_were(leader: Adapti
     for _ in loop.epochs(1):
         for batch in loader:
             loop.backward(scaler.scale(loss_of(model, batch)))
-            step: Step = loop._step  # type: ignore[attr-defined]
+            step: UserStep = loop._step  # type: ignore[attr-defined]
             step.drop()
             scaler.step(optimizer)
             scaler.update()

@@ -17,7 +17,7 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import Report
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.own import join
-from espalier_trainer.own.feed import Stream
+from espalier_trainer.user_loop.feed import StreamFeed
 from own_scripts import another_process
 
 
@@ -88,7 +88,7 @@ def test_a_resumed_run_drops_what_it_has_trained_on(leader: AdaptiveTrainingJob)
 
 
 def test_a_stream_may_give_whole_batches_and_a_step_may_take_several() -> None:
-    feed = Stream(DataLoader(Numbers(5, batch=3), batch_size=None), seed=0, accumulate=2)
+    feed = StreamFeed(DataLoader(Numbers(5, batch=3), batch_size=None), seed=0, accumulate=2)
     taken = []
     cursor = 0
     while feed.batches(0, cursor) > cursor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from espalier_core.types.environment import Role
-from espalier_trainer.process.settings import Settings, SettingsError
+from espalier_trainer.process.settings import SettingsError, TrainerSettings
 
 JOB = {"ESPALIER_JOB_FILE": "job.json"}
 
 
 def test_without_a_cluster_the_process_leads():
-    settings = Settings.from_environment(JOB)
+    settings = TrainerSettings.from_environment(JOB)
     assert settings.leads
     assert (settings.job_key, settings.report_config_map, settings.incarnation) == (None, None, "")
 
@@ -20,17 +20,17 @@ def test_without_a_cluster_the_process_leads():
     ("role", "index", "leads"), [("base", "0", True), ("base", "1", False), ("extra", "0", False), ("", "", True)]
 )
 def test_base_worker_0_leads(role, index, leads):
-    settings = Settings.from_environment({**JOB, "ESPALIER_WORKER_ROLE": role, "ESPALIER_WORKER_INDEX": index})
+    settings = TrainerSettings.from_environment({**JOB, "ESPALIER_WORKER_ROLE": role, "ESPALIER_WORKER_INDEX": index})
     assert settings.leads is leads
     assert settings.role is Role(role or "base")
 
 
 def test_job_to_watch_is_named_by_two_variables():
     name, namespace = {"ESPALIER_JOB_NAME": "digits"}, {"ESPALIER_JOB_NAMESPACE": "team"}
-    assert Settings.from_environment({**JOB, **name, **namespace}).job_key == "team/digits"
+    assert TrainerSettings.from_environment({**JOB, **name, **namespace}).job_key == "team/digits"
     for given, missing in ((name, "ESPALIER_JOB_NAMESPACE"), (namespace, "ESPALIER_JOB_NAME")):
         with pytest.raises(SettingsError, match=f"{missing} is not set"):
-            Settings.from_environment({**JOB, **given})
+            TrainerSettings.from_environment({**JOB, **given})
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_job_to_watch_is_named_by_two_variables():
 )
 def test_what_cannot_be_used_is_named(name, value, said):
     with pytest.raises(SettingsError, match=f"{name} is {value!r}.*{said}"):
-        Settings.from_environment({**JOB, name: value})
+        TrainerSettings.from_environment({**JOB, name: value})

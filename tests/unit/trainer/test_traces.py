@@ -12,12 +12,12 @@ from espalier_core.files.documents import write_document
 from espalier_core.types.allocation import Allocation, AllocationDocument, SignalTrace, TimeBudget
 from espalier_core.types.events import AdaptationFinished
 from espalier_core.types.job import Fallback
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.models.zoo import build_model
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import AllocationFile, DocumentScheduler
+from espalier_trainer.signals.scheduler import AllocationFileSource, DocumentScheduler
 from espalier_trainer.signals.traces import SignalSpans, exporter_to, tracer_into
 from otlp import collecting
 from trainer_processes import ended, until
@@ -40,7 +40,7 @@ def test_a_run_adds_what_it_does_with_an_allocation_to_its_trace(make_job, digit
     emit, end = tracer_into(SimpleSpanProcessor(kept), {"espalier.job.name": "t"})
     spans = SignalSpans(emit)
     services = Services(
-        DocumentScheduler((AllocationFile(path, job, heard=spans.heard),), job),
+        DocumentScheduler((AllocationFileSource(path, job, heard=spans.heard),), job),
         reporter,
         WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0)),
         stop=lambda: any(isinstance(event, AdaptationFinished) for event in reporter.events),

@@ -23,7 +23,7 @@ from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationSource
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, Scripted, WithFallback
-from espalier_trainer.process.settings import Settings, SettingsError
+from espalier_trainer.process.settings import SettingsError, TrainerSettings
 from espalier_trainer.run.services import connect
 from espalier_trainer.signals.metrics import MeteredReporter, served
 from espalier_trainer.signals.report import MemoryReporter
@@ -107,7 +107,7 @@ def test_what_is_left_is_of_the_budget_that_the_job_has_now(make_job, tmp_path: 
         job=job.key, allocation=Allocation(generation=2, replicas=1), time_budget=TimeBudget(budget_seconds=100)
     )
     write_document(tmp_path / "allocation.json", document)
-    with connect(Settings.from_environment(variables), job, lambda: False, torch.device("cpu"), 0) as services:
+    with connect(TrainerSettings.from_environment(variables), job, lambda: False, torch.device("cpu"), 0) as services:
         assert isinstance(services.reporter, MeteredReporter)
         services.reporter.record(CheckpointSaved(time=datetime.now(UTC), used_seconds=30, path="", step=1, seconds=0))
         samples = samples_of(services.reporter.metrics.text().decode())
@@ -135,4 +135,4 @@ def test_they_are_served_until_training_ends(caplog: pytest.LogCaptureFixture) -
 @pytest.mark.parametrize("text", ["0", "65536", "-1", "http", "٣"])
 def test_a_port_that_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(SettingsError, match=r"ESPALIER_METRICS_PORT is '.*'; it must be a port, from 1 to 65535"):
-        Settings.from_environment({environment.JOB_FILE: "job.yaml", environment.METRICS_PORT: text})
+        TrainerSettings.from_environment({environment.JOB_FILE: "job.yaml", environment.METRICS_PORT: text})

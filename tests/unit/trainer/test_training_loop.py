@@ -23,18 +23,25 @@ from espalier_core.types.events import (
 from espalier_core.types.job import Fallback
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import Data, TensorSource
-from espalier_trainer.growth.advisor import AdvisorError, Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.growth.advisor import (
+    AdvisorDecision,
+    AdvisorError,
+    FallbackPolicy,
+    NoAgent,
+    Scripted,
+    WithFallback,
+)
 from espalier_trainer.models.zoo import build_model
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
-from espalier_trainer.run.saving import Writer
+from espalier_trainer.run.saving import CheckpointWriter
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +125,7 @@ def test_consultations_are_one_an_epoch_and_no_more_than_max_adaptations(run, ma
 
 def test_nobody_is_asked_after_the_extra_gpus_are_gone(run, make_job):
     advisor = Scripted((BLOCK0, BLOCK0, BLOCK0))
-    arrivals = (Arrival(0.1, 2), Arrival(0.15, 1))
+    arrivals = (ReplicaChange(0.1, 2), ReplicaChange(0.15, 1))
     done = run(make_job(adaptation={"maxAdaptations": 9}), advisor=advisor, arrivals=arrivals)
     assert len(advisor.asked) == 1
     assert done.reporter.report.acknowledged_generation == 2
@@ -345,7 +352,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
     run, make_job, tmp_path, monkeypatch
 ):
     clocks, saves = [], []
-    start, save, take = VirtualScheduler.start, CheckpointStore.save, Writer.take
+    start, save, take = VirtualScheduler.start, CheckpointStore.save, CheckpointWriter.take
 
     def started(scheduler, used_seconds):
         clocks.append(scheduler)
@@ -364,7 +371,7 @@ def test_a_checkpoint_that_takes_an_interval_to_write_is_not_written_at_every_st
 
     monkeypatch.setattr(VirtualScheduler, "start", started)
     monkeypatch.setattr(CheckpointStore, "save", saved)
-    monkeypatch.setattr(Writer, "take", slow)
+    monkeypatch.setattr(CheckpointWriter, "take", slow)
     done = run(make_job(timeBudgetSeconds=1, checkpoint={"intervalSeconds": 0.05}), store=tmp_path)
     # Half of the time is trained in, half of it saved: 10 checkpoints, and the one at the end.
     assert 9 <= len(saves) <= 12
@@ -424,9 +431,9 @@ class UsesUpTheBudget:
     def __init__(self) -> None:
         self.scheduler: VirtualScheduler | None = None
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         self.scheduler.start(request.time_budget_seconds)
-        return Decision("late", BLOCK0, AdaptationSource.AGENT, "late")
+        return AdvisorDecision("late", BLOCK0, AdaptationSource.AGENT, "late")
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
         return
@@ -434,7 +441,7 @@ class UsesUpTheBudget:
 
 def test_advice_that_takes_the_rest_of_the_budget_neither_grows_nor_trains(digits, make_job):
     job = make_job()
-    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002, (Arrival(0.1, 2),))
+    scheduler = VirtualScheduler(job.spec.time_budget_seconds, lambda _: 0.002, (ReplicaChange(0.1, 2),))
     advisor = UsesUpTheBudget()
     advisor.scheduler = scheduler
     model = build_model(job.spec.training.model, digits.classes, digits.example_input())

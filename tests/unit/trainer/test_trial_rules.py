@@ -19,14 +19,14 @@ from espalier_core.types.job import Insertion, Trials
 from espalier_core.types.outcomes import MARKS
 from espalier_core.types.report import AdaptationSource, Arm, Slice
 from espalier_trainer.elastic.states import StateCopy, TrialRates
-from espalier_trainer.growth.advisor import Decision
-from espalier_trainer.growth.consultation import Asked
+from espalier_trainer.growth.advisor import AdvisorDecision
+from espalier_trainer.growth.consultation import Advised
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.state import OwnState
 from espalier_trainer.trials import rules
-from espalier_trainer.trials.arm import Taken, Trying
-from espalier_trainer.trials.leading import Trial, begun
-from espalier_trainer.trials.rules import Order, Result
+from espalier_trainer.trials.growth_trial import GrowthTrial, begun
+from espalier_trainer.trials.rules import TrialOrder, TrialResult
+from espalier_trainer.trials.solo import SoloStep, SoloTrial
+from espalier_trainer.user_loop.state import UserState
 
 POINTS = [Action(kind="Deepen", target=name) for name in "abcdef"]
 NOTHING = Action.nothing()
@@ -39,9 +39,9 @@ def expects(mean: float, width: float = 0.02) -> ExpectedGain:
     return ExpectedGain(mean=mean, low=mean - width / 2, high=mean + width / 2)
 
 
-def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = None) -> Asked:
-    decision = Decision("one", advised, AdaptationSource.AGENT, "mine@1", probabilities or {})
-    return Asked(decision, ALLOWED, 3.0, Allocation(generation=2, replicas=3, gpus=3, reason="ExtraGPUsGranted"), 0.1)
+def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = None) -> Advised:
+    decision = AdvisorDecision("one", advised, AdaptationSource.AGENT, "mine@1", probabilities or {})
+    return Advised(decision, ALLOWED, 3.0, Allocation(generation=2, replicas=3, gpus=3, reason="ExtraGPUsGranted"), 0.1)
 
 
 def trial(
@@ -52,7 +52,7 @@ def trial(
     loss: float | None = None,
     base: int = 1,
     **options: Any,
-) -> Trial:
+) -> GrowthTrial:
     names = tuple(f"worker{number}" for number in range(workers))
     found = begun(
         manner,
@@ -71,13 +71,13 @@ def trial(
     return found
 
 
-def results(of: Trial, found: dict[str, float | None]) -> dict[str, str]:
+def results(of: GrowthTrial, found: dict[str, float | None]) -> dict[str, str]:
     """Return what the workers of a trial send, with these losses by action."""
     texts = {}
     for worker, order in of.orders.items():
         arms = tuple(Arm(action=str(each), loss=found[str(each)]) for each in order.actions if str(each) in found)
         if arms:
-            texts[worker] = Result(trial=order.trial, arms=arms).model_dump_json()
+            texts[worker] = TrialResult(trial=order.trial, arms=arms).model_dump_json()
     return texts
 
 
@@ -251,10 +251,10 @@ def test_a_base_that_is_faster_or_not_measured_is_no_arm(base, loss):
     assert not order.keep
 
 
-def told(of: Trial, found: dict[str, list[float]]) -> dict[str, str]:
+def told(of: GrowthTrial, found: dict[str, list[float]]) -> dict[str, str]:
     """Return what the workers of a race tell, with these losses at the ends of their first slices."""
     return {
-        worker: Result(
+        worker: TrialResult(
             trial=order.trial,
             arms=(
                 Arm(
@@ -402,7 +402,7 @@ class Counting:
     def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Any:
         self.now += 1
         yield from ()
-        return Taken(self.now)
+        return SoloStep(self.now)
 
     def end_epoch(self, epoch: int) -> Any:
         yield from ()
@@ -424,12 +424,12 @@ def test_the_losses_of_the_epoch_that_an_arm_is_in_are_kept_with_it(
 ) -> None:
     """Who goes on with its copy divides their sum by all batches of the epoch."""
     model = nn.Linear(2, 2)
-    state = OwnState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
+    state = UserState(model, torch.optim.SGD(model.parameters(), lr=0.1), [])
     held, loop = StateCopy(state), Counting()
     began = {"epoch": 3, "cursor": 2, "epoch_loss_sum": 10.0, "schedule": state.state(), "optimizer_groups": ()}
     held.note(make_checkpoint().state.model_copy(update=began))
-    trying = Trying(loop, state, held, torch.ones(1, 2), Insertion.EXACT, lambda: False, lambda: loop.now)
-    order = Order(
+    trying = SoloTrial(loop, state, held, torch.ones(1, 2), Insertion.EXACT, lambda: False, lambda: loop.now)
+    order = TrialOrder(
         trial="t", actions=(NOTHING,), rates=(0.1,), ends=1, seconds=seconds, shares=(0.5, 1.0), seed=0, keep=True
     )
     line = SimpleNamespace(dismissed=lambda: False, tell=lambda text: None)

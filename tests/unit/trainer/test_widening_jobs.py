@@ -15,15 +15,15 @@ from espalier_core.types.advice import Action, AdviceRequest
 from espalier_core.types.events import Warned
 from espalier_core.types.job import Fallback
 from espalier_core.types.report import AdaptationResult, AdaptationSource, TrainerPhase
+from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.growth.advisor import Decision, FallbackPolicy, NoAgent, Scripted, WithFallback
+from espalier_trainer.growth.advisor import AdvisorDecision, FallbackPolicy, NoAgent, Scripted, WithFallback
 from espalier_trainer.net2net import Deepened, Widened
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.services import Services
 from espalier_trainer.signals.report import MemoryReporter
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from trainer_processes import ended, until
 
 pytestmark = pytest.mark.slow
@@ -152,11 +152,11 @@ def test_a_job_may_begin_to_widen_after_its_checkpoint(run, make_job, tmp_path, 
 class Greedy(Scripted):
     """Takes the last growth that is offered."""
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return it, or nothing."""
         self.asked.append(request)
         action = [*request.actions()[-2:-1], Action.nothing()][0]
-        return Decision(f"greedy-{len(self.asked)}", action, AdaptationSource.AGENT, "greedy")
+        return AdvisorDecision(f"greedy-{len(self.asked)}", action, AdaptationSource.AGENT, "greedy")
 
 
 @pytest.mark.parametrize(("bound", "most"), [({"maxParameters": 700}, 700), ({}, 16 * 306)])
@@ -258,7 +258,7 @@ class _Picky(nn.Module):
 def test_a_model_that_cannot_be_tried_is_deepened_only(digits, make_job):
     reporter, advisor = MemoryReporter(), Scripted((Action.deepen("one"),))
     job = make_job(timeBudgetSeconds=0.1, adaptation=BOTH | {"maxAdaptations": 1})
-    scheduler = VirtualScheduler(0.1, lambda _: 0.002, (Arrival(0.0, 2),))
+    scheduler = VirtualScheduler(0.1, lambda _: 0.002, (ReplicaChange(0.0, 2),))
     done = Trainer(job, _Picky(), digits, Services(scheduler, reporter, advisor)).run()
     assert [one.result for one in done.adaptations] == [AdaptationResult.GROWN]
     (warned,) = [event for event in reporter.events if isinstance(event, Warned)]

@@ -52,7 +52,7 @@ class ExampleShape(Record):
         return torch.rand(self.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-class Constant(Record):
+class ExampleConstant(Record):
     """An argument that is no tensor."""
 
     value: bool | int | float | str | None
@@ -63,7 +63,7 @@ class ExampleArguments(Record):
 
     structure: str
     """Of the arguments, as torch's pytree writes it."""
-    leaves: tuple[ExampleShape | Constant, ...]
+    leaves: tuple[ExampleShape | ExampleConstant, ...]
     """What is in it, in order."""
 
     @property
@@ -109,8 +109,8 @@ def known(example: ExampleInput) -> Example | None:
     return found if any(isinstance(each, ExampleShape) and each.shape for each in found.leaves) else None
 
 
-def _leaf(value: Any) -> ExampleShape | Constant:
-    return _shape(value) if isinstance(value, Tensor) else Constant(value=value)
+def _leaf(value: Any) -> ExampleShape | ExampleConstant:
+    return _shape(value) if isinstance(value, Tensor) else ExampleConstant(value=value)
 
 
 def _shape(value: Tensor) -> ExampleShape:

@@ -37,7 +37,7 @@ CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ImageSplit:
     """Images [N, H, W, C] uint8 and labels [N] int64."""
 
     images: NDArray[np.uint8]
@@ -48,7 +48,7 @@ class Split:
 class ImageArrays:
     """The splits that a folder or archive holds, and its classes by label."""
 
-    splits: dict[str, Split]
+    splits: dict[str, ImageSplit]
     classes: tuple[str, ...]
 
 
@@ -141,7 +141,7 @@ def _decode(path: Path, geometry: Geometry, memory_limit_gib: float) -> ImageArr
         )
     number = {label: index for index, label in enumerate(classes)}
     splits = {
-        split: Split(np.stack(stack), np.array([number[label] for label in names[split]], dtype=np.int64))
+        split: ImageSplit(np.stack(stack), np.array([number[label] for label in names[split]], dtype=np.int64))
         for split, stack in images.items()
     }
     return ImageArrays(splits, classes)
@@ -222,7 +222,7 @@ def _read_cache(path: Path) -> ImageArrays | None:
         # Opened here: numpy leaves a damaged file open.
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as file:
             splits = {
-                split: Split(file[f"{split}.images"], file[f"{split}.labels"]) for split in file["splits"].tolist()
+                split: ImageSplit(file[f"{split}.images"], file[f"{split}.labels"]) for split in file["splits"].tolist()
             }
             return ImageArrays(splits, tuple(file["classes"].tolist()))
     except FileNotFoundError:
@@ -258,7 +258,7 @@ HELD_OUT_SEED = 0
 """The validation examples do not depend on the job's seed, so that accuracies of two seeds are comparable."""
 
 
-def to_tensors(split: Split) -> tuple[Tensor, Tensor]:
+def to_tensors(split: ImageSplit) -> tuple[Tensor, Tensor]:
     """Return (images [N, C, H, W] uint8, labels [N] int64)."""
     images = torch.from_numpy(np.ascontiguousarray(split.images.transpose(0, 3, 1, 2)))
     return images, torch.from_numpy(split.labels)

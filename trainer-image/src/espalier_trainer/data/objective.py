@@ -1,6 +1,7 @@
 """What a task trains on and is judged by: the loss of examples, and the measures of a split.
 
-An `Objective` turns the outputs of a model and the targets of a batch into a loss; its `Tally` adds up a whole split.
+An `Objective` turns the outputs of a model and the targets of a batch into a loss; its `ScoreTally` adds up a whole
+split.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Evaluation:
         return {f"{split}_{name}": value for name, value in found.items()}
 
 
-class Tally(Protocol):
+class ScoreTally(Protocol):
     """Adds up the batches of a split."""
 
     def add(self, outputs: Tensor, targets: Tensor) -> None:
@@ -55,7 +56,7 @@ class Objective(Protocol):
         `classes` is the data set's number of classes, of tokens, or of numbers to be predicted.
         """
 
-    def tally(self, source: Source) -> Tally:
+    def tally(self, source: Source) -> ScoreTally:
         """Return an empty tally for a split."""
 
 
@@ -84,7 +85,7 @@ class Classification:
             return f"has {outputs.shape[1]} outputs, but the data set has {classes} classes"
         return ""
 
-    def tally(self, source: Source) -> Tally:
+    def tally(self, source: Source) -> ScoreTally:
         """Return a count of right answers."""
         return _Right(self)
 
@@ -102,7 +103,7 @@ class Regression:
             return f"it must return numbers [N, {classes}], as the data set has {classes} for each example"
         return ""
 
-    def tally(self, source: Source) -> Tally:
+    def tally(self, source: Source) -> ScoreTally:
         """Return sums of squares."""
         return _Squares(self)
 
@@ -123,7 +124,7 @@ class LanguageModel:
             return f"has {outputs.shape[2]} outputs for a token, but the data set has {classes} tokens"
         return ""
 
-    def tally(self, source: Source) -> Tally:
+    def tally(self, source: Source) -> ScoreTally:
         """Return a sum of losses."""
         return _Tokens(self, source.characters_per_token if isinstance(source, TokenSource) else 1.0)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from espalier_core.causes import in_one_line
 from espalier_core.types.job import DatasetSpec
-from espalier_trainer.data.images import Geometry, ImageArrays, Split, build, cache_folder, read_images, to_tensors
+from espalier_trainer.data.images import Geometry, ImageArrays, ImageSplit, build, cache_folder, read_images, to_tensors
 from espalier_trainer.data.source import Augmentation, Data, flip_batch
 from espalier_trainer.errors import DatasetError
 
@@ -49,7 +49,7 @@ def mnist(spec: DatasetSpec) -> Data:
     return _built("mnist", train, test, None)
 
 
-def _splits(spec: DatasetSpec, name: Literal["cifar10", "mnist"]) -> tuple[Split, Split]:
+def _splits(spec: DatasetSpec, name: Literal["cifar10", "mnist"]) -> tuple[ImageSplit, ImageSplit]:
     splits = load_arrays(spec, name).splits
     return splits["train"], splits["test"]
 
@@ -103,13 +103,13 @@ def _from_torchvision(root: Path, name: Literal["cifar10", "mnist"], download: b
     from torchvision.datasets import CIFAR10, MNIST
 
     kind: Any = CIFAR10 if name == "cifar10" else MNIST
-    splits: dict[str, Split] = {}
+    splits: dict[str, ImageSplit] = {}
     try:
         for split, train in (("train", True), ("test", False)):
             dataset = kind(root=str(root), train=train, download=download)
             images = np.asarray(dataset.data, dtype=np.uint8)
             images = images.reshape(*images.shape[:3], -1)
-            splits[split] = Split(images, np.asarray(dataset.targets, dtype=np.int64))
+            splits[split] = ImageSplit(images, np.asarray(dataset.targets, dtype=np.int64))
     except (RuntimeError, OSError, tarfile.TarError) as error:
         said = in_one_line(str(error)) or type(error).__name__
         tried = "downloading it failed" if download else "options.download is false"

@@ -10,19 +10,19 @@
 Whether to do so is a pure decision (`decision`); `shrinking` executes it in a run, and `trial` holds its state.
 """
 
-from espalier_trainer.distillation.decision import Facts, Rule, Verdict, decide
+from espalier_trainer.distillation.decision import ShrinkFacts, ShrinkRule, ShrinkVerdict, decide
 from espalier_trainer.distillation.filling import ShrinkError, fill, fold, readers, recalibrate, shrink_optimizer
 from espalier_trainer.distillation.teacher import Teacher, Teaching, distillation_loss
 from espalier_trainer.training.hooks import Criterion
 
 __all__ = [
     "Criterion",
-    "Facts",
-    "Rule",
     "ShrinkError",
+    "ShrinkFacts",
+    "ShrinkRule",
+    "ShrinkVerdict",
     "Teacher",
     "Teaching",
-    "Verdict",
     "decide",
     "distillation_loss",
     "fill",

@@ -19,7 +19,7 @@ from espalier_core.types.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ShrinkRule:
     """The rule's figures."""
 
     slower: float = 1.25
@@ -33,7 +33,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ShrinkFacts:
     """Measurements after GPUs were taken back."""
 
     time_left: float
@@ -58,7 +58,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ShrinkVerdict:
     """What to do."""
 
     size: int | None
@@ -68,23 +68,23 @@ class Verdict:
     """Budget seconds of the trial, comparing included."""
 
 
-def decide(facts: Facts, rule: Rule | None = None) -> Verdict:
+def decide(facts: ShrinkFacts, rule: ShrinkRule | None = None) -> ShrinkVerdict:
     """Return whether to try a smaller model, which one, and for how long."""
-    rule = rule or Rule()
+    rule = rule or ShrinkRule()
     if facts.before is not None and facts.large <= rule.slower * facts.before:
-        return Verdict(None, Reason.STILL_CARRIED)
+        return ShrinkVerdict(None, Reason.STILL_CARRIED)
     size = _chosen(facts, rule)
     if size is None:
-        return Verdict(None, Reason.NOT_CHEAPER)
+        return ShrinkVerdict(None, Reason.NOT_CHEAPER)
     trial = rule.share * facts.time_left
     # A size that was never measured is assumed to cost as much as the grown model, which is an upper bound.
     step = facts.sizes[size] or facts.large
     if (trial - facts.comparing) < rule.least_steps * step:
-        return Verdict(None, Reason.TOO_LATE_TO_DISTIL)
-    return Verdict(size, Reason.DISTILLING, trial)
+        return ShrinkVerdict(None, Reason.TOO_LATE_TO_DISTIL)
+    return ShrinkVerdict(size, Reason.DISTILLING, trial)
 
 
-def _chosen(facts: Facts, rule: Rule) -> int | None:
+def _chosen(facts: ShrinkFacts, rule: ShrinkRule) -> int | None:
     affordable = [
         place for place, seconds in enumerate(facts.sizes) if seconds is None or facts.large >= rule.cheaper * seconds
     ]

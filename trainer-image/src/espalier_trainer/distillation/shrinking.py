@@ -18,17 +18,17 @@ from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.data.source import Data, epoch_order
-from espalier_trainer.distillation.decision import Facts, Rule, better, decide
+from espalier_trainer.distillation.decision import ShrinkFacts, ShrinkRule, better, decide
 from espalier_trainer.distillation.filling import ShrinkError, adjust
 from espalier_trainer.distillation.teacher import Teacher, Teaching
 from espalier_trainer.distillation.trial import (
     LESSON,
     MEASURED_STEPS,
-    Pending,
+    DistillationTrial,
+    EarlierSize,
+    PendingReclaim,
     ShrinkingState,
-    Size,
-    Times,
-    Trial,
+    StepTimings,
     kept_network,
     kept_tensors,
     lesson_tensors,
@@ -44,10 +44,10 @@ from espalier_trainer.training.network import Network
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class ShrinkOptions:
     """Settings; jobs use the defaults, studies others."""
 
-    rule: Rule = field(default_factory=Rule)
+    rule: ShrinkRule = field(default_factory=ShrinkRule)
     teaching: Teaching = field(default_factory=Teaching)
     folding: bool = True
     """Whether the neighbours of removed layers are fitted (`fold`)."""
@@ -67,19 +67,19 @@ class Shrinker(Hooks):
         seed: int,
         device: torch.device,
         used_seconds: Callable[[], float],
-        manner: Manner | None,
+        manner: ShrinkOptions | None,
         clock: Callable[[], float],
     ) -> None:
         """`start` is the job's starting network; `used_seconds` returns the used budget."""
         self._data, self._start, self._spec = data, start, spec
         self._batch_size, self._seed, self._device = batch_size, seed, device
         self._used, self._clock = used_seconds, clock
-        self._manner = manner or Manner()
-        self._sizes: list[Size] = []
-        self._times = Times()
+        self._manner = manner or ShrinkOptions()
+        self._sizes: list[EarlierSize] = []
+        self._times = StepTimings()
         self._replicas = 0
-        self._pending: Pending | None = None
-        self._trial: Trial | None = None
+        self._pending: PendingReclaim | None = None
+        self._trial: DistillationTrial | None = None
         self._kept: Network | None = None
         self.teacher: Teacher | None = None
         """The teacher of the network in training, if any."""
@@ -127,7 +127,7 @@ class Shrinker(Hooks):
             if self._trial is not None:
                 return self._give_up(Reason.GPUS_CAME_BACK)
         elif replicas < before and self._sizes and self._trial is None:
-            self._pending = Pending(trigger=allocation.reason, generation=allocation.generation)
+            self._pending = PendingReclaim(trigger=allocation.reason, generation=allocation.generation)
             self._times.forget(self._structure(network), replicas)
         if self._trial is not None:
             return self._judged(network, self._trial, boundary.until)
@@ -164,7 +164,7 @@ class Shrinker(Hooks):
         content = checkpoint.state.shrinking
         state = ShrinkingState() if content is None else ShrinkingState.model_validate(content)
         self._sizes = list(state.sizes)
-        self._times = Times(state.times)
+        self._times = StepTimings(state.times)
         self._replicas, self._pending, self._trial = state.replicas, state.pending, state.trial
         self._kept = self.teacher = None
         if state.trial is not None:
@@ -195,7 +195,7 @@ class Shrinker(Hooks):
         module = None if self._kept is None else self._kept.module
         return Teacher(module, len(self._data.train), self._device, self._manner.teaching)
 
-    def _decided(self, boundary: Boundary, pending: Pending) -> Change:
+    def _decided(self, boundary: Boundary, pending: PendingReclaim) -> Change:
         network = boundary.network
         began = self._clock()
         key = self._structure(network)
@@ -203,7 +203,7 @@ class Shrinker(Hooks):
         # The largest first, as the rule requires.
         places = list(reversed(range(len(self._sizes))))
         sizes = [self._times.expected(self._sizes[place].key, self._replicas, key, large) for place in places]
-        facts = Facts(
+        facts = ShrinkFacts(
             boundary.time_left,
             large,
             self._times.with_more(key, self._replicas),
@@ -214,7 +214,7 @@ class Shrinker(Hooks):
         self._pending = None
         used = self._used()
         place = None if verdict.size is None else places[verdict.size]
-        trial = Trial(
+        trial = DistillationTrial(
             trigger=pending.trigger,
             generation=pending.generation,
             kept=structure(boundary.state()),
@@ -238,13 +238,13 @@ class Shrinker(Hooks):
         self._spent = self._clock() - began
         return Change(smaller, None, verdict.seconds)
 
-    def _smaller(self, large: Network, size: Size, epoch: int) -> Network:
+    def _smaller(self, large: Network, size: EarlierSize, epoch: int) -> Network:
         order = epoch_order(len(self._data.train), self._batch_size, self._seed, epoch, self._device)
         smaller = smaller_network(size, large, self._start, self._spec, self._data.example_input())
         adjust(smaller, large, self._data, order, folding=self._manner.folding)
         return smaller
 
-    def _judged(self, network: Network, trial: Trial, until: Callable[[], bool]) -> Change | None:
+    def _judged(self, network: Network, trial: DistillationTrial, until: Callable[[], bool]) -> Change | None:
         """Compare the two when it is time."""
         if not trial.measured and trial.steps == MEASURED_STEPS:
             seconds = self._times.median(self._structure(network), self._replicas)
@@ -286,6 +286,12 @@ class Shrinker(Hooks):
         self._trial = self._kept = self.teacher = None
 
     def _record(
-        self, trial: Trial, result: AdaptationResult, reason: Reason, message: str, before: Network, after: Network
+        self,
+        trial: DistillationTrial,
+        result: AdaptationResult,
+        reason: Reason,
+        message: str,
+        before: Network,
+        after: Network,
     ) -> Adaptation:
         return recorded(trial, result, reason, message, before, after, used_seconds=self._used(), seconds=self._spent)

@@ -29,7 +29,7 @@ LESSON = "lesson."
 """Prefixes of tensors in `training.safetensors`."""
 
 
-class Size(Record):
+class EarlierSize(Record):
     """An earlier size of the model: what is needed to build it again, without its weights."""
 
     state: CheckpointState
@@ -50,14 +50,14 @@ class StepTimes(Record):
     seconds: tuple[float, ...]
 
 
-class Pending(Record):
+class PendingReclaim(Record):
     """A reclaim that is not decided yet: first a few steps are measured with the GPUs left."""
 
     trigger: str
     generation: int
 
 
-class Trial(Record):
+class DistillationTrial(Record):
     """A smaller model is tried."""
 
     trigger: str
@@ -79,13 +79,13 @@ class Trial(Record):
 class ShrinkingState(Record):
     """The part of the state without tensors."""
 
-    sizes: tuple[Size, ...] = ()
+    sizes: tuple[EarlierSize, ...] = ()
     """The sizes before the present one, oldest first."""
     times: tuple[StepTimes, ...] = ()
     replicas: int = 0
     """Replicas of the last observed allocation."""
-    pending: Pending | None = None
-    trial: Trial | None = None
+    pending: PendingReclaim | None = None
+    trial: DistillationTrial | None = None
     taught: bool = False
     """A smaller model replaced the larger one and still learns from its answers."""
 
@@ -95,13 +95,15 @@ def structure(state: CheckpointState) -> CheckpointState:
     return state.model_copy(update={"random": {}, "metrics": (), "adaptations": (), "shrinking": None})
 
 
-def size_of(network: Network, state: CheckpointState) -> Size:
+def size_of(network: Network, state: CheckpointState) -> EarlierSize:
     """Return the size of a network whose state this is."""
     shapes = {name: tuple(tensor.shape) for name, tensor in network.module.state_dict().items()}
-    return Size(state=structure(state), shapes=shapes)
+    return EarlierSize(state=structure(state), shapes=shapes)
 
 
-def smaller_network(size: Size, large: Network, start: Network, spec: OptimizerSpec, example_input: Tensor) -> Network:
+def smaller_network(
+    size: EarlierSize, large: Network, start: Network, spec: OptimizerSpec, example_input: Tensor
+) -> Network:
     """Return a network of this size, filled with copies of the large one's surviving weights and moments.
 
     Raises `ShrinkError` if the large one did more than add layers, `CheckpointMismatchError` if the size cannot be
@@ -141,7 +143,7 @@ def lesson_tensors(lesson: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kept_network(
-    trial: Trial, checkpoint: Checkpoint, start: Network, spec: OptimizerSpec, example_input: Tensor
+    trial: DistillationTrial, checkpoint: Checkpoint, start: Network, spec: OptimizerSpec, example_input: Tensor
 ) -> Network:
     """Return the larger network of a trial, from a checkpoint's training tensors."""
     optimizer = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in checkpoint.under(KEPT_OPTIMIZER).items()}
@@ -157,7 +159,7 @@ def untried(
 
 
 def recorded(
-    trial: Trial,
+    trial: DistillationTrial,
     result: AdaptationResult,
     reason: Reason,
     message: str,
@@ -197,7 +199,7 @@ MEASURED_STEPS: Final = 10
 """Number of steps measured with the GPUs left before a decision: enough for a typical median."""
 
 
-class Times:
+class StepTimings:
     """The latest budget seconds per step, by the structure of the network and the number of replicas."""
 
     def __init__(self, known: Iterable[StepTimes] = ()) -> None:

@@ -51,11 +51,11 @@ def _forward(layer: _BatchNorm, group: Summing, weight: float, inputs: Tensor) -
     axes = [axis for axis in range(inputs.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(inputs.dim())]
     own = inputs.new_full((1,), inputs.numel() / max(1, inputs.shape[1]))
-    total = _Sum.apply(torch.cat([inputs.sum(axes), own]) * weight, group)
+    total = _GroupSum.apply(torch.cat([inputs.sum(axes), own]) * weight, group)
     count = total[-1].detach()
     mean = total[:-1] / count
     centred = inputs - mean.view(shape)
-    variance = _Sum.apply(centred.square().sum(axes) * weight, group) / count
+    variance = _GroupSum.apply(centred.square().sum(axes) * weight, group) / count
     outputs: Tensor = centred * torch.rsqrt(variance + layer.eps).view(shape)
     if layer.affine:
         outputs = outputs * layer.weight.view(shape) + layer.bias.view(shape)
@@ -76,7 +76,7 @@ def _track(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var.dtype), factor or 0.0)
 
 
-class _Sum(torch.autograd.Function):
+class _GroupSum(torch.autograd.Function):
     """The sum over all members; the gradient flows back to all of them."""
 
     @staticmethod

@@ -102,9 +102,11 @@ def deliver(
     `GroupBrokenError`, and `CheckpointMismatchError` at a taker that cannot read the state.
     """
     takes = group.rank in takers
-    own = _Held.of(held) if held is not None and takes and hashed else _Held({}, {})  # hashed while the source hashes
+    own = (
+        _HeldTensors.of(held) if held is not None and takes and hashed else _HeldTensors({}, {})
+    )  # hashed while the source hashes
     head = _announced(group, source, None if checkpoint is None else Head.of(checkpoint, hashed=hashed))
-    room = _Room(head.entries, own, {} if spare is None else _fitting(head.entries, spare))
+    room = _ReceiveBuffer(head.entries, own, {} if spare is None else _fitting(head.entries, spare))
     needed = torch.zeros(group.world, len(head.entries), dtype=torch.int32)
     if takes:
         needed[group.rank] = torch.tensor([tensor is None for tensor in room.tensors], dtype=torch.int32)
@@ -167,28 +169,28 @@ def _stream(group: Group, source: int, taker: int, parts: Sequence[Tensor], size
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldTensors:
     """The tensors that a taker has so far, and their hashes; by place."""
 
     tensors: dict[Place, Tensor]
     hashes: dict[Place, str]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> _Held:
+    def of(cls, checkpoint: Checkpoint) -> _HeldTensors:
         tensors = {(training, name): tensor.detach() for training, name, tensor in _tensors(checkpoint)}
         return cls(tensors, {place: _hash(tensor) for place, tensor in tensors.items()})
 
 
 @dataclass
-class _Room:
+class _ReceiveBuffer:
     """Where a taker puts what arrives, on the CPU: a device may be nearly full."""
 
     entries: Sequence[Entry]
-    held: InitVar[_Held]
+    held: InitVar[_HeldTensors]
     spare: Mapping[Place, Tensor]
     tensors: list[Tensor | None] = field(init=False)
 
-    def __post_init__(self, held: _Held) -> None:
+    def __post_init__(self, held: _HeldTensors) -> None:
         """Take over what is held already."""
         self.tensors = [None] * len(self.entries)
         names = {entry.place for entry in self.entries}

@@ -20,10 +20,10 @@ from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.group import FORM_SECONDS, Group, GroupBrokenError
 from espalier_trainer.elastic.membership import (
     NEWCOMER,
-    Arrival,
-    Plan,
+    GenerationPlan,
+    MemberSpeeds,
     Portion,
-    Speeds,
+    WorkerArrival,
     chosen,
     described,
     observed,
@@ -44,7 +44,7 @@ class Arrivals:
     def __init__(self, rendezvous: Rendezvous, clock: Callable[[], float]) -> None:
         """Open the rendezvous; raises `RendezvousError`."""
         self.rendezvous, self._clock = RendezvousServer(rendezvous), clock
-        self.waiting: dict[str, Arrival] = {}
+        self.waiting: dict[str, WorkerArrival] = {}
         self.listened = 0.0
         """When it was last read, by `clock`."""
         self._leaving: set[str] = set()
@@ -65,7 +65,9 @@ class Arrivals:
                 if arrival.worker in self._apart:
                     self._apart[arrival.worker] = arrival.result
 
-    def chosen(self, candidates: Iterable[Arrival], replicas: int, out: Collection[str]) -> tuple[Arrival, ...]:
+    def chosen(
+        self, candidates: Iterable[WorkerArrival], replicas: int, out: Collection[str]
+    ) -> tuple[WorkerArrival, ...]:
         """Return the members for a job of `replicas` workers; those in `out` are excluded."""
         gone = self._leaving | self.rendezvous.silent() | self._apart.keys() | set(out)
         present = {each.worker: each for each in candidates if each.worker not in gone}
@@ -80,7 +82,7 @@ class Arrivals:
             self.listen()
             expected -= self._leaving
 
-    def answer(self, plan: Plan, before: Iterable[str]) -> None:
+    def answer(self, plan: GenerationPlan, before: Iterable[str]) -> None:
         """Send a plan to its members, and to those of the generation `before` that wait in vain."""
         let_go = [name for name in before if name in self.waiting and name not in plan.members]
         for name in (*plan.members[1:], *let_go):
@@ -165,7 +167,7 @@ class Generations:
         self._node, self._listen_seconds = node, listen_seconds
         self._on_change = on_change
         self._stragglers, self._hashed = stragglers, hashed
-        self._members: tuple[Arrival, ...] = ()
+        self._members: tuple[WorkerArrival, ...] = ()
         """Without the leader."""
         self._group: Group | None = None
         self._generation = 0
@@ -176,7 +178,7 @@ class Generations:
         self._broken_once = self._reuniting = False
         self._alone_until = 0.0
         self._spoke = 0.0
-        self._speeds = Speeds()
+        self._speeds = MemberSpeeds()
         self._foretold: StepPlace | None = None
         """The step that all members take next, without a command."""
         self._winner: str | None = None
@@ -253,7 +255,7 @@ class Generations:
         if foretold is not None and self._group is not None:
             take_back(self._group)
 
-    def _wanted(self, candidates: Sequence[Arrival], replicas: int) -> tuple[Arrival, ...]:
+    def _wanted(self, candidates: Sequence[WorkerArrival], replicas: int) -> tuple[WorkerArrival, ...]:
         return self._arrivals.chosen(candidates, replicas, self._speeds.out(self._clock()))
 
     def _form(
@@ -274,7 +276,7 @@ class Generations:
         self._broken_once = False
         wanted = self._wanted(list(self._arrivals.waiting.values()), replicas)
         self._generation += 1
-        own = Arrival(worker=_LEADER, base=True, index=0, step=step)
+        own = WorkerArrival(worker=_LEADER, base=True, index=0, step=step)
         plan = planned(self._generation, own, wanted, newest=self._reuniting, winner=self._winner)
         self._winner = None
         self._arrivals.answer(plan, before)

@@ -136,7 +136,7 @@ class DeviceSums:
         with broken():
             work = self._group.allreduce([tensor])
         self._unfinished += 1
-        return _Sum(work, self._seconds, self._finished)
+        return _DeviceSum(work, self._seconds, self._finished)
 
     def close(self) -> None:
         """Abort what is not done, so that the device does not wait for it.
@@ -163,7 +163,7 @@ class DeviceSums:
             raise GroupBrokenError(f"NCCL has not connected the members within {self._seconds:g} s") from error
 
 
-class _Sum(Sending):
+class _DeviceSum(Sending):
     """A sum that the device computes."""
 
     def __init__(self, work: Any, seconds: float, finished: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """A worker that does not lead: it arrives, receives the state and the leader's commands, and leaves.
 
 The caller executes the commands: the ready trainer's `Follower`, or a user's loop. While a worker carries out an order
-by itself, it tells its leader so by a `Line`, and reads there whether it may go on.
+by itself, it tells its leader so by a `TrialChannel`, and reads there whether it may go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import NEWCOMER, Arrival, Plan
+from espalier_trainer.elastic.membership import NEWCOMER, GenerationPlan, WorkerArrival
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
 from espalier_trainer.elastic.states import (
     Code,
@@ -28,7 +28,7 @@ from espalier_trainer.elastic.states import (
     receive_order,
     receive_state,
 )
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 
@@ -39,7 +39,7 @@ ASK_SECONDS: Final = 0.2
 """Interval of asking whether the leader still wants the result; a question is a message to its process."""
 
 
-class Line:
+class TrialChannel:
     """The line to the leader. Raises `LeaderAwayError` where that does not answer."""
 
     def __init__(self, client: RendezvousClient, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ PATIENCE_SECONDS: Final = 600.0
 
 
 @dataclass
-class Turn:
+class StepRequest:
     """A step in which this worker must take part; with `Code.EPOCH` the end of an epoch."""
 
     group: Group | None
@@ -77,12 +77,12 @@ class Turn:
     """Set by the caller if the group broke in the step."""
     follows: Command | None = None
     """The next step, if it needs no command of the leader's."""
-    joint: Joint | None = None
+    joint: StepResult | None = None
     """Set by the caller: what came of a step that this worker has taken alone."""
     left: bool = False
     """Set by the caller if its loop has left the epoch at such a step."""
 
-    def taken(self, joint: Joint) -> bool:
+    def taken(self, joint: StepResult) -> bool:
         """Record what came of the step, in a loop that does the same in all steps of an epoch; return whether it was
         taken.
         """
@@ -106,7 +106,7 @@ class Member:
         stop: Callable[[], bool],
         node: str = "",
         hashed: Callable[[Network], int] = digest,
-        carry_out: Callable[[str, Line], Generator[Turn, None, str]] | None = None,
+        carry_out: Callable[[str, TrialChannel], Generator[StepRequest, None, str]] | None = None,
     ) -> None:
         """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
 
@@ -124,7 +124,7 @@ class Member:
         self.ended = False
         """Whether the leader has announced the end of the job."""
 
-    def turns(self, rendezvous: Rendezvous) -> Iterator[Turn]:
+    def turns(self, rendezvous: Rendezvous) -> Iterator[StepRequest]:
         """Yield what to do next, until the job has `ended` or `stop` returns True."""
         client: RendezvousClient | None = None
         while not self._stop() and not self.ended:
@@ -146,14 +146,14 @@ class Member:
                     self._holder.forget()
                 time.sleep(AGAIN_SECONDS)
 
-    def _arrive(self, client: RendezvousClient) -> Generator[Turn, None, None]:
+    def _arrive(self, client: RendezvousClient) -> Generator[StepRequest, None, None]:
         """Arrive, and take part in a generation if there is a place.
 
         Raises `GroupBrokenError`, and `LeaderAwayError`.
         """
         if self._order and self._carry_out is not None:
             order, self._order = self._order, ""
-            self._result = yield from self._carry_out(order, Line(client, self._worker))
+            self._result = yield from self._carry_out(order, TrialChannel(client, self._worker))
         ticket = client.arrive(self._arrival())
         self._away_since = None
         plan = client.plan(ticket)
@@ -171,12 +171,12 @@ class Member:
                 logger.info("generation %d broke: %s", plan.generation, error)
                 raise
 
-    def _arrival(self, *, leaving: bool = False) -> Arrival:
+    def _arrival(self, *, leaving: bool = False) -> WorkerArrival:
         # What a trial led to is no state of the job unless the leader says so.
         step = NEWCOMER if self._result else self._holder.step
-        return Arrival(self._worker, self._base, self._index, step, leaving, self._node, self._result)
+        return WorkerArrival(self._worker, self._base, self._index, step, leaving, self._node, self._result)
 
-    def _take_part(self, client: RendezvousClient, plan: Plan) -> Generator[Turn, None, None]:
+    def _take_part(self, client: RendezvousClient, plan: GenerationPlan) -> Generator[StepRequest, None, None]:
         rank = plan.members.index(self._worker)
         world, address, port, key = len(plan.members), client.address, client.port, plan.key(client.key)
         group = answered(  # a group is formed by way of the leader's store
@@ -195,7 +195,7 @@ class Member:
         finally:
             group.close()
 
-    def _serve(self, group: Group, client: RendezvousClient) -> Generator[Turn, None, None]:
+    def _serve(self, group: Group, client: RendezvousClient) -> Generator[StepRequest, None, None]:
         foretold: Command | None = None
         while True:
             command, foretold = foretold or Command.receive(group), None
@@ -217,7 +217,7 @@ class Member:
             elif command.code in (Code.STEP, Code.EPOCH):
                 if self._holder.network is None:
                     raise GroupBrokenError("the leader took a step before it sent its state")
-                turn = Turn(group, command)
+                turn = StepRequest(group, command)
                 yield turn
                 if turn.broken is not None:
                     raise turn.broken

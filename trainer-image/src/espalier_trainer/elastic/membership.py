@@ -1,7 +1,7 @@
 """The leader's decisions on its members: who is one, who is excluded for a while, and who computes what. Pure.
 
-Workers and the leader exchange `Arrival`s and `Plan`s. Workers that slow the others down are excluded; the caller
-passes all times. `shares` divides the examples of a step among the members.
+Workers and the leader exchange `WorkerArrival`s and `GenerationPlan`s. Workers that slow the others down are excluded;
+the caller passes all times. `shares` divides the examples of a step among the members.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class Arrival(_Message):
+class WorkerArrival(_Message):
     """A worker requests to take part in the next generation, or announces that it leaves."""
 
     worker: str
@@ -73,7 +73,7 @@ class Arrival(_Message):
 
 
 @dataclass(frozen=True)
-class Plan(_Message):
+class GenerationPlan(_Message):
     """The members of a generation; a member's place is its rank, the leader is the first."""
 
     generation: int
@@ -88,11 +88,11 @@ class Plan(_Message):
         return derived(secret, f"generation {self.nonce}".encode())
 
 
-Arrival._adapter = TypeAdapter(Arrival)
-Plan._adapter = TypeAdapter(Plan)
+WorkerArrival._adapter = TypeAdapter(WorkerArrival)
+GenerationPlan._adapter = TypeAdapter(GenerationPlan)
 
 
-def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:
+def chosen(candidates: Iterable[WorkerArrival], replicas: int) -> tuple[WorkerArrival, ...]:
     """Return those of `candidates` (the leader not among them) that a job of `replicas` workers has room for.
 
     Base workers come first, then those of the lowest index, as extra workers are taken back from the highest.
@@ -102,8 +102,13 @@ def chosen(candidates: Iterable[Arrival], replicas: int) -> tuple[Arrival, ...]:
 
 
 def planned(
-    generation: int, leader: Arrival, members: Iterable[Arrival], *, newest: bool = False, winner: str | None = None
-) -> Plan:
+    generation: int,
+    leader: WorkerArrival,
+    members: Iterable[WorkerArrival],
+    *,
+    newest: bool = False,
+    winner: str | None = None,
+) -> GenerationPlan:
     """Return the plan of a generation; its source is the leader, or with `newest` the member with the latest step.
 
     The leader's state is authoritative while it lives: a member that is a step ahead of it goes back. Only the `winner`
@@ -112,7 +117,7 @@ def planned(
     everyone = (leader, *members)
     names, steps = tuple(each.worker for each in everyone), [each.step for each in everyone]
     source = steps.index(max(steps)) if newest else 0
-    return Plan(generation, names, names.index(winner) if winner in names else source, secrets.token_hex(16))
+    return GenerationPlan(generation, names, names.index(winner) if winner in names else source, secrets.token_hex(16))
 
 
 FACTOR: Final = 5.0
@@ -133,7 +138,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class MemberSpeeds:
     """What is known of the members' speed."""
 
     slow: str | None = None
@@ -151,15 +156,15 @@ class Speeds:
         found = self.dropped.get(worker)
         return 0 if found is None else found.times
 
-    def changed(self) -> Speeds:
+    def changed(self) -> MemberSpeeds:
         """Return the state after a change of members, which ends the current run of slow steps."""
         return replace(self, slow=None, steps=0)
 
-    def dropping(self, worker: str, now: float) -> Speeds:
+    def dropping(self, worker: str, now: float) -> MemberSpeeds:
         """Return the state after `worker` is excluded at `now`."""
         times = self.drops(worker) + 1
         until = float("inf") if times >= MAX_DROPS else now + PAUSE_SECONDS * 2 ** (times - 1)
-        return Speeds(dropped={**self.dropped, worker: Dropped(times, until)})
+        return MemberSpeeds(dropped={**self.dropped, worker: Dropped(times, until)})
 
 
 def straggler(seconds: Sequence[float], factor: float) -> int | None:
@@ -171,7 +176,7 @@ def straggler(seconds: Sequence[float], factor: float) -> int | None:
     return slowest if seconds[slowest] > factor * others[len(others) // 2] else None
 
 
-def observed(speeds: Speeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[Speeds, str | None]:
+def observed(speeds: MemberSpeeds, workers: Sequence[str], seconds: Sequence[float]) -> tuple[MemberSpeeds, str | None]:
     """Return the state after a step in which `workers` computed for `seconds`, and the worker found to be a straggler.
 
     A straggler is reported once, until the members change.
@@ -214,7 +219,7 @@ ONE = Portion()
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShare:
     """Rows `first` to `last` (not included) from the beginning of batch `batch` of the epoch on; may be empty."""
 
     batch: int
@@ -231,19 +236,19 @@ LEAST_ROWS = 2
 """A batch norm over one example has no variance."""
 
 
-def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: int = 1) -> tuple[Share, ...]:
+def shares(policy: ElasticBatch, world: int, cursor: int, rows: int, batches: int = 1) -> tuple[BatchShare, ...]:
     """Return the members' shares of the step that takes `batches` batches of `rows` examples from batch `cursor` on.
 
     `keepGlobal`: they are cut into `world` parts whose sizes differ by one at most. `scaleLinear`: each member takes
     one, the k-th `cursor` + k; near the epoch's end some take none. Each example is in exactly one share.
     """
     if policy is ElasticBatch.SCALE_LINEAR:
-        return tuple(Share(cursor + member, 0, rows if member < batches else 0) for member in range(world))
+        return tuple(BatchShare(cursor + member, 0, rows if member < batches else 0) for member in range(world))
     rows *= batches
     parts = max(1, min(world, rows // LEAST_ROWS))
     cuts = [rows * part // parts for part in range(parts + 1)]
-    idle = [Share(cursor, 0, 0)] * (world - parts)
-    return (*(Share(cursor, *cut) for cut in pairwise(cuts)), *idle)
+    idle = [BatchShare(cursor, 0, 0)] * (world - parts)
+    return (*(BatchShare(cursor, *cut) for cut in pairwise(cuts)), *idle)
 
 
 def fixed_portion(policy: ElasticBatch, world: int, cursor: int, batches: int) -> Portion:

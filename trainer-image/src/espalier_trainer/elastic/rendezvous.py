@@ -1,7 +1,7 @@
 """Where workers find their leader: a store in the leader's process, which is not preemptible.
 
-A worker writes an `Arrival` and waits for the `Plan` that admits it; only the leader makes plans, so there are never
-two groups. If the leader dies, its store dies too; workers keep their state and join the next leader.
+A worker writes a `WorkerArrival` and waits for the `GenerationPlan` that admits it; only the leader makes plans, so
+there are never two groups. If the leader dies, its store dies too; workers keep their state and join the next leader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from espalier_core.causes import in_one_line
 from espalier_core.files.documents import write_text_atomically
 from espalier_core.types import environment
-from espalier_trainer.elastic.membership import PROTOCOL, Arrival, Plan, RecordError
+from espalier_trainer.elastic.membership import PROTOCOL, GenerationPlan, RecordError, WorkerArrival
 from espalier_trainer.elastic.store import KEY_BYTES, ChannelError, StoreClient, StoreServer, call
 from espalier_trainer.errors import TrainerError
 from espalier_trainer.process.settings import Rendezvous
@@ -107,7 +107,7 @@ class RendezvousServer:
         """For each waiting worker: its number of messages, and when this number was last seen to change."""
         self._felt = 0.0
 
-    def listen(self) -> list[Arrival]:
+    def listen(self) -> list[WorkerArrival]:
         """Return the workers that have arrived, or announced that they leave, since the last call."""
         count = self.store.add(_COUNT, 0)
         now = time.monotonic()
@@ -124,7 +124,7 @@ class RendezvousServer:
             text = self.store.get(key).decode()
             self.store.delete_key(key)
             try:
-                arrival = Arrival.from_json(text)
+                arrival = WorkerArrival.from_json(text)
             except RecordError as error:
                 logger.warning("%s", error)
                 continue
@@ -152,7 +152,7 @@ class RendezvousServer:
                     self._beats[worker] = (count, now)
         return frozenset(worker for worker, (_, since) in self._beats.items() if now - since > SILENT_SECONDS)
 
-    def answer(self, worker: str, plan: Plan) -> None:
+    def answer(self, worker: str, plan: GenerationPlan) -> None:
         """Send the plan to a worker that arrived; a plan without the worker dismisses it."""
         ticket = self._tickets.pop(worker)
         self._beats.pop(worker, None)
@@ -187,14 +187,14 @@ class RendezvousClient:
         self.store: Any
         self.address, self.port, self.key, self.attempt, self.store = self._asked(lambda: _connected(rendezvous, least))
 
-    def arrive(self, arrival: Arrival) -> int:
+    def arrive(self, arrival: WorkerArrival) -> int:
         """Write an arrival; returns the ticket with which to request the plan. Raises `LeaderAwayError`."""
         # One request each: an abandoned one must not write an arrival later, when there is a newer one.
         number = int(self._asked(lambda: self.store.add(_COUNT, 1)))
         self._asked(lambda: self.store.set(f"arrival/{number}", arrival.to_json()))
         return number
 
-    def plan(self, ticket: int) -> Plan | None:
+    def plan(self, ticket: int) -> GenerationPlan | None:
         """Wait for the answer to an arrival; None if `stop` returned True first. Raises `LeaderAwayError`."""
         key = f"plan/{ticket}"
         pause, longest = ASK_SECONDS
@@ -216,7 +216,7 @@ class RendezvousClient:
             return text
 
         try:
-            return Plan.from_json(self._asked(take))
+            return GenerationPlan.from_json(self._asked(take))
         except RecordError as error:
             raise LeaderAwayError(str(error)) from error
 

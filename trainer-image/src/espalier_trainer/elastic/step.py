@@ -34,7 +34,7 @@ _RATE, _FOLLOWS, _VOID, _FAILED, _SMALL, _MEMBERS = -8, -5, -4, -3, -2, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class StepResult:
     """The result of a step."""
 
     loss: float
@@ -104,16 +104,16 @@ def joint_step(
     method: Method = PLAIN,
     rate: float | None = None,
     follows: bool = False,
-) -> Joint:
+) -> StepResult:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
-    Without labels this member does not contribute, and computes only if the others' batch norms wait for it.
-    Gradients add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes
-    the outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss
-    and the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step
-    or none has: none has if one was out of memory (`Joint.out_of_memory`) or the leader has taken it back
-    (`Joint.void`). The leader's `rate` and `follows` (see `Joint`) come to all members with the gradients. Raises
-    `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
+    Without labels this member does not contribute, and computes only if the others' batch norms wait for it. Gradients
+    add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes the
+    outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss and
+    the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step or
+    none has: none has if one was out of memory (`StepResult.out_of_memory`) or the leader has taken it back
+    (`StepResult.void`). The leader's `rate` and `follows` (see `StepResult`) come to all members with the gradients.
+    Raises `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
     """
     began = time.perf_counter()
     network.optimizer.zero_grad(set_to_none=True)
@@ -226,7 +226,7 @@ class GradientSum:
         failed: bool = False,
         rate: float | None = None,
         follows: bool = False,
-    ) -> Joint:
+    ) -> StepResult:
         """Give all parameters the summed gradients, and sum the members' `part` of the loss.
 
         `seconds` and `check` of each come with it. `examples` are those of all members, `share` is this member's share
@@ -255,7 +255,7 @@ class GradientSum:
         took = time.perf_counter() - began
         exchanged = found[1 + 2 * world : 1 + 3 * world]
         short, given = found[_FAILED] > 0, sum(found[_RATE:_FOLLOWS])
-        joint = Joint(
+        joint = StepResult(
             found[0],
             tuple(found[1 : 1 + world]),
             tuple(found[1 + world : 1 + 2 * world]),

@@ -10,7 +10,7 @@ from espalier_trainer.elastic.generations import Capture, Generations, StepPlace
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.membership import ONE, Portion
 from espalier_trainer.elastic.states import Code, Command, broadcast_note, broadcast_orders, broadcast_state
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Team(Generations):
         self._spoke = self._clock()
         return group
 
-    def stepped(self, joint: Joint) -> None:
+    def stepped(self, joint: StepResult) -> None:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
         self._foretold = self._next if joint.follows else None

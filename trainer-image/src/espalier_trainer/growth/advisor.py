@@ -44,7 +44,7 @@ _POLL_WALL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class AdvisorDecision:
     """One answer, whoever gave it."""
 
     id: str
@@ -69,7 +69,7 @@ class AdvisorError(Exception):
 class Advisor(Protocol):
     """Who is asked how to grow. By default nobody there wants to know of outcomes."""
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return a decision on one of `request.actions()` within `wall_seconds`; raises `AdvisorError`."""
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
@@ -101,7 +101,7 @@ class HTTPAdvisor:
         # Made once: making the TLS context takes some 30 ms. Agents are near: a proxy of the environment is not used.
         self._client = httpx.Client(base_url=self.url.rstrip("/"), trust_env=False, timeout=None)
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Ask the agent; see `Advisor.advise`."""
         body = request.model_dump_json(by_alias=True)
         response = self._parse(self._post("/v1/advice", body, wall_seconds))
@@ -117,7 +117,7 @@ class HTTPAdvisor:
                 Reason.ACTIONS_UNKNOWN,
                 f"the policy {known} knows none of {', '.join(map(str, allowed[:-1]))}",
             )
-        return Decision(
+        return AdvisorDecision(
             id=response.decision_id,
             action=response.action,
             source=AdaptationSource.AGENT,
@@ -126,7 +126,7 @@ class HTTPAdvisor:
             gains={str(entry.action): entry.gain for entry in response.probabilities if entry.gain is not None},
         )
 
-    def forecast(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def forecast(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Ask what growing would gain; nothing is decided by it. Raises `AdvisorError`."""
         return self.advise(request.model_copy(update={"forecast": True}), wall_seconds)
 
@@ -231,7 +231,7 @@ def _knows_none(response: AdviceResponse, allowed: tuple[Action, ...]) -> bool:
 class NoAgent(Advisor):
     """The job has no agent: neither `adaptation.agent.url` nor a default of the installation."""
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Raise `AdvisorError`."""
         raise AdvisorError(
             Reason.AGENT_UNAVAILABLE, "no agent is known: set adaptation.agent.url or ESPALIER_AGENT_URL"
@@ -265,12 +265,12 @@ class WithFallback:
     advisor: Advisor
     fallback: FallbackPolicy
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return a decision; raises nothing."""
         try:
             return self.advisor.advise(request, wall_seconds)
         except AdvisorError as error:
-            return Decision(
+            return AdvisorDecision(
                 id=f"fallback-{uuid.uuid4().hex}",
                 action=self.fallback.choose(request),
                 source=AdaptationSource.FALLBACK,
@@ -292,12 +292,12 @@ class Scripted:
     asked: list[AdviceRequest] = field(default_factory=list)
     outcomes: list[OutcomeReport] = field(default_factory=list)
 
-    def advise(self, request: AdviceRequest, wall_seconds: float) -> Decision:
+    def advise(self, request: AdviceRequest, wall_seconds: float) -> AdvisorDecision:
         """Return the action that comes next by the request's count of consultations."""
         index = request.progress.adaptations
         action = self.actions[index] if index < len(self.actions) else Action.nothing()
         self.asked.append(request)
-        return Decision(f"{self.name}-{index}", action, AdaptationSource.AGENT, self.name)
+        return AdvisorDecision(f"{self.name}-{index}", action, AdaptationSource.AGENT, self.name)
 
     def report_outcome(self, outcome: OutcomeReport) -> None:
         """Keep it."""
@@ -308,7 +308,7 @@ SILENCE_SHARE: Final = 0.01
 
 
 @dataclass
-class Silence:
+class AdvisorBackoff:
     """When an agent that gave no answer is asked again, by the used seconds of the budget.
 
     After 1 % of the budget, then twice as long each time in a row: seven times in a budget at most.

@@ -24,13 +24,13 @@ from espalier_core.types.job import AdaptationMode, AdaptationSpec, AdaptiveTrai
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult, Arm
 from espalier_core.types.task import Task, accuracy_of, other_than_accuracy, score_in
-from espalier_trainer.growth.advisor import Advisor, Decision
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.tracing import trace
 from espalier_trainer.signals.scheduler import Scheduler
 from espalier_trainer.training.network import Network
-from espalier_trainer.training.progress import Progress
+from espalier_trainer.training.progress import RunProgress
 
 MIN_CONSULTATION_WALL_SECONDS = 0.001
 
@@ -57,10 +57,10 @@ class Consultation:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Advised:
     """An answer to a question that is not carried out yet."""
 
-    decision: Decision
+    decision: AdvisorDecision
     allowed: tuple[Action, ...]
     """What might have been advised."""
     used_seconds: float
@@ -69,12 +69,12 @@ class Asked:
     seconds: float
     """Wall time until the answer."""
 
-    def choosing(self, action: Action) -> Asked:
+    def choosing(self, action: Action) -> Advised:
         """Return it with another action, which came better of a trial than the advised one."""
         return replace(self, decision=replace(self.decision, action=action))
 
     def record(
-        self, result: AdaptationResult, before: Network, after: Network, progress: Progress, message: str = ""
+        self, result: AdaptationResult, before: Network, after: Network, progress: RunProgress, message: str = ""
     ) -> Adaptation:
         """Return the record of what became of it."""
         decision, score = self.decision, score_in(progress.metrics, "validation")
@@ -121,7 +121,7 @@ class Adapter:
     loss: Callable[[nn.Module], float | None] = lambda _module: None
     """Returns the loss of a module on one batch, always the same; None where it is not known."""
 
-    def question(self, network: Network, progress: Progress, allocation: Allocation) -> AdviceRequest:
+    def question(self, network: Network, progress: RunProgress, allocation: Allocation) -> AdviceRequest:
         """Return the question how to grow."""
         if network.architecture is None:
             raise ValueError("a network without a description cannot be asked about")
@@ -143,7 +143,7 @@ class Adapter:
             batch_size=self.batch_size(),
         )
 
-    def ask(self, network: Network, progress: Progress, allocation: Allocation) -> Asked:
+    def ask(self, network: Network, progress: RunProgress, allocation: Allocation) -> Advised:
         """Ask how to grow."""
         spec = self.job.spec.adaptation
         began, used = self.clock(), self.scheduler.used_seconds()
@@ -156,9 +156,11 @@ class Adapter:
         if self.job.spec.training.task is not Task.CLASSIFICATION:
             # Expected gains are in accuracy, so a trial of another task is judged by its losses alone.
             decision = replace(decision, gains={})
-        return Asked(decision, request.actions(), used, allocation, self.clock() - began)
+        return Advised(decision, request.actions(), used, allocation, self.clock() - began)
 
-    def carried_out(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm] = ()) -> Consultation:
+    def carried_out(
+        self, asked: Advised, network: Network, progress: RunProgress, arms: Sequence[Arm] = ()
+    ) -> Consultation:
         """Grow as was advised, in mode Auto; `arms` is what was tried before. Errors here never stop training."""
         spec, decision, began = self.job.spec.adaptation, asked.decision, self.clock()
         grown, result, message = self._carry_out(decision, network)
@@ -176,7 +178,7 @@ class Adapter:
         restart = (self.restart_only and wanted) or self.restarts(result)
         return Consultation(grown, adaptation, restart, decision.problem, inexact=jumps)
 
-    def declined(self, asked: Asked, network: Network, progress: Progress, arms: Sequence[Arm]) -> Consultation:
+    def declined(self, asked: Advised, network: Network, progress: RunProgress, arms: Sequence[Arm]) -> Consultation:
         """Leave the network as it is, since what was tried is no better."""
         adaptation = asked.record(AdaptationResult.DECLINED, network, network, progress).model_copy(
             update={"reason": Reason.TRIAL_NOT_BETTER, "arms": tuple(arms), "message": compared(arms)}
@@ -185,11 +187,11 @@ class Adapter:
 
     def taken_over(
         self,
-        asked: Asked,
+        asked: Advised,
         action: Action,
         before: Network,
         after: Network,
-        progress: Progress,
+        progress: RunProgress,
         arms: Sequence[Arm],
         parameters: int,
     ) -> Consultation:
@@ -210,7 +212,7 @@ class Adapter:
         """Return whether the learning rate's schedule restarts after this result."""
         return result is AdaptationResult.GROWN and self.job.spec.training.schedule.restart_on_growth
 
-    def _carry_out(self, decision: Decision, network: Network) -> tuple[Network, AdaptationResult, str]:
+    def _carry_out(self, decision: AdvisorDecision, network: Network) -> tuple[Network, AdaptationResult, str]:
         problem = decision.problem[1] if decision.problem else ""
         if not decision.action.grows:
             return network, AdaptationResult.DECLINED, problem

@@ -19,9 +19,9 @@ from espalier_core.types.job import AdaptiveTrainingJob, Trials
 from espalier_core.types.measurements import GrowthForecast
 from espalier_core.types.report import MAX_ARMS, Adaptation, AdaptationResult, AdaptationSource
 from espalier_core.types.task import Score
-from espalier_trainer.growth.advisor import Advisor, AdvisorError, Decision
+from espalier_trainer.growth.advisor import Advisor, AdvisorDecision, AdvisorError
 from espalier_trainer.signals.scheduler import Scheduler
-from espalier_trainer.training.progress import Progress
+from espalier_trainer.training.progress import RunProgress
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _PATIENCE_SECONDS: Final = 10.0
 """Wall time for an answer. Nobody waits for it."""
 NOTHING: Final = GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=0.0)
 
-Forecaster = Callable[[AdviceRequest, float], Decision]
+Forecaster = Callable[[AdviceRequest, float], AdvisorDecision]
 """Returns what the agent would advise, within this number of seconds; raises `AdvisorError`."""
 
 
@@ -50,7 +50,7 @@ class Forecasting:
         self._epoch_began: float | None = None
         self._epoch_seconds = 0.0
         self._thread: threading.Thread | None = None
-        self._answers: list[Decision] = []
+        self._answers: list[AdvisorDecision] = []
         self._newest: GrowthForecast | None = None
 
     def look(self, request: Callable[[], AdviceRequest] | None) -> GrowthForecast | None:
@@ -84,7 +84,7 @@ class Forecasting:
         except AdvisorError as error:
             logger.debug("what growing would gain is not known: %s", error)
 
-    def _forecast(self, decision: Decision) -> GrowthForecast | None:
+    def _forecast(self, decision: AdvisorDecision) -> GrowthForecast | None:
         """Return what was answered; None where the policy does not tell what its advice gains."""
         if not decision.action.grows:
             return GrowthForecast(gain=0.0, low=0.0, high=0.0, seconds=self._seconds())
@@ -102,7 +102,7 @@ class Forecasting:
 
 
 def report_outcome(
-    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: Progress, final: Score, quality: float
+    job: AdaptiveTrainingJob, advisor: Advisor | None, progress: RunProgress, final: Score, quality: float
 ) -> None:
     """Report to the advisor how the job ended, if decisions of the advisor were carried out; best effort.
 

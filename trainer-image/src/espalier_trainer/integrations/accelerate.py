@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.own import Loop, OwnLoopError
+from espalier_trainer.own import OwnLoopError
 from espalier_trainer.own import join as join_own
-from espalier_trainer.own.given import Stateful
-from espalier_trainer.own.trying import Validate
+from espalier_trainer.user_loop.loop import UserLoop
+from espalier_trainer.user_loop.stateful import Stateful
+from espalier_trainer.user_loop.trial import Validate
 
 
 class _Placed:
@@ -46,7 +47,7 @@ def join(
     grow: bool = False,
     example: ExampleInput | None = None,
     validate: Validate | None = None,
-) -> tuple[Loop, Iterable[Any]]:
+) -> tuple[UserLoop, Iterable[Any]]:
     """Do what `espalier_trainer.own.join` does; afterwards `accelerator.backward` is the loop's.
 
     `model` and `optimizer` are as `accelerator.prepare` returns them, `loader` is not prepared. The accelerator's

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.own import Loop, OwnLoopError, join
-from espalier_trainer.own.given import Stateful
-from espalier_trainer.own.joining import leads
-from espalier_trainer.own.stream import Stream
-from espalier_trainer.own.trying import Validate
+from espalier_trainer.own import OwnLoopError, join
+from espalier_trainer.user_loop.batch_stream import BatchStream
+from espalier_trainer.user_loop.joining import leads
+from espalier_trainer.user_loop.loop import UserLoop
+from espalier_trainer.user_loop.stateful import Stateful
+from espalier_trainer.user_loop.trial import Validate
 
 _MANY: Final = 2**31 - 1
 """Batches of the one epoch. Lightning loads no batch in advance where it knows a number."""
@@ -60,11 +61,11 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
                 decorator.rank = 1
         self._trainer: Any = None
         self._module: Any = None
-        self.batches = _Batches(Stream(self._join, epochs, accumulate, self._epoch_ended))
+        self.batches = _Batches(BatchStream(self._join, epochs, accumulate, self._epoch_ended))
         """What `fit` takes as its train_dataloaders."""
 
     @property
-    def loop(self) -> Loop | None:
+    def loop(self) -> UserLoop | None:
         """The job's loop, with `fraction` and `time_left()`; None before the first batch."""
         return self.batches.stream.loop
 
@@ -127,7 +128,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             if config.interval == "epoch" and self.batches.stream.passes % config.frequency == 0:
                 self._module.lr_scheduler_step(config.scheduler, None)
 
-    def _join(self) -> tuple[Loop, Iterable[Any]]:
+    def _join(self) -> tuple[UserLoop, Iterable[Any]]:
         trainer, module = self._trainer, self._module
         if trainer is None:
             raise OwnLoopError("ElasticWorker: its batches are for `fit` of a Trainer that has it among its callbacks")
@@ -140,7 +141,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             *schedulers,
             *([] if scaler is None else [scaler]),
             *self._others,
-            _Progress(trainer.fit_loop.epoch_loop),
+            _LightningProgress(trainer.fit_loop.epoch_loop),
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._example,
@@ -184,7 +185,7 @@ class _Unwritten(CheckpointIO):  # type: ignore[misc]
         """Do nothing."""
 
 
-class _Progress:
+class _LightningProgress:
     """The batches and steps that Lightning has counted, as a part of the training state.
 
     So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
@@ -208,7 +209,7 @@ class _Progress:
 class _Batches:
     """The stream, with a length."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: BatchStream) -> None:
         self.stream = stream
 
     def __iter__(self) -> Iterator[Any]:

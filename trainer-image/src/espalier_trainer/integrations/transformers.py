@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from espalier_trainer.net2net.modules import ExampleInput
-from espalier_trainer.own import Loop, OwnLoopError, join
-from espalier_trainer.own.given import Stateful
-from espalier_trainer.own.joining import leads
-from espalier_trainer.own.stream import Stream
-from espalier_trainer.own.trying import Validate
+from espalier_trainer.own import OwnLoopError, join
+from espalier_trainer.user_loop.batch_stream import BatchStream
+from espalier_trainer.user_loop.joining import leads
+from espalier_trainer.user_loop.loop import UserLoop
+from espalier_trainer.user_loop.stateful import Stateful
+from espalier_trainer.user_loop.trial import Validate
 
 _ORDERS: Final = ("random", "sequential")
 """Values of `TrainingArguments.train_sampling_strategy` that workers can share."""
@@ -85,14 +86,14 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         single = self.eval_dataset is not None and not isinstance(self.eval_dataset, dict)
         self._validate = self._eval_loss if validate is None and single else validate
         self._others = others
-        self._stream: Stream | None = None
+        self._stream: BatchStream | None = None
         self._ended_at = -1
         """The step at which the last epoch has ended."""
         self.lr_scheduler: Any
         self.control: Any
 
     @property
-    def loop(self) -> Loop | None:
+    def loop(self) -> UserLoop | None:
         """The job's loop, with `fraction` and `time_left()`; None before the first batch."""
         return None if self._stream is None else self._stream.loop
 
@@ -112,7 +113,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         """Return the job's batches as one stream."""
         self._ended_at = -1
-        self._stream = Stream(self._join, self._epochs, self._accumulate, self._epoch_ended, self._is_stopped)
+        self._stream = BatchStream(self._join, self._epochs, self._accumulate, self._epoch_ended, self._is_stopped)
         return _Ending(self, self._stream)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -162,7 +163,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             # What callbacks have counted differs among workers, and more so in one that tries a growth.
             self.control.should_training_stop = self.control.should_epoch_stop = False
 
-    def _join(self) -> tuple[Loop, Iterable[Any]]:
+    def _join(self) -> tuple[UserLoop, Iterable[Any]]:
         sampler = self._get_train_sampler(self.train_dataset)
         if not isinstance(sampler, RandomSampler | SequentialSampler):
             raise OwnLoopError(
@@ -186,7 +187,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
             self.lr_scheduler,
             *([] if scaler is None else [scaler]),
             *self._others,
-            _Progress(self),
+            _TransformersProgress(self),
             grow=self._grow,
             accumulate=self._accumulate,
             example=self._inputs() if self._grow and self._example is None else self._example,
@@ -222,7 +223,7 @@ class ElasticTrainer(transformers.Trainer):  # type: ignore[misc]
         return {name: each for name, each in batch.items() if name not in self.label_names}
 
 
-class _Progress:
+class _TransformersProgress:
     """The steps that a Trainer has counted, as a part of the training state.
 
     So they are the same in all workers, and in a run that resumes or goes on from a copy that has won a trial.
@@ -246,7 +247,7 @@ class _Progress:
 class _Ending:
     """The stream, whose end is that of the training."""
 
-    def __init__(self, trainer: ElasticTrainer, stream: Stream) -> None:
+    def __init__(self, trainer: ElasticTrainer, stream: BatchStream) -> None:
         self._trainer, self._stream = trainer, stream
 
     def __iter__(self) -> Iterator[Any]:

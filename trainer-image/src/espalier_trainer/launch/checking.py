@@ -26,6 +26,7 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Task
 from espalier_core.validation.reading import load_job
+from espalier_trainer.builtin_loop import steps
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Source, epoch_order
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
@@ -33,7 +34,6 @@ from espalier_trainer.launch.session import usable_device
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.optimizers.schedules import build_schedule
-from espalier_trainer.ready import steps
 from espalier_trainer.run.services import set_threads
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of

@@ -21,13 +21,13 @@ from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import JobFileError, load_job
 from espalier_trainer.errors import SupersededError, TrainerError
-from espalier_trainer.process.settings import Leave, Settings, StopSignal, require_scratch
+from espalier_trainer.process.settings import StopSignal, TermSignal, TrainerSettings, require_scratch
 from espalier_trainer.run.contracts import report_early
 
 logger = logging.getLogger(__name__)
 
 
-def work(settings: Settings, job: AdaptiveTrainingJob, leave: Leave) -> NoReturn:
+def work(settings: TrainerSettings, job: AdaptiveTrainingJob, leave: TermSignal) -> NoReturn:
     """Import what the job's training needs; take part in it, where it is elastic; then wait for a signal.
 
     Raises `TrainerError` where the job's own code cannot be imported.
@@ -61,8 +61,8 @@ def main() -> int:
     stop.install()
     job = None
     try:
-        settings = Settings.from_environment(os.environ)
-        leave = Leave()
+        settings = TrainerSettings.from_environment(os.environ)
+        leave = TermSignal()
         if not settings.leads:
             leave.install()
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.

@@ -14,24 +14,24 @@ from torch import nn
 from espalier_core.types.environment import ExitCode, Role
 from espalier_core.types.job import AdaptiveTrainingJob, TrainingSpec
 from espalier_core.types.report import TrainerPhase
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
 from espalier_trainer.errors import DatasetError, ModelError, SupersededError, TrainerError
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.entrypoint import load_entrypoint
-from espalier_trainer.process.settings import Settings, StopSignal
-from espalier_trainer.ready.trainer import Trainer
+from espalier_trainer.process.settings import StopSignal, TrainerSettings
 from espalier_trainer.run.contracts import early_report
 from espalier_trainer.run.services import Services, connect, keep_freed, seed_of, set_threads
 from espalier_trainer.training.network import new_network
 from espalier_trainer.training.progress import TrainingResult, ending_of, exit_code_of
 
 if TYPE_CHECKING:
-    from espalier_trainer.ready.follower import Follower
+    from espalier_trainer.builtin_loop.worker import BuiltinWorker
 
 
-def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
+def train(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: StopSignal) -> ExitCode:
     """Build what the job names and train it. What fails is reported, with its cause.
 
     Raises `TrainerError` where the job cannot be connected, and `SupersededError` if a later leader has taken over.
@@ -55,7 +55,7 @@ def train(settings: Settings, job: AdaptiveTrainingJob, stop: StopSignal) -> Exi
             return failed(error, job, services, trainer)
 
 
-def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> Follower:
+def follower(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: Callable[[], bool]) -> BuiltinWorker:
     """Load data and model, and train as a worker of a leader until `stop` returns True.
 
     Raises `TrainerError` for errors that the job's author can fix.
@@ -67,9 +67,9 @@ def follower(settings: Settings, job: AdaptiveTrainingJob, stop: Callable[[], bo
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
     base = settings.role is Role.BASE
-    from espalier_trainer.ready.follower import Follower
+    from espalier_trainer.builtin_loop.worker import BuiltinWorker
 
-    made = Follower(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
+    made = BuiltinWorker(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
     made.warm_up()
     return made
 

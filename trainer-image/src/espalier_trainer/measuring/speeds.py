@@ -34,7 +34,7 @@ class _Window:
     sync: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
 
-class Speeds:
+class StepSpeeds:
     """The configurations that were used last. Nothing is kept of earlier ones."""
 
     def __init__(self, earlier: Iterable[Speed] = (), *, gpu_type: str = "") -> None:
@@ -140,7 +140,7 @@ LEAST_STEPS: Final = 10
 """From one measurement to the next, where they are cheap: more of them would not be independent news."""
 
 
-class Sampling:
+class NoiseSampling:
     """Earns a share of each step, and spends it on measurements.
 
     The first one is on credit, because its cost is not known: the next follows when it is paid back, and the cost of

@@ -31,7 +31,7 @@ from espalier_trainer.net2net.modules import (
     undisturbed,
     unwatched,
 )
-from espalier_trainer.net2net.refusals import Reason
+from espalier_trainer.net2net.refusals import RefusalReason
 from espalier_trainer.net2net.trace.graph import Graph
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,11 @@ def severed(model: nn.Module, graph: Graph, example_input: ExampleInput) -> froz
     return once(model, example_input, "severed", lambda: _measured(model, example_input, real=graph.real))
 
 
-def why_severed(graph: Graph, path: str) -> Reason:
+def why_severed(graph: Graph, path: str) -> RefusalReason:
     """Return why what is added after a module of `severed` would never learn."""
     around = [scope for scope in graph.severed if not scope or path == scope or path.startswith(f"{scope}.")]
     calls = graph.severed[max(around, key=len)] if around else ()
-    return Reason(
+    return RefusalReason(
         f"no gradient comes back to the output of {path!r} (torch.no_grad(), detach, or a result that is not used), so "
         "what is added there would never learn",
         "grow at another place, or compute it with gradients",

@@ -18,7 +18,7 @@ from espalier_trainer.net2net.blocks import base_class
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class RefusalReason:
     """Why growth would go wrong at a place."""
 
     text: str

@@ -161,7 +161,7 @@ class Warmup(Schedule):
 
 
 @dataclass(frozen=True)
-class Constant(Schedule):
+class ConstantRate(Schedule):
     """The initial rate."""
 
     initial: float
@@ -274,7 +274,7 @@ def _named(spec: ScheduleSpec, initial: float) -> Schedule:
     if spec.name == "Exponential":
         return Exponential(initial, spec.decay)
     if spec.name == "Constant":
-        return Constant(initial)
+        return ConstantRate(initial)
     return TorchSchedule(spec.name.partition(":")[2], initial, dict(spec.options))
 
 

@@ -64,7 +64,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainerSettings:
     """What the environment says."""
 
     job_file: Path
@@ -108,7 +108,7 @@ class Settings:
         return self.role is Role.BASE and self.index == 0
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str]) -> Settings:
+    def from_environment(cls, variables: Mapping[str, str]) -> TrainerSettings:
         """Read the variables; `SettingsError` names the one that cannot be used."""
 
         def path(name: str) -> Path | None:
@@ -192,7 +192,7 @@ def _role(text: str) -> Role:
         raise SettingsError(f"{environment.WORKER_ROLE} is {text!r}; it must be {' or '.join(Role)}") from None
 
 
-class Leave:
+class TermSignal:
     """SIGTERM: ends this process at once, as done (exit code 0), or while it takes part at the next step boundary."""
 
     def __init__(self) -> None:

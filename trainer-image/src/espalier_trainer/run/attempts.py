@@ -29,7 +29,7 @@ _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttemptOutcome:
     """What came of an attempt."""
 
     kind: str

@@ -22,7 +22,7 @@ from espalier_core.types.job import BatchSizing, ElasticBatch, TrainingSpec
 from espalier_core.types.measurements import Measurements
 from espalier_trainer.checkpoints.document import BatchState
 from espalier_trainer.elastic.membership import Portion, fixed_portion
-from espalier_trainer.run.meter import Place
+from espalier_trainer.run.meter import WorkerPlacement
 
 GROWTH: Final = 2
 """Limit of a batch, and of a worker's part of it in a pass, as a multiple of the largest measured one."""
@@ -60,7 +60,7 @@ class Batching(Protocol):
         """Return what the step at batch `cursor` of an epoch of `batches` batches takes."""
 
     def choose(
-        self, measure: Callable[[], Measurements], place: Place, parameters: int, *, epoch_begins: bool
+        self, measure: Callable[[], Measurements], place: WorkerPlacement, parameters: int, *, epoch_begins: bool
     ) -> Resized | None:
         """Decide on the size of the next steps of a model of `parameters` parameters; None: it stays.
 
@@ -122,7 +122,7 @@ class GoodputBatching(Batching):
         """The size before the last change."""
         self._untested = False
         """Whether no step of this size has shown yet that it fits into memory."""
-        self._place: Place | None = None
+        self._place: WorkerPlacement | None = None
 
     @property
     def batch_size(self) -> int:
@@ -152,7 +152,7 @@ class GoodputBatching(Batching):
         )
 
     def choose(
-        self, measure: Callable[[], Measurements], place: Place, parameters: int, *, epoch_begins: bool
+        self, measure: Callable[[], Measurements], place: WorkerPlacement, parameters: int, *, epoch_begins: bool
     ) -> Resized | None:
         """Take the best size, if the current one was measured, or the workers are others."""
         moved, self._place = self._place not in (None, place), place
@@ -263,7 +263,7 @@ class GoodputBatching(Batching):
     def _passes(self, batches: int, world: int) -> int:
         return self.limits.passes(batches, world) if self._accumulates else 1
 
-    def _is_measured(self, measured: Measurements, place: Place, parameters: int) -> bool:
+    def _is_measured(self, measured: Measurements, place: WorkerPlacement, parameters: int) -> bool:
         share = self._limits.share(self._state.batches, place.workers)
         now = place.nodes, place.workers, share, parameters
         return any(

@@ -15,9 +15,9 @@ from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Report, TrainerPhase
 from espalier_trainer.errors import TrainerError
-from espalier_trainer.process.settings import Settings, SettingsError
+from espalier_trainer.process.settings import SettingsError, TrainerSettings
 from espalier_trainer.signals.report import EventLog, FileReporter, Reporter, previous_used_seconds
-from espalier_trainer.signals.scheduler import AllocationFile, AllocationSource
+from espalier_trainer.signals.scheduler import AllocationFileSource, AllocationSource
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Contracts:
 
 @contextmanager
 def connected(
-    settings: Settings, job: AdaptiveTrainingJob, heard: Callable[[Allocation], None] = lambda allocation: None
+    settings: TrainerSettings, job: AdaptiveTrainingJob, heard: Callable[[Allocation], None] = lambda allocation: None
 ) -> Iterator[Contracts]:
     """Connect to what the settings name: files, or the job's API server, or both.
 
@@ -44,7 +44,9 @@ def connected(
     be asked (a pod without a token), the files are used alone. On leaving, the last report is on its way, or was given
     up.
     """
-    files = () if settings.allocation_file is None else (AllocationFile(settings.allocation_file, job, heard=heard),)
+    files = (
+        () if settings.allocation_file is None else (AllocationFileSource(settings.allocation_file, job, heard=heard),)
+    )
     reported = previous_used_seconds(settings.report_file, job.key)
     reporter: Reporter = FileReporter(settings.report_file, settings.events_file)
     if settings.job_key is None:
@@ -112,7 +114,7 @@ def early_report(
 
 
 def report_early(
-    settings: Settings,
+    settings: TrainerSettings,
     job: AdaptiveTrainingJob,
     phase: TrainerPhase = TrainerPhase.STARTING,
     reason: Reason | None = None,

@@ -16,15 +16,15 @@ from espalier_core.types.task import Score
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
-from espalier_trainer.growth.advisor import Silence
-from espalier_trainer.growth.consultation import Adapter, Asked, Consultation
+from espalier_trainer.growth.advisor import AdvisorBackoff
+from espalier_trainer.growth.consultation import Adapter, Advised, Consultation
 from espalier_trainer.growth.forecasting import Forecasting, report_outcome
 from espalier_trainer.run.live import LiveRun
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending
 
 if TYPE_CHECKING:
-    from espalier_trainer.trials.leading import Trial
+    from espalier_trainer.trials.growth_trial import GrowthTrial
 
 
 _START_SHARE: Final = 0.1
@@ -59,12 +59,12 @@ class Growth:
         """Without an `adapter` the network does not grow. The others are as `run.Run` takes them."""
         job, services = run.job, run.services
         self._run, self._adapter, self._study, self._cannot_grow = run, adapter, study, cannot_grow
-        self._silence = Silence()
+        self._silence = AdvisorBackoff()
         if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
             cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
         self._cannot_try, self._base_loss = cannot_try, base_loss
         self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
-        self._trial: Trial | None = None
+        self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
         self._lent: tuple[int, float] | None = None
         """The allocation whose extra workers are waited for, and since when, in used seconds."""
@@ -161,7 +161,7 @@ class Growth:
             question = partial(self._adapter.question, run.state.network, run.progress, run.allocation)
         run.meter.growth = self._forecasting.look(question)
 
-    def _asked(self, adapter: Adapter, network: Network) -> Asked:
+    def _asked(self, adapter: Adapter, network: Network) -> Advised:
         run = self._run
         with run.services.spans.stage("consult", run.allocation) as attributes:
             asked = adapter.ask(network, run.progress, run.allocation)
@@ -172,7 +172,7 @@ class Growth:
             }
         return asked
 
-    def _carry_out(self, adapter: Adapter, asked: Asked, arms: Sequence[Arm] = ()) -> None:
+    def _carry_out(self, adapter: Adapter, asked: Advised, arms: Sequence[Arm] = ()) -> None:
         """Grow as advised, and continue with the result."""
         run = self._run
         with run.services.spans.stage("adapt", asked.allocation) as attributes:
@@ -208,13 +208,13 @@ class Growth:
         """Whether the job tries growths, and no extra worker is there yet to do so."""
         return self._trials is not Trials.OFF and self._run.team is not None and not self._run.team.extra_members
 
-    def _trial_begun(self, asked: Asked) -> bool:
+    def _trial_begun(self, asked: Advised) -> bool:
         """Let extra workers try what was advised, if the job wants that and they can; returns whether they do."""
         run = self._run
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
             return False
-        from espalier_trainer.trials.leading import begun
+        from espalier_trainer.trials.growth_trial import begun
 
         trial = begun(
             self._trials,
@@ -251,7 +251,7 @@ class Growth:
     def _loss_of_base(self) -> float | None:
         return self._run.progress.metrics.get("validation_loss") if self._base_loss is None else self._base_loss()
 
-    def _trial_over(self, adapter: Adapter, trial: Trial) -> bool:
+    def _trial_over(self, adapter: Adapter, trial: GrowthTrial) -> bool:
         """Decide if the trial is over; returns whether to train an epoch after that."""
         run = self._run
         team, network, progress = run.team, run.state.network, run.progress

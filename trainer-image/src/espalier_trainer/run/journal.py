@@ -39,7 +39,7 @@ from espalier_trainer.run.batching import Resized
 from espalier_trainer.signals.report import Reporter
 from espalier_trainer.signals.scheduler import Scheduler
 from espalier_trainer.training.network import Network
-from espalier_trainer.training.progress import Ending, Progress
+from espalier_trainer.training.progress import Ending, RunProgress
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +49,21 @@ class _Stamp(TypedDict):
     used_seconds: float
 
 
-class _Standing(TypedDict):
+class _ModelFields(TypedDict):
     step: int
     depth: int
     parameters: int
 
 
 @dataclass
-class Journal:
+class RunJournal:
     """Reports where training stands: `network` and `progress`."""
 
     job: str
     scheduler: Scheduler
     reporter: Reporter
     network: Network
-    progress: Progress
+    progress: RunProgress
     incarnation: str = ""
     """A new value for every process start; made up when empty."""
     attempt: int | None = None
@@ -225,7 +225,7 @@ class Journal:
     def _stamp(self) -> _Stamp:
         return {"time": datetime.now(UTC), "used_seconds": self.scheduler.used_seconds()}
 
-    def _standing(self, network: Network | None = None) -> _Standing:
+    def _standing(self, network: Network | None = None) -> _ModelFields:
         network = network or self.network
         return {"step": self.progress.step, "depth": network.depth, "parameters": network.parameters}
 

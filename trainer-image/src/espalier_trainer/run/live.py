@@ -29,26 +29,26 @@ from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.run import saving
 from espalier_trainer.run.attempts import NOT_OURS
 from espalier_trainer.run.batching import Batching, FixedBatching, Resized
-from espalier_trainer.run.journal import Journal
-from espalier_trainer.run.meter import Meter, Place
+from espalier_trainer.run.journal import RunJournal
+from espalier_trainer.run.meter import RunMeter, WorkerPlacement
 from espalier_trainer.run.services import Services
 from espalier_trainer.training.hooks import Boundary, Change, Hooks
 from espalier_trainer.training.network import Network
-from espalier_trainer.training.progress import Ending, Progress
+from espalier_trainer.training.progress import Ending, RunProgress
 
 if TYPE_CHECKING:
     from espalier_trainer.run.optimising import Optimiser
 
 
 @dataclass
-class Jumps:
+class LossJump:
     """Takes the losses of the steps before and after a growth: on other examples, with the weights of that moment.
 
     A consultation is reported at once, or, where the next step computes the loss after it, with that step. Its
     adaptation is the last of `adaptations`, those of the run.
     """
 
-    journal: Journal
+    journal: RunJournal
     _last: float | None = None
     """The loss of the last step."""
     _before: float | None = None
@@ -105,9 +105,9 @@ class LiveRun:
         self._identity, self._example, self.optimiser = identity, example, optimiser
         self.scheduler = services.scheduler
         network = state.network
-        self.progress = Progress(network.depth, network.parameters)
-        self.meter = Meter(network, services.gpu_type)
-        self.journal = Journal(
+        self.progress = RunProgress(network.depth, network.parameters)
+        self.meter = RunMeter(network, services.gpu_type)
+        self.journal = RunJournal(
             job.key,
             services.scheduler,
             services.reporter,
@@ -124,7 +124,7 @@ class LiveRun:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self.jumps = Jumps(self.journal)
+        self.jumps = LossJump(self.journal)
         self.first_step = 0
         """The step that this process began at."""
         self.grown_from: Network | None = None
@@ -142,9 +142,9 @@ class LiveRun:
         return Moment(self.scheduler.used_seconds(), self.scheduler.time_budget())
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorkerPlacement:
         """Nodes and workers that compute a step."""
-        return Place() if self.team is None else Place(self.team.nodes, self.team.world)
+        return WorkerPlacement() if self.team is None else WorkerPlacement(self.team.nodes, self.team.world)
 
     def resized(self, changed: Resized, message: str = "") -> None:
         """Continue with another batch size, which all members learn, and report it."""
@@ -253,7 +253,7 @@ class LiveRun:
         return self.saver.save(self.capture_all, network, self.progress, self.journal, used, wait=wait)
 
 
-def looked(run: LiveRun) -> Ending | None:
+def check_boundary(run: LiveRun) -> Ending | None:
     """Read the allocation, the deadline and demands; save and report when it is time. Returns an end that is due.
 
     Raises `SupersededError` if a later leader has taken over.

@@ -9,9 +9,9 @@ import torch
 
 from espalier_core.types.measurements import GrowthForecast, Measurements
 from espalier_trainer.elastic.membership import ONE, Portion
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.measuring.gradients import Noise, Stopwatch, Successive
-from espalier_trainer.measuring.speeds import LossCurve, Sampling, Speeds
+from espalier_trainer.measuring.speeds import LossCurve, NoiseSampling, StepSpeeds
 from espalier_trainer.net2net.modules import device_of
 from espalier_trainer.training.network import Network
 
@@ -19,32 +19,32 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlacement:
     """Where a step is computed."""
 
     nodes: int = 1
     workers: int = 1
 
 
-class Meter:
+class RunMeter:
     """Not thread-safe: the training loop's own."""
 
     def __init__(self, network: Network, gpu_type: str = "") -> None:
         self._parameters, self._gpu_type = network.parameters, gpu_type
-        self._speeds, self._noise, self._losses = Speeds(gpu_type=gpu_type), Noise(), LossCurve()
-        self._sampling, self._successive = Sampling(), Successive()
+        self._speeds, self._noise, self._losses = StepSpeeds(gpu_type=gpu_type), Noise(), LossCurve()
+        self._sampling, self._successive = NoiseSampling(), Successive()
         self.growth: GrowthForecast | None = None
         """What the agent expects of growing; set by the run."""
         self._alone_cost = 0.0
         """Seconds that the first of two successive gradients cost."""
-        self._joint: Joint | None = None
+        self._joint: StepResult | None = None
         self._measured = self._off = False
         """Whether this step's noise is measured; whether there was no memory for it."""
 
     def restore(self, measurements: Measurements) -> None:
         """Continue from what a checkpoint has kept."""
         if not measurements.is_empty:
-            self._speeds = Speeds(measurements.speeds, gpu_type=self._gpu_type)
+            self._speeds = StepSpeeds(measurements.speeds, gpu_type=self._gpu_type)
             self._noise = Noise(measurements.gradient)
             self._losses = LossCurve(measurements.losses)
 
@@ -68,7 +68,7 @@ class Meter:
         """Whether the noise of gradients is to be measured in the step after the one that has begun."""
         return not self._off and not self._measured and (self._successive.waits or self._sampling.due(after=1))
 
-    def look(self, joint: Joint, network: Network) -> None:
+    def look(self, joint: StepResult, network: Network) -> None:
         """Measure the step that was computed, while its gradients are there."""
         self._joint = joint
         if not self._measured:
@@ -82,7 +82,9 @@ class Meter:
         else:
             self._sampling.paid(joint.norms_seconds)  # fewer than two members had examples
 
-    def stepped(self, place: Place, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE) -> None:
+    def stepped(
+        self, place: WorkerPlacement, seconds: float, epoch: int, step: int, loss: float, portion: Portion = ONE
+    ) -> None:
         """Count a step that was taken in `seconds`; `step` is its number, `epoch` that of its epoch.
 
         One that is shorter because the epoch ends is no measurement of speed.
@@ -105,7 +107,7 @@ class Meter:
             growth=self.growth,
         )
 
-    def _look_alone(self, joint: Joint, network: Network) -> None:
+    def _look_alone(self, joint: StepResult, network: Network) -> None:
         first = not self._successive.waits
         watch = Stopwatch(device_of(network.module))
         try:

@@ -30,7 +30,7 @@ from espalier_trainer.optimizers.building import has_layouts, lay
 from espalier_trainer.run.attempts import (
     CHANNELS_LAST,
     REWRITE,
-    Found,
+    AttemptOutcome,
     cost_of,
     gained,
     is_tried,
@@ -64,7 +64,7 @@ class Probation:
     network: Network
     other: Network
     """The same network with an execution."""
-    found: Found
+    found: AttemptOutcome
     spent: float
     """Seconds that finding it has taken."""
     _pairs: list[tuple[float, float]] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Optimiser:
         if probation is not None:
             change = self._change(replace(probation.found, message=message), network, allocation, probation.spent)
         elif network.execution is not None:
-            found = Found(REWRITE, message, rules=len(network.execution.plan["rules"]))
+            found = AttemptOutcome(REWRITE, message, rules=len(network.execution.plan["rules"]))
             change = self._change(found, replace(network, execution=None), allocation, 0.0)
         else:
             return None
@@ -234,14 +234,14 @@ class Optimiser:
             if until():
                 self._unrecorded += self._clock() - self._began
                 return None
-            found = Found(kind, f"it would take longer than the {self._allowed:.3g} s that it may cost")
+            found = AttemptOutcome(kind, f"it would take longer than the {self._allowed:.3g} s that it may cost")
         except RewritesRefusedError as error:
-            found = Found(kind, str(error))
+            found = AttemptOutcome(kind, str(error))
         except torch.OutOfMemoryError as error:
-            found = Found(kind, f"out of memory: {in_one_line(str(error))}")
+            found = AttemptOutcome(kind, f"out of memory: {in_one_line(str(error))}")
         # Whatever the user's model raises in double precision, or a rule that misjudges it.
         except Exception as error:
-            found = Found(kind, f"failed ({type(error).__name__}: {error})")
+            found = AttemptOutcome(kind, f"failed ({type(error).__name__}: {error})")
         spent = self._clock() - self._began
         if self._probation is None:
             return self._change(found, network, allocation, spent)
@@ -269,7 +269,7 @@ class Optimiser:
             return _COMPARING_STEPS * step
         return self._rewriter.seconds(network.module, step)
 
-    def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
+    def _try_layout(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, AttemptOutcome]:
         other = copied(network.module)
         lay(other, None, channels_last=True)
 
@@ -282,19 +282,19 @@ class Optimiser:
         pairs = compare(network.module, other, step, clock=self._clock)
         spent, left = self._clock() - self._began, self._scheduler.time_left()
         if why := too_little(pairs, self._spec.optimise_min_gain, median(self._steps), left, spent):
-            return network, Found(CHANNELS_LAST, why, pairs=pairs)
+            return network, AttemptOutcome(CHANNELS_LAST, why, pairs=pairs)
         lay(network.module, network.optimizer, channels_last=True)
         if self._rewriter is not None:
             self._rewriter.forget()  # measured in the other layout
-        return replace(network, channels_last=True), Found(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
+        return replace(network, channels_last=True), AttemptOutcome(CHANNELS_LAST, gained(pairs), won=True, pairs=pairs)
 
-    def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, Found]:
+    def _try_rewrites(self, network: Network, inputs: Tensor, targets: Tensor) -> tuple[Network, AttemptOutcome]:
         """Find an exact rewrite, which is then on probation; the network stays as it is until it has passed that."""
         if self._rewriter is None:
             raise RewritesRefusedError(self._refused)
         limits = Limits(median(self._steps), self._allowed, self._check, self._clock)
         rewrite = self._rewriter.attempt(network.module, inputs, targets, self._loss, limits)
-        found = Found(
+        found = AttemptOutcome(
             REWRITE, rewrite.message, rules=rewrite.rules, evaluations=rewrite.evaluations, error=rewrite.error
         )
         if rewrite.execution is not None:
@@ -313,7 +313,7 @@ class Optimiser:
             if self._until():
                 raise BrokenOffError
 
-    def _change(self, found: Found, network: Network, allocation: Allocation, spent: float) -> Change:
+    def _change(self, found: AttemptOutcome, network: Network, allocation: Allocation, spent: float) -> Change:
         return Change(network, found.record(network, allocation, self._scheduler.used_seconds(), spent))
 
 

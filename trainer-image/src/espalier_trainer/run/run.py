@@ -26,15 +26,15 @@ from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.elastic.group import Group, GroupBrokenError
 from espalier_trainer.elastic.membership import ONE, Portion
 from espalier_trainer.elastic.states import TrainingState
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.errors import CheckpointMismatchError, SupersededError
 from espalier_trainer.growth.consultation import Adapter
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.run.batching import Batching
 from espalier_trainer.run.growing import Growth, Study
-from espalier_trainer.run.live import LiveRun, looked
-from espalier_trainer.run.meter import Place
+from espalier_trainer.run.live import LiveRun, check_boundary
+from espalier_trainer.run.meter import WorkerPlacement
 from espalier_trainer.run.services import Services
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.progress import Ending, StepGaps, ending_of
@@ -151,7 +151,7 @@ class Run(LiveRun):
         *,
         at_boundary: bool = False,
         moment: Callable[[], Moment] | None = None,
-    ) -> Iterator[Due]:
+    ) -> Iterator[StepPlan]:
         """Yield the steps to the end of an epoch of `batches` batches, or to the end of the run.
 
         Of a stream, `batches` returns before each step how many there are at least.
@@ -175,7 +175,7 @@ class Run(LiveRun):
             yield due
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / max(1, self.progress.cursor)
 
-    def together(self, due: Due, compute: Callable[[], Joint]) -> Joint:
+    def together(self, due: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
         if due.group is None or self.team is None:
             joint = compute()
@@ -186,7 +186,7 @@ class Run(LiveRun):
         self.meter.look(joint, self.state.network)
         return joint
 
-    def apart(self, due: Due, compute: Callable[[], Value]) -> Value:
+    def apart(self, due: StepPlan, compute: Callable[[], Value]) -> Value:
         """Compute a part of a step that the members do not take together; leave the group if that fails."""
         if due.group is None or self.team is None:
             return compute()
@@ -304,7 +304,7 @@ class Run(LiveRun):
 
     def _boundary(self) -> Ending | None:
         if self.ending is None:
-            self.ending = looked(self)
+            self.ending = check_boundary(self)
         return self.ending
 
     def _finish_epoch(self) -> None:
@@ -316,7 +316,7 @@ class Run(LiveRun):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class StepPlan:
     """A step to take."""
 
     group: Group | None
@@ -331,7 +331,7 @@ class Due:
     """Tell the other members in it that another one follows."""
 
 
-def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, foretells: bool) -> Due:
+def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, foretells: bool) -> StepPlan:
     """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
 
     `rate`, `moment` and `foretells` are as `Run` takes them. Raises `GroupBrokenError`.
@@ -343,7 +343,7 @@ def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Mom
     scaled = rate() * portion.rate
     if team is None or team.world == 1:
         measured = run.meter.begin()
-        return Due(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
+        return StepPlan(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
     team.share_news(run.capture)
     measured = run.meter.begin(may=not team.foretold)
     after, then = progress.cursor + portion.batches, None
@@ -352,10 +352,10 @@ def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Mom
     group = team.begin_step(
         progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
     )
-    return Due(group, scaled, portion, measured, team.foretells)
+    return StepPlan(group, scaled, portion, measured, team.foretells)
 
 
-def _choose_batch_size(run: LiveRun, place: Place) -> None:
+def _choose_batch_size(run: LiveRun, place: WorkerPlacement) -> None:
     if run.batching.batch_size is None:
         return
     begins, parameters = run.progress.cursor == 0, run.state.network.parameters

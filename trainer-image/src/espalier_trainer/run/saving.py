@@ -22,14 +22,14 @@ from espalier_trainer.net2net.history import package_of
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.building import optimizer_state
 from espalier_trainer.run.batching import Batching
-from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.journal import RunJournal
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network
-from espalier_trainer.training.progress import Progress
+from espalier_trainer.training.progress import RunProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """What came of writing the checkpoint of a step."""
 
     step: int
@@ -40,7 +40,7 @@ class Written:
     """Why not."""
 
 
-class Writer:
+class CheckpointWriter:
     """At most one checkpoint is in flight. Not thread-safe: the training loop's own.
 
     The copy is kept for the next checkpoint, and its memory is prepared before the first one: memory that is new costs
@@ -51,7 +51,7 @@ class Writer:
     def __init__(self, store: CheckpointStore, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._flight: Future[Written] | None = None
+        self._flight: Future[WriteResult] | None = None
         self._room: Checkpoint | None = None
         self._preparing: Future[Checkpoint] | None = None
 
@@ -80,7 +80,7 @@ class Writer:
         self._room = checkpoint.copied(self._made())
         self._flight = self._threads.submit(self._written, self._room)
 
-    def take(self, *, wait: bool = False) -> Written | None:
+    def take(self, *, wait: bool = False) -> WriteResult | None:
         """Return what came of the checkpoint in flight; None if there is none, or, unless `wait`, if it is not done."""
         flight = self._flight
         if flight is None or not (wait or flight.done()):
@@ -88,7 +88,7 @@ class Writer:
         self._flight = None
         return flight.result()
 
-    def write(self, checkpoint: Checkpoint) -> Written:
+    def write(self, checkpoint: Checkpoint) -> WriteResult:
         """Write a checkpoint now. None is in flight."""
         return self._written(checkpoint)
 
@@ -99,19 +99,19 @@ class Writer:
             self._room = preparing.result()
         return self._room
 
-    def _written(self, checkpoint: Checkpoint) -> Written:
+    def _written(self, checkpoint: Checkpoint) -> WriteResult:
         began, step = self._clock(), checkpoint.state.step
         try:
             path = self._store.save(checkpoint)
         except Exception as error:
-            return Written(step, None, self._clock() - began, error)
-        return Written(step, path, self._clock() - began)
+            return WriteResult(step, None, self._clock() - began, error)
+        return WriteResult(step, path, self._clock() - began)
 
 
 def capture(
     identity: CheckpointIdentity,
     trained: TrainingState,
-    progress: Progress,
+    progress: RunProgress,
     used_seconds: float,
     hooks: Hooks,
     batching: Batching,
@@ -152,9 +152,9 @@ def capture(
     return Checkpoint(state, network.module.state_dict(), training)
 
 
-def progress_of(state: CheckpointState) -> Progress:
+def progress_of(state: CheckpointState) -> RunProgress:
     """Return the progress of the run in a checkpoint."""
-    return Progress(
+    return RunProgress(
         depth_before=state.depth_before,
         parameters_before=state.parameters_before,
         epoch=state.epoch,
@@ -174,7 +174,7 @@ class Saver:
     def __init__(self, store: CheckpointStore | None, interval_seconds: float, clock: Callable[[], float]) -> None:
         """`interval_seconds` are of the budget, from the end of one checkpoint to the beginning of the next."""
         self._store, self._interval = store, interval_seconds
-        self._writer = None if store is None else Writer(store, clock)
+        self._writer = None if store is None else CheckpointWriter(store, clock)
         self.wanted = False
         """Save at the next step boundary (after a growth)."""
         self._saved_at = 0.0
@@ -204,8 +204,8 @@ class Saver:
         self,
         capture: Callable[[], Checkpoint],
         network: Network,
-        progress: Progress,
-        journal: Journal,
+        progress: RunProgress,
+        journal: RunJournal,
         used_seconds: Callable[[], float],
         *,
         wait: bool,
@@ -228,13 +228,13 @@ class Saver:
             return ""
         return self._report(self._writer.write(capture()), journal, used_seconds)
 
-    def look(self, journal: Journal, used_seconds: Callable[[], float], *, wait: bool = False) -> None:
+    def look(self, journal: RunJournal, used_seconds: Callable[[], float], *, wait: bool = False) -> None:
         """Report the checkpoint in flight once it is done; `wait` for that. Raises as `save` does."""
         written = None if self._writer is None else self._writer.take(wait=wait)
         if written is not None:
             self._report(written, journal, used_seconds)
 
-    def _report(self, written: Written, journal: Journal, used_seconds: Callable[[], float]) -> str:
+    def _report(self, written: WriteResult, journal: RunJournal, used_seconds: Callable[[], float]) -> str:
         # From the end of a save: a model that takes an interval to write would otherwise be written all the time.
         self.begin(used_seconds())
         if written.path is not None:

@@ -27,9 +27,9 @@ from espalier_trainer.errors import CheckpointFolderError
 from espalier_trainer.growth.advisor import Advisor, Cancelled, FallbackPolicy, HTTPAdvisor, NoAgent, WithFallback
 from espalier_trainer.growth.forecasting import Forecaster
 from espalier_trainer.process.fencing import Fence, LeaderClaim
-from espalier_trainer.process.settings import Settings
+from espalier_trainer.process.settings import TrainerSettings
 from espalier_trainer.run.contracts import connected
-from espalier_trainer.run.journal import Journal
+from espalier_trainer.run.journal import RunJournal
 from espalier_trainer.signals.metrics import LoggedReporter, MeteredReporter, opened, served
 from espalier_trainer.signals.report import MemoryReporter, Reporter
 from espalier_trainer.signals.scheduler import DocumentScheduler, Scheduler
@@ -47,7 +47,7 @@ with two, which wait for each other."""
 _NEVER_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 """Errors that only a change of the job can fix."""
 
-TeamMaker = Callable[[Journal], Team]
+TeamMaker = Callable[[RunJournal], Team]
 """Makes the team of workers that train together, given the function that receives events."""
 
 
@@ -88,7 +88,7 @@ class Services:
 
 @contextmanager
 def connect(
-    settings: Settings,
+    settings: TrainerSettings,
     job: AdaptiveTrainingJob,
     stop: Cancelled,
     device: torch.device,
@@ -141,7 +141,7 @@ def connect(
         )
 
 
-def _of_leader(settings: Settings, job: AdaptiveTrainingJob, incarnation: str) -> dict[str, str | int | float]:
+def _of_leader(settings: TrainerSettings, job: AdaptiveTrainingJob, incarnation: str) -> dict[str, str | int | float]:
     """Return the attributes of all spans of a leader, named as the operator names them."""
     known = {
         "k8s.namespace.name": job.metadata.namespace,
@@ -153,7 +153,7 @@ def _of_leader(settings: Settings, job: AdaptiveTrainingJob, incarnation: str) -
     return {name: value for name, value in known.items() if value}
 
 
-def seed_of(settings: Settings, job: AdaptiveTrainingJob) -> int:
+def seed_of(settings: TrainerSettings, job: AdaptiveTrainingJob) -> int:
     """Return the seed: the environment's, or else the job's."""
     return job.spec.training.seed if settings.seed is None else settings.seed
 
@@ -166,7 +166,7 @@ def set_threads(model: nn.Module, device: torch.device) -> None:
 
 
 def team_of(
-    settings: Settings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
+    settings: TrainerSettings, job: AdaptiveTrainingJob, device: torch.device, hashed: Callable[[Network], int]
 ) -> TeamMaker | None:
     """Return the function that makes the team of the job's workers, None if each trains alone."""
     training = job.spec.training

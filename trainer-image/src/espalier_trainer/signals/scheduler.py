@@ -41,7 +41,7 @@ class AllocationSource(Protocol):
 
 
 @dataclass
-class AllocationFile:
+class AllocationFileSource:
     """A file in which a scheduler leaves an `AllocationDocument`; on Kubernetes an annotation of the pod.
 
     The last good document is kept while the file is half-written, damaged, of another version, of another job, or
@@ -152,7 +152,7 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReplicaChange:
     """From `at_seconds` of the budget on, the job has `replicas` workers."""
 
     at_seconds: float
@@ -276,7 +276,7 @@ class VirtualScheduler(Scheduler):
 
     budget_seconds: float
     step_seconds: Callable[[Architecture | None], float]
-    arrivals: Sequence[Arrival] = ()
+    arrivals: Sequence[ReplicaChange] = ()
     base: int = 1
     speedup: Callable[[int], float] = lambda replicas: 1.0
     """Returns the speed of a step with this number of replicas relative to one; 1 if the others take no part."""

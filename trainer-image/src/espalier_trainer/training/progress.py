@@ -26,7 +26,7 @@ from espalier_trainer.training.network import Network
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Everything of a run that is neither a tensor nor a clock."""
 
     depth_before: int
@@ -65,7 +65,7 @@ class StepGaps:
     _last: float | None = None
     _longest: float = 0.0
 
-    def step_finished(self, progress: Progress) -> None:
+    def step_finished(self, progress: RunProgress) -> None:
         """Measure the gap that ends now."""
         now = self.clock()
         if self._last is not None:
@@ -127,7 +127,7 @@ def result_of(
     ending: Ending,
     test: Evaluation | None,
     network: Network,
-    progress: Progress,
+    progress: RunProgress,
     used_seconds: float,
     allocation: Allocation,
 ) -> TrainingResult:

@@ -22,7 +22,7 @@ from espalier_core.types.report import Arm
 from espalier_trainer.optimizers.schedules import Moment
 
 
-class Order(Record):
+class TrialOrder(Record):
     """What one worker tries, one action after the other, each from the state that it holds."""
 
     trial: str
@@ -51,17 +51,17 @@ class Order(Record):
         return Moment(self.used_seconds + self.pace * seconds, self.budget_seconds)
 
 
-class Result(Record):
+class TrialResult(Record):
     """What came of an order."""
 
     trial: str
     arms: tuple[Arm, ...]
 
 
-def result_from(text: str) -> Result | None:
+def result_from(text: str) -> TrialResult | None:
     """Read a result; None where it is none, as of a worker of another version."""
     try:
-        return Result.model_validate_json(text)
+        return TrialResult.model_validate_json(text)
     except ValidationError:
         return None
 

@@ -22,6 +22,7 @@ from espalier_core.types.report import AdaptationResult, TrainerPhase
 from espalier_core.validation.reading import with_spec
 from espalier_lab.growth.collect.cost import StepCost
 from espalier_lab.growth.collect.plan import CollectionRun, RunPurpose
+from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.checkpoints.store import CheckpointStore
 from espalier_trainer.data import load_data
@@ -30,10 +31,9 @@ from espalier_trainer.growth.advisor import Scripted
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net import deepen
 from espalier_trainer.net2net.randomness import seed_everything
-from espalier_trainer.ready.trainer import Trainer
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.services import Services
-from espalier_trainer.signals.scheduler import Arrival, VirtualScheduler
+from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 
 
 class CollectError(Exception):
@@ -231,7 +231,7 @@ def _script(collection: Collection, run: CollectionRun) -> tuple[Action, ...]:
 def _scheduler(collection: Collection, run: CollectionRun) -> VirtualScheduler:
     budget = collection.job.spec.time_budget_seconds
     base = collection.job.spec.min_replicas
-    arrivals = (Arrival(collection.start_at, base + 1),)
+    arrivals = (ReplicaChange(collection.start_at, base + 1),)
     faster = collection.throughput if run.kind is RunPurpose.THROUGHPUT else 1.0
     if collection.cost is None:
         return WallScheduler(budget, lambda _: 0.0, arrivals, base, time_scale=1 / faster)

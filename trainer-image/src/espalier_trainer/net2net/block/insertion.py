@@ -42,7 +42,7 @@ FUSED = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """Equal blocks next to each other in one container."""
 
     container: str
@@ -84,7 +84,7 @@ class Run:
         return f"{self.container}.{key}" if self.container else key
 
 
-def candidates(model: nn.Module) -> Iterator[Run]:
+def candidates(model: nn.Module) -> Iterator[BlockRun]:
     """Yield the runs of modules with parameters that are no single layers, outer containers first."""
     found = [
         (path, module)
@@ -97,7 +97,7 @@ def candidates(model: nn.Module) -> Iterator[Run]:
         yield from _runs_of(path, container)
 
 
-def _runs_of(path: str, container: nn.Module) -> Iterator[Run]:
+def _runs_of(path: str, container: nn.Module) -> Iterator[BlockRun]:
     listed = isinstance(container, nn.Sequential | nn.ModuleList)
     children = [(key, child) for key, child in container.named_children() if key != STACK]
     place = 0
@@ -106,7 +106,7 @@ def _runs_of(path: str, container: nn.Module) -> Iterator[Run]:
         place += len(members)
         named = isinstance(container, nn.ModuleDict) or members[-1][0][-1:].isdecimal()
         if signature is not None and (listed or named):
-            yield Run(
+            yield BlockRun(
                 container=path,
                 keys=tuple(key for key, _ in members),
                 grown=sum(added(block) is not None for _, block in members),
@@ -143,10 +143,10 @@ SCALE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """A run of blocks that can be continued."""
 
-    run: Run
+    run: BlockRun
     reads: tuple[str, ...]
     """For each call: the operation that made what the last block passes on."""
     gives: tuple[str, ...]
@@ -171,7 +171,7 @@ class Place:
         return {block: f"{stem}{number + place}" for place, block in enumerate(blocks)}
 
 
-def add_blocks(model: nn.Module, place: Place, *, whole: bool, scale: float = SCALE) -> tuple[str, ...]:
+def add_blocks(model: nn.Module, place: BlockPlace, *, whole: bool, scale: float = SCALE) -> tuple[str, ...]:
     """Continue a run of `model`, in place, by copies of the last block or of all; returns their paths.
 
     With `whole`, the closing parameters of the run are multiplied by `scale`, else the copy is closed. Raises

@@ -9,27 +9,27 @@ from torch import nn
 
 from espalier_core.growth.architecture import BlockPoint, GrowthError
 from espalier_core.types.job import Insertion
-from espalier_trainer.net2net.block.insertion import SCALE, Place, Run, add_blocks, candidates
+from espalier_trainer.net2net.block.insertion import SCALE, BlockPlace, BlockRun, add_blocks, candidates
 from espalier_trainer.net2net.block.projections import MARK, Closing, NotClosedError, closing
 from espalier_trainer.net2net.block.trial import block_point, check_layers, misfits, not_identities, with_choice
 from espalier_trainer.net2net.block.unfolding import check_recomputing, fold, unfold
 from espalier_trainer.net2net.blocks import base_class
 from espalier_trainer.net2net.gradients import severed, why_severed
 from espalier_trainer.net2net.modules import ExampleInput, copied, once
-from espalier_trainer.net2net.refusals import Reason, Refusal, forward_of, place_of
+from espalier_trainer.net2net.refusals import Refusal, RefusalReason, forward_of, place_of
 from espalier_trainer.net2net.trace.graph import Graph
 from espalier_trainer.net2net.trace.tracing import Traces, trace, traces
 from espalier_trainer.net2net.widening.trial import PerturbedModel
 
 
 @dataclass(frozen=True)
-class Places:
+class BlockPlaces:
     """The runs of a model that can be continued, in execution order, and those that cannot."""
 
-    found: tuple[Place, ...]
+    found: tuple[BlockPlace, ...]
     refused: tuple[Refusal, ...]
 
-    def get(self, point_id: str) -> Place:
+    def get(self, point_id: str) -> BlockPlace:
         """Return the place with this id; raises `GrowthError` with the reason, or with the known ids."""
         for place in self.found:
             if place.id == point_id:
@@ -66,7 +66,7 @@ def refused_blocks(
     return tried_places(model, trace(model, example_input), example_input, whole=is_whole(insertion)).refused
 
 
-def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> Places:
+def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> BlockPlaces:
     """Return the places of `model` that pass the trials; `graph` is its trace on the example.
 
     Raises `GrowthError` if the model cannot be run on random values.
@@ -74,13 +74,13 @@ def tried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *,
     return once(model, example_input, ("blocks", whole), lambda: _tried(model, graph, example_input, whole=whole))
 
 
-def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool) -> Places:
+def _tried(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool) -> BlockPlaces:
     both = Traces(graph, trace(model, example_input, training=False))
     with both.answering():
         return _tried_on(model, both, example_input, whole=whole)
 
 
-def _tried_on(model: nn.Module, both: Traces, example_input: ExampleInput, *, whole: bool) -> Places:
+def _tried_on(model: nn.Module, both: Traces, example_input: ExampleInput, *, whole: bool) -> BlockPlaces:
     graph = both.training
     places, choices, refused = _found(model, graph, example_input, whole=whole)
     failed = misfits(model, both, example_input, places, whole=whole)
@@ -88,16 +88,16 @@ def _tried_on(model: nn.Module, both: Traces, example_input: ExampleInput, *, wh
     places = [place for place in places if place.id not in failed]
     if not whole and places:
         places, opened = _closed(model, example_input, places, choices)
-        refused += [_refusal(model, place.run, Reason(why, _REMEDY, "")) for place, why in opened]
+        refused += [_refusal(model, place.run, RefusalReason(why, _REMEDY, "")) for place, why in opened]
     refused = _with_lists_of_parts(model, graph, places, refused)
     order = {name: number for number, name in enumerate(graph.operations)}
-    return Places(tuple(sorted(places, key=lambda place: order[place.gives[0]])), tuple(refused))
+    return BlockPlaces(tuple(sorted(places, key=lambda place: order[place.gives[0]])), tuple(refused))
 
 
 _REMEDY = "let each branch end in a linear layer, a convolution or a scale, with nothing after it but dropout"
 
 
-_PARTS = Reason(
+_PARTS = RefusalReason(
     "the forward calls the parts of each element of its list, and not the element",
     "give the elements a forward, and call that in the loop, which keeps the names of the weights: `class Pair("
     "nn.ModuleList): def forward(self, x): attn, ff = self; x = attn(x) + x; return ff(x) + x` and `for pair in "
@@ -106,7 +106,9 @@ _PARTS = Reason(
 )
 
 
-def _with_lists_of_parts(model: nn.Module, graph: Graph, places: list[Place], refused: list[Refusal]) -> list[Refusal]:
+def _with_lists_of_parts(
+    model: nn.Module, graph: Graph, places: list[BlockPlace], refused: list[Refusal]
+) -> list[Refusal]:
     """Return the refusals with those of lists whose elements are not called, but what they hold is.
 
     `for attn, ff in self.layers`: one for each list, instead of those of the parts and of what is around it.
@@ -122,7 +124,9 @@ def _with_lists_of_parts(model: nn.Module, graph: Graph, places: list[Place], re
     return refused
 
 
-def untried_places(model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False) -> list[Place]:
+def untried_places(
+    model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool = False
+) -> list[BlockPlace]:
     """Return the places of `model` before any trial."""
     return _found(model, graph, example_input, whole=whole)[0]
 
@@ -154,7 +158,7 @@ def _with_block(
     places, choices, refused = _found(model, both.training, example_input, whole=whole)
     asked = [place for place in places if place.id == point_id]
     refused = _with_lists_of_parts(model, both.training, asked, refused)
-    place = Places(tuple(places), tuple(refused)).get(point_id)
+    place = BlockPlaces(tuple(places), tuple(refused)).get(point_id)
     why = ""
     for choice in (place.closing[-1],) if whole else choices[place.id]:
         place = place if whole else with_choice(place, choice)
@@ -174,14 +178,17 @@ def _with_block(
 
 
 def _closed(
-    model: nn.Module, example_input: ExampleInput, places: list[Place], choices: dict[str, tuple[frozenset[str], ...]]
-) -> tuple[list[Place], list[tuple[Place, str]]]:
+    model: nn.Module,
+    example_input: ExampleInput,
+    places: list[BlockPlace],
+    choices: dict[str, tuple[frozenset[str], ...]],
+) -> tuple[list[BlockPlace], list[tuple[BlockPlace, str]]]:
     """Return the places that are closed on values, by the first of their choices that does it, and the others."""
     # In the model's own type: a residual that is always kept in float32 rounds what is in float64.
     own = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     perturbed = PerturbedModel.of(model, example_input, (own, torch.float64, torch.float32))
     arguments: ExampleInput = perturbed.kwargs if perturbed.kwargs else perturbed.args
-    found: list[Place] = []
+    found: list[BlockPlace] = []
     problems: dict[str, str] = {}
     waiting, attempt = places, 0
     while waiting:
@@ -203,9 +210,9 @@ def _closed(
 
 def _found(
     model: nn.Module, graph: Graph, example_input: ExampleInput, *, whole: bool
-) -> tuple[list[Place], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
+) -> tuple[list[BlockPlace], dict[str, tuple[frozenset[str], ...]], list[Refusal]]:
     """Return places before any trial, the choices that may close their blocks, and what is refused."""
-    tried: list[tuple[Run, tuple[Place, tuple[frozenset[str], ...]] | NotClosedError]] = []
+    tried: list[tuple[BlockRun, tuple[BlockPlace, tuple[frozenset[str], ...]] | NotClosedError]] = []
     cut_off = severed(model, graph, example_input)
     for run in candidates(model):
         try:
@@ -225,7 +232,7 @@ def _found(
         if inner is not run and len(inner.keys) - inner.grown > 1 and any(_within(inner.id, one) for one in run.blocks)
     }
     units = [block for run in blocks if run.id not in stages for block in run.blocks]
-    places: list[Place] = []
+    places: list[BlockPlace] = []
     choices: dict[str, tuple[frozenset[str], ...]] = {}
     refused: list[Refusal] = []
     for run, found in tried:
@@ -237,11 +244,13 @@ def _found(
         elif (run.listed or hasattr(model.get_submodule(run.id), MARK)) and (
             len(run.keys) > 1 or found.is_block or _may_be_residual(model, graph, run)
         ):
-            refused.append(_refusal(model, run, Reason(str(found), found.remedy, found.at)))
+            refused.append(_refusal(model, run, RefusalReason(str(found), found.remedy, found.at)))
     return places, choices, refused
 
 
-def _place(model: nn.Module, graph: Graph, run: Run, *, whole: bool) -> tuple[Place, tuple[frozenset[str], ...]]:
+def _place(
+    model: nn.Module, graph: Graph, run: BlockRun, *, whole: bool
+) -> tuple[BlockPlace, tuple[frozenset[str], ...]]:
     blocks = run.blocks if whole else run.blocks[-1:]
     spans = {block: graph.spans.get(block, ()) for block in blocks}
     if not all(spans.values()):
@@ -277,7 +286,7 @@ def _place(model: nn.Module, graph: Graph, run: Run, *, whole: bool) -> tuple[Pl
         return frozenset(name.removeprefix(f"{block}.") for name in choice)
 
     ways = tuple(own(choice, blocks[-1]) for choice in last[0].choices)
-    place = Place(
+    place = BlockPlace(
         run=run,
         reads=tuple(one.read for one in last),
         gives=tuple(span.outputs[0] for span in spans[blocks[-1]]),
@@ -305,7 +314,7 @@ def _shared(model: nn.Module, block: str) -> str | None:
     return None
 
 
-def _may_be_residual(model: nn.Module, graph: Graph, run: Run) -> bool:
+def _may_be_residual(model: nn.Module, graph: Graph, run: BlockRun) -> bool:
     """Return whether a single block returns the shape that it is given, and computes more than a norm or one layer."""
     block = model.get_submodule(run.blocks[-1])
     if sum(parameter.dim() > 1 for parameter in block.parameters()) < 2:
@@ -321,7 +330,7 @@ def _within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def _refusal(model: nn.Module, run: Run, why: Reason) -> Refusal:
+def _refusal(model: nn.Module, run: BlockRun, why: RefusalReason) -> Refusal:
     kind = base_class(model.get_submodule(run.id))
     file, line = place_of(why.at) or forward_of(model, run.id)
     return Refusal(run.id, f"{kind.__name__} {run.id!r}: {why.text}", file, line, why.remedy)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from espalier_core.causes import in_one_line
 from espalier_core.growth.architecture import Architecture, BlockPoint, GrowthError
 from espalier_core.growth.block import block_added
-from espalier_trainer.net2net.block.insertion import Place, add_blocks
+from espalier_trainer.net2net.block.insertion import BlockPlace, add_blocks
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, mode, tensors_in, undisturbed
-from espalier_trainer.net2net.refusals import Reason
+from espalier_trainer.net2net.refusals import RefusalReason
 from espalier_trainer.net2net.trace.tracing import Traces, change, traces
 
 
-def block_point(place: Place, *, whole: bool) -> BlockPoint:
+def block_point(place: BlockPlace, *, whole: bool) -> BlockPoint:
     """Return the api's point for a place."""
     stem, number = place.run.stem_and_number
     return BlockPoint(
@@ -42,13 +42,13 @@ def block_point(place: Place, *, whole: bool) -> BlockPoint:
 class MisfitError(GrowthError):
     """The model's forward does not take another block."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: RefusalReason) -> None:
         super().__init__("".join((reason.at, reason.at and ": ", reason.text, "; ", reason.remedy)))
         self.reason = reason
 
 
 def misfits(
-    model: nn.Module, before: Traces, example_input: ExampleInput, places: Sequence[Place], *, whole: bool
+    model: nn.Module, before: Traces, example_input: ExampleInput, places: Sequence[BlockPlace], *, whole: bool
 ) -> dict[str, MisfitError]:
     """Return the ids of the places where the model's forward does not take another block, with the reasons.
 
@@ -59,7 +59,7 @@ def misfits(
 
 
 def check_layers(
-    grown: nn.Module, before: Traces, example_input: ExampleInput, places: Iterable[Place], *, whole: bool
+    grown: nn.Module, before: Traces, example_input: ExampleInput, places: Iterable[BlockPlace], *, whole: bool
 ) -> None:
     """Raise `MisfitError` unless `grown` runs what the description, that of `before` grown at these places, says."""
     points = tuple(block_point(place, whole=whole) for place in places)
@@ -84,11 +84,11 @@ def check_layers(
 
 def _off(what: str) -> MisfitError:
     loop = "let it run all blocks of the list in a loop, each on what the one before returned"
-    return MisfitError(Reason(f"the model's forward {what}", loop, ""))
+    return MisfitError(RefusalReason(f"the model's forward {what}", loop, ""))
 
 
 def _misfit(
-    model: nn.Module, before: Traces, example_input: ExampleInput, whole: bool, places: Sequence[Place]
+    model: nn.Module, before: Traces, example_input: ExampleInput, whole: bool, places: Sequence[BlockPlace]
 ) -> MisfitError | None:
     try:
         trial = _shared(model, places)
@@ -101,11 +101,11 @@ def _misfit(
         cause = reason.__cause__
         failed = f"the model's forward fails with one more block ({in_one_line(str(cause))})"
         why = str(reason) if cause is None else failed
-        return MisfitError(Reason(why, "let the model's forward take one more block in this list", ""))
+        return MisfitError(RefusalReason(why, "let the model's forward take one more block in this list", ""))
     return None
 
 
-def _shared(model: nn.Module, places: Sequence[Place]) -> nn.Module:
+def _shared(model: nn.Module, places: Sequence[BlockPlace]) -> nn.Module:
     """Return a copy with the model's tensors, but for those of the blocks that growth changes."""
     trial = copied(model, share=True)
     for place in places:
@@ -164,6 +164,6 @@ class _Watch:
             )
 
 
-def with_choice(place: Place, choice: frozenset[str]) -> Place:
+def with_choice(place: BlockPlace, choice: frozenset[str]) -> BlockPlace:
     """Return the place closed by other parameters, the same in each block."""
     return replace(place, closing=tuple(choice for _ in place.run.keys))

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from espalier_core.growth.architecture import GrowthError
-from espalier_trainer.net2net.block.insertion import Place, multiply
+from espalier_trainer.net2net.block.insertion import BlockPlace, multiply
 from espalier_trainer.net2net.blocks import is_plain
 from espalier_trainer.net2net.gradients import both_passes
 from espalier_trainer.net2net.modules import ExampleInput, copied, device_of
@@ -90,7 +90,7 @@ class Unfolding(nn.Module):
             )
 
 
-def unfold(model: nn.Module, place: Place, copies: Sequence[str]) -> None:
+def unfold(model: nn.Module, place: BlockPlace, copies: Sequence[str]) -> None:
     """Let the run of `model` unfold, in place, which was continued by `copies`, one of each of its blocks.
 
     Raises `GrowthError` where a module of the block has the name of the gate.

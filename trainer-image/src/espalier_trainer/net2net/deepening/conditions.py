@@ -18,7 +18,7 @@ from torch import nn
 
 from espalier_core.growth.architecture import AttributeValue
 from espalier_trainer.net2net.blocks import STACK, base_class
-from espalier_trainer.net2net.refusals import Reason, Refusal, place_of, why_parametrized, why_transposed
+from espalier_trainer.net2net.refusals import Refusal, RefusalReason, place_of, why_parametrized, why_transposed
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import (
     ACTIVATIONS,
@@ -37,7 +37,7 @@ TRANSPARENT = BATCH_NORMS | NORM_FUNCTIONS | {
 """What may lie between a layer and its activation, besides additions."""
 
 
-class RefusedError(Exception):
+class InsertionRefusedError(Exception):
     """A place fails a condition; the text completes `... cannot be deepened: `."""
 
     def __init__(self, reason: str, at: str = "") -> None:
@@ -46,33 +46,33 @@ class RefusedError(Exception):
         self.at = at
 
     @classmethod
-    def of(cls, reason: Reason) -> RefusedError:
+    def of(cls, reason: RefusalReason) -> InsertionRefusedError:
         """Return the refusal for this reason."""
         return cls(f"{reason.text}; {reason.remedy}", reason.at)
 
 
 def check_layer(layer: Operation, modules: Mapping[str, nn.Module], graph: Graph, tied: Mapping[str, str]) -> None:
-    """Raise `RefusedError` unless the layer can be repeated: called once, an unshared weight, a batch of channels."""
+    """Raise `InsertionRefusedError` unless the layer can be repeated: one call, unshared weight, batch of channels."""
     path = str(layer.module)
     calls = graph.calls[path]
     if calls > 1:
         if path in graph.reached(f"{path}:1"):
-            raise RefusedError(
+            raise InsertionRefusedError(
                 f"{path!r} is called {calls} times, on what comes of its own result, and growth would change each "
                 "call; grow another layer, or give each call a separate module, with weights of its own"
             )
-        raise RefusedError(
+        raise InsertionRefusedError(
             f"{path!r} is called {calls} times and growth would change each call; concatenate what the calls are "
             "given and call it once (`torch.cat`, then `chunk`), or give each call a separate module"
         )
     if why := why_parametrized(path, modules[path]):
-        raise RefusedError(why)
+        raise InsertionRefusedError(why)
     if path in tied:
-        raise RefusedError(f"{path!r} shares a parameter with {tied[path]!r}; untie them before growth")
+        raise InsertionRefusedError(f"{path!r} shares a parameter with {tied[path]!r}; untie them before growth")
     dimensions = LAYERS[layer.operator]
     shape = layer.shape or ()
     if len(shape) != (dimensions + 2 if dimensions else max(2, len(shape))):
-        raise RefusedError(f"{path!r} returns shape {shape}; expected a batch dimension before the channels")
+        raise InsertionRefusedError(f"{path!r} returns shape {shape}; expected a batch dimension before the channels")
 
 
 def channels_of(layer: Operation, shape: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.block.step import BlockAdded, blocks_of
 from espalier_trainer.net2net.blocks import attach
-from espalier_trainer.net2net.deepening.conditions import RefusedError
+from espalier_trainer.net2net.deepening.conditions import InsertionRefusedError
 from espalier_trainer.net2net.deepening.insertion import build, channel_moments, identity_scale_, is_pointwise
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints
 from espalier_trainer.net2net.deepening.trial import (
@@ -109,7 +109,7 @@ def _deepen(
     insert(model, place, example_input, insertion)
     try:
         check_insertions(model, [place], both, example_input)
-    except RefusedError as reason:
+    except InsertionRefusedError as reason:
         where = f"{reason.at}: " if reason.at else ""
         raise GrowthError(f"{point_id!r} cannot be deepened: {where}{reason}") from reason
 

@@ -54,7 +54,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DeepeningBlock:
     """The composition of one insertion; equal blocks are built identically."""
 
     operator: str
@@ -84,7 +84,7 @@ class Block:
         """Padding before and after, per spatial dimension."""
         return tuple(map(padding_sides, self.kernel_size, self.dilation, self.taps))
 
-    def widened(self, channels: int) -> Block:
+    def widened(self, channels: int) -> DeepeningBlock:
         """Return the block for `channels` channels: a depthwise convolution stays one."""
         return replace(self, channels=channels, groups=channels if self.groups == self.channels > 1 else self.groups)
 
@@ -93,26 +93,28 @@ class Block:
         """Return whether it mixes channels only, and no positions."""
         return all(size == 1 for size in self.kernel_size)
 
-    def without_neighbours(self) -> Block:
+    def without_neighbours(self) -> DeepeningBlock:
         """Return the pointwise block, which looks no further than what it reads; this one if it is that already."""
         if self.pointwise:
             return self
         ones = (1,) * len(self.kernel_size)
         return replace(self, kernel_size=ones, dilation=ones, taps=(0,) * len(ones), padding_mode="zeros")
 
-    def variant(self, insertion: Insertion) -> Block:
+    def variant(self, insertion: Insertion) -> DeepeningBlock:
         """Return the block as this insertion makes it: the exact one has no batch norm."""
         return self if Insertion(insertion).normed else replace(self, norm=None)
 
 
 def block_like(
     module: nn.Module, graph: Graph, layer: Operation, activation: Operation, activation_first: bool, norm: Norm | None
-) -> Block:
+) -> DeepeningBlock:
     """Return what one insertion after `layer` of a traced model consists of."""
     attributes = tuple(sorted(activation.attributes.items()))
     if not isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return Block("Linear", (layer.shape or ())[-1], activation.operator, attributes, activation_first, norm=norm)
-    block = Block(
+        return DeepeningBlock(
+            "Linear", (layer.shape or ())[-1], activation.operator, attributes, activation_first, norm=norm
+        )
+    block = DeepeningBlock(
         operator=layer.operator,
         channels=module.out_channels,
         activation=activation.operator,
@@ -129,7 +131,7 @@ def block_like(
     return block if _fits(block, (layer.shape or ())[2:]) else replace(block, padding_mode="zeros")
 
 
-def _fits(block: Block, size: tuple[int, ...]) -> bool:
+def _fits(block: DeepeningBlock, size: tuple[int, ...]) -> bool:
     """Return whether a map of this size is large enough for the padding mode."""
     room = {"reflect": 1, "circular": 0}.get(block.padding_mode)
     return room is None or all(max(sides) + room <= side for sides, side in zip(block.sides, size, strict=True))
@@ -141,7 +143,7 @@ def is_pointwise(inserted: Iterable[Layer]) -> bool:
     return all(isinstance(size, tuple) and set(size) == {1} for size in sizes)
 
 
-def build(block: Block, like: Tensor | None = None) -> nn.Module:
+def build(block: DeepeningBlock, like: Tensor | None = None) -> nn.Module:
     """Return the new layers with identity values, of `like`'s device, floating type and layout.
 
     Without `like` they are on the meta device, which has no values.
@@ -166,7 +168,7 @@ def _layout(kernel: Tensor) -> torch.memory_format | None:
 
 
 @torch.no_grad()
-def initialise(module: nn.Module, block: Block) -> None:
+def initialise(module: nn.Module, block: DeepeningBlock) -> None:
     """Set every parameter and buffer of a built block to the values that make it an identity."""
     for layer in module.children():
         if isinstance(layer, nn.PReLU):
@@ -191,7 +193,7 @@ def initialise(module: nn.Module, block: Block) -> None:
 
 
 @lru_cache(maxsize=1024)
-def insertion_layers(block: Block) -> tuple[Layer, ...]:
+def insertion_layers(block: DeepeningBlock) -> tuple[Layer, ...]:
     """Return the description of a built block, names and inputs relative to it, `""` its input."""
     size = tuple(max(1, 2 * (before + after)) for before, after in block.sides)
     shape = (2, block.channels, *size) if size else (2, block.channels)
@@ -208,7 +210,7 @@ def relative_layers(graph: Graph, given: str) -> tuple[Layer, ...]:
     )
 
 
-def _layers(block: Block) -> OrderedDict[str, nn.Module]:
+def _layers(block: DeepeningBlock) -> OrderedDict[str, nn.Module]:
     """Return the block's modules on the meta device: building draws no random numbers and allocates nothing."""
     with torch.device("meta"):
         activation = cast(nn.Module, getattr(nn, block.activation)(**dict(block.activation_attributes)))
@@ -234,7 +236,7 @@ _PADS: Mapping[str, str] = {
 }
 
 
-def _convolution(block: Block) -> OrderedDict[str, nn.Module]:
+def _convolution(block: DeepeningBlock) -> OrderedDict[str, nn.Module]:
     dimensions = len(block.kernel_size)
     even = any(before != after for before, after in block.sides)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

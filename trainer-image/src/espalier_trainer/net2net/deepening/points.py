@@ -18,7 +18,7 @@ from espalier_core.types.job import Insertion
 from espalier_trainer.net2net.blocks import STACK, DeepenBlock, GrownStack
 from espalier_trainer.net2net.deepening.conditions import (
     TRANSPARENT,
-    RefusedError,
+    InsertionRefusedError,
     called_functions,
     channels_of,
     check_layer,
@@ -30,7 +30,13 @@ from espalier_trainer.net2net.deepening.conditions import (
     why_no_mark,
     within,
 )
-from espalier_trainer.net2net.deepening.insertion import SLOPE_AT_ZERO, Block, Norm, block_like, insertion_layers
+from espalier_trainer.net2net.deepening.insertion import (
+    SLOPE_AT_ZERO,
+    DeepeningBlock,
+    Norm,
+    block_like,
+    insertion_layers,
+)
 from espalier_trainer.net2net.refusals import Refusal, refusal
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import (
@@ -54,7 +60,7 @@ class InsertionPoint:
     """Path of the layer that growth repeats."""
     host: str
     """Path of the module after whose output new blocks are inserted."""
-    block: Block
+    block: DeepeningBlock
     after: str
     """The operation whose output the next insertion reads."""
     grown: int
@@ -87,7 +93,7 @@ class InsertionPoints:
     found: tuple[InsertionPoint, ...]
     refused: dict[str, Refusal]
 
-    def without(self, model: nn.Module, failed: Mapping[str, str | RefusedError]) -> InsertionPoints:
+    def without(self, model: nn.Module, failed: Mapping[str, str | InsertionRefusedError]) -> InsertionPoints:
         """Return the places of a model without those that failed a trial, and keep the reasons."""
         return InsertionPoints(
             tuple(place for place in self.found if place.id not in failed), self.refused | _refusals(model, failed)
@@ -104,7 +110,7 @@ class InsertionPoints:
         raise GrowthError(f"{point_id!r} is not a growth point of this model; its growth points: {known}")
 
 
-def _refusals(model: nn.Module, reasons: Mapping[str, str | RefusedError]) -> dict[str, Refusal]:
+def _refusals(model: nn.Module, reasons: Mapping[str, str | InsertionRefusedError]) -> dict[str, Refusal]:
     return {
         path: refusal(model, path.partition(":")[0], str(why), _REMEDY, getattr(why, "at", ""))
         for path, why in reasons.items()
@@ -146,7 +152,7 @@ class _Search:
 
     def places(self) -> InsertionPoints:
         found: list[InsertionPoint] = []
-        refused: dict[str, str | RefusedError] = {**reasons_of_layers(self._modules, self._graph, self._marks)}
+        refused: dict[str, str | InsertionRefusedError] = {**reasons_of_layers(self._modules, self._graph, self._marks)}
         hosts: set[str] = set()
         for wanted, activation, chain in self._candidates():
             point_id = wanted
@@ -155,8 +161,8 @@ class _Search:
             try:
                 place = self._place(point_id, activation, chain)
                 if place.host in hosts:
-                    raise RefusedError(f"the place after {place.host!r} is already another growth point")
-            except RefusedError as reason:
+                    raise InsertionRefusedError(f"the place after {place.host!r} is already another growth point")
+            except InsertionRefusedError as reason:
                 refused[point_id] = reason
                 continue
             hosts.add(place.host)
@@ -219,12 +225,12 @@ class _Search:
         # Not the activation's own: where a stack lies before it, that may have been widened.
         read = self._graph.operations[activation.inputs[0]].shape
         if read != layer.shape:
-            raise RefusedError(
+            raise InsertionRefusedError(
                 f"its output has shape {layer.shape}, the activation {activation.name!r} after it "
                 f"{read}; a layer that changes no shape has no place there"
             )
         if activation.attributes.get(SLOPE_AT_ZERO.get(activation.operator, "")) == 0:
-            raise RefusedError(
+            raise InsertionRefusedError(
                 f"the activation {activation.name!r} after it is {activation.operator} with "
                 f"{dict(activation.attributes)}, of slope 0 at 0, where a zero branch never learns; use ReLU"
             )
@@ -235,7 +241,7 @@ class _Search:
         stack = f"{host}.{STACK}" if host else STACK
         before = getattr(self._modules[host], STACK, None)
         if before is not None and not isinstance(before, GrownStack):
-            raise RefusedError(f"{host!r} already has an attribute {STACK!r}; give it another name")
+            raise InsertionRefusedError(f"{host!r} already has an attribute {STACK!r}; give it another name")
         if isinstance(before, GrownStack):
             last = self._grown.operations[self._grown.stacks[stack].output]
             block = block.widened(channels_of(layer, last.shape or ()))
@@ -260,7 +266,7 @@ class _Search:
         if before is not None:
             return before, True
         if given.in_hook:
-            raise RefusedError(
+            raise InsertionRefusedError(
                 f"a forward hook changes the output of {given.inputs[0]!r} before the activation, and growth is "
                 "inserted where the forward returns; compute that in a forward, or give the activation a separate "
                 "module",
@@ -269,7 +275,7 @@ class _Search:
         what = f"the activation {activation.name!r}"
         if activation.module is not None and self._graph.calls[activation.module] > 1:
             what += f" (called {self._graph.calls[activation.module]} times)"
-        raise RefusedError(
+        raise InsertionRefusedError(
             f"neither {what} nor {given.name!r} before it is the output of a module called once; "
             "give the activation a separate module"
         )

@@ -28,7 +28,7 @@ from espalier_core.growth.architecture import GrowthError
 from espalier_core.types.job import Insertion
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import STACK, GrownStack, attach, base_class
-from espalier_trainer.net2net.deepening.conditions import RefusedError
+from espalier_trainer.net2net.deepening.conditions import InsertionRefusedError
 from espalier_trainer.net2net.deepening.insertion import build
 from espalier_trainer.net2net.deepening.points import InsertionPoint, InsertionPoints, find_insertion_points
 from espalier_trainer.net2net.gradients import severed, why_severed
@@ -81,7 +81,7 @@ def _tried(
 def check_insertions(
     model: nn.Module, places: Sequence[InsertionPoint], before: Traces, example_input: ExampleInput
 ) -> None:
-    """Raise `RefusedError` unless `model`, grown at `places`, runs each new block once and the rest as `before`."""
+    """Raise `InsertionRefusedError` unless `model`, grown at `places`, runs new blocks once, the rest as `before`."""
     problem = "behaves differently with one more module in it"
     try:
         after = traces(model, example_input)
@@ -89,7 +89,7 @@ def check_insertions(
         after, problem = None, f"fails with one more module in it ({error.__cause__ or error})"
     found = None if after is None else change(before, after, lambda: traces(model, example_input))
     if found is not None:
-        raise RefusedError.of(found)
+        raise InsertionRefusedError.of(found)
     if after is None or not all(
         _runs_as_before(places, one, other)
         for one, other in ((before.training, after.training), (before.evaluation, after.evaluation))
@@ -97,7 +97,7 @@ def check_insertions(
         hosts = ", ".join(
             f"{place.host!r} ({base_class(model.get_submodule(place.host)).__name__})" for place in places
         )
-        raise RefusedError(
+        raise InsertionRefusedError(
             f"growth is inserted after {hosts}, and the model's forward {problem}; give the activation a separate "
             "module, and do not let the forward depend on which modules there are or on their exact class"
         )
@@ -112,7 +112,7 @@ def _runs_as_before(places: Sequence[InsertionPoint], before: Graph, after: Grap
 
 def _problem(
     model: nn.Module, both: Traces, example_input: ExampleInput, places: Sequence[InsertionPoint]
-) -> RefusedError | None:
+) -> InsertionRefusedError | None:
     """Return why `places` fail the trial together, None where they do not."""
     try:
         trial = copied(model, share=True)
@@ -122,10 +122,10 @@ def _problem(
             block = build(place.block.variant(Insertion.EXACT), weight if real else None)
             attach(trial.get_submodule(place.host), block.to(weight.dtype))
         check_insertions(trial, places, both, example_input)
-    except RefusedError as reason:
+    except InsertionRefusedError as reason:
         return reason
     except GrowthError as reason:
-        return RefusedError(str(reason))
+        return InsertionRefusedError(str(reason))
     return None
 
 
@@ -136,7 +136,7 @@ def find_in_both_modes(model: nn.Module, both: Traces, example_input: ExampleInp
     places = places.without(
         model,
         {
-            place.id: RefusedError.of(why_severed(both.training, place.host))
+            place.id: InsertionRefusedError.of(why_severed(both.training, place.host))
             for place in places.found
             if place.host in cut_off
         },

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from espalier_core.growth.architecture import AttributeValue, Layer
-from espalier_trainer.net2net.trace.reading import Reading
+from espalier_trainer.net2net.trace.reading import ValueReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class Graph:
     """By the path of a `GrownStack`, or of a block that growth added (`blocks.4`, its second call `blocks.4:1`)."""
     real: bool = False
     """The model ran on its own device with real data, because it cannot run on meta tensors."""
-    data_dependent: Reading | None = None
+    data_dependent: ValueReading | None = None
     """Where a tensor's values decide what is executed, if they do; those of masks and lengths do not count."""
-    answers: Mapping[Reading, Any] = field(default_factory=dict, compare=False, repr=False)
+    answers: Mapping[ValueReading, Any] = field(default_factory=dict, compare=False, repr=False)
     """What the places that read values got, for runs without data (`reading.Answering`); empty if values decide."""
     severed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """File and line of the calls that keep gradients out (`torch.no_grad()`, `detach`), by the module that does."""

@@ -46,7 +46,7 @@ _MOST_CHANGES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ValueReading:
     """A place in the user's code that reads values."""
 
     function: str
@@ -64,12 +64,12 @@ class EndlessError(BaseException):
 class Notes:
     """What one run of a model reads; it may be told to answer differently at one place."""
 
-    def __init__(self, changed: Reading | None = None, change: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, changed: ValueReading | None = None, change: Callable[[Any], Any] | None = None) -> None:
         self._changed, self._change = changed, change
-        self.answers: dict[Reading, Any] = {}
-        self.may_decide: dict[Reading, Any] = {}
+        self.answers: dict[ValueReading, Any] = {}
+        self.may_decide: dict[ValueReading, Any] = {}
         """Reads of what growth may change, with the value."""
-        self._unsteady: set[Reading] = set()
+        self._unsteady: set[ValueReading] = set()
         self._changes = 0
         self._code: CodeType | None = None
         self.calls_since = 0
@@ -89,7 +89,7 @@ class Notes:
         answer: bool = self._answer(reading, code, value)
         return answer
 
-    def steady(self) -> dict[Reading, Any]:
+    def steady(self) -> dict[ValueReading, Any]:
         """Return the answers of the places that have always given the same one."""
         return {reading: value for reading, value in self.answers.items() if reading not in self._unsteady}
 
@@ -106,7 +106,7 @@ class Notes:
         raises = inner.tb_frame.f_code.co_code[inner.tb_lasti] == dis.opmap["RAISE_VARARGS"]
         return raises and self.calls_since == 0 and any(frame.tb_frame.f_code is self._code for frame in frames)
 
-    def _answer(self, reading: Reading, code: CodeType | None, value: Any) -> Any:
+    def _answer(self, reading: ValueReading, code: CodeType | None, value: Any) -> Any:
         self.may_decide.setdefault(reading, value)
         if reading == self._changed and self._change is not None:
             if not self._changes:
@@ -124,7 +124,7 @@ _PLAIN: Final = frozenset({"__int__", "__float__", "__index__", "__complex__"})
 
 def decision(
     notes: Notes, run: Callable[[Notes], Any], alike: Callable[[Any], bool], *, most: int = 40
-) -> Reading | None:
+) -> ValueReading | None:
     """Return the first read that decides what is executed, None where none does.
 
     `run` runs the model with other answers, `alike` says whether it has done the same. More reads than `most` are
@@ -210,19 +210,19 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other or one != one)
 
 
-_KNOWN: ContextVar[frozenset[Reading]] = ContextVar("espalier_known_readings", default=frozenset())
+_KNOWN: ContextVar[frozenset[ValueReading]] = ContextVar("espalier_known_readings", default=frozenset())
 """Reads that decide nothing, as was found out before."""
 
 
 class Answering(TorchFunctionMode):
     """Within the context, the places of `answers` read these: also of tensors without data, and of other values."""
 
-    def __init__(self, answers: Mapping[Reading, Any]) -> None:
+    def __init__(self, answers: Mapping[ValueReading, Any]) -> None:
         super().__init__()
         self._answers = answers
 
     @classmethod
-    def of(cls, answers: Mapping[Reading, Any]) -> AbstractContextManager[object]:
+    def of(cls, answers: Mapping[ValueReading, Any]) -> AbstractContextManager[object]:
         """Return the context; one that does nothing where there are no answers."""
         return cls(answers) if answers else nullcontext()
 
@@ -311,11 +311,11 @@ def caller() -> str:
 _OWN: Final = frozenset({__name__, f"{__package__}.recorder"})
 
 
-def _place(function: str) -> tuple[Reading, CodeType | None]:
+def _place(function: str) -> tuple[ValueReading, CodeType | None]:
     frame = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module not in _OWN and module.partition(".")[0] != "torch":
-            return Reading(function, f"{frame.f_code.co_filename}:{frame.f_lineno}"), frame.f_code
+            return ValueReading(function, f"{frame.f_code.co_filename}:{frame.f_lineno}"), frame.f_code
         frame = frame.f_back  # type: ignore[assignment]
-    return Reading(function, ""), None
+    return ValueReading(function, ""), None

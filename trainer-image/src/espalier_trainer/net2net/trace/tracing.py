@@ -35,9 +35,9 @@ from espalier_core.growth.architecture import GrowthError
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.blocks import plainly
 from espalier_trainer.net2net.modules import ExampleInput, as_arguments, copied, device_of, held, lent, mode, once
-from espalier_trainer.net2net.refusals import Reason, why_split, why_wrapped
+from espalier_trainer.net2net.refusals import RefusalReason, why_split, why_wrapped
 from espalier_trainer.net2net.trace.graph import Graph, Operation
-from espalier_trainer.net2net.trace.reading import Answering, Notes, Reading, decision
+from espalier_trainer.net2net.trace.reading import Answering, Notes, ValueReading, decision
 from espalier_trainer.net2net.trace.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def _fullest(
     kwargs: dict[str, Any],
     *,
     training: bool,
-    answers: Mapping[Reading, Any] | None = None,
+    answers: Mapping[ValueReading, Any] | None = None,
 ) -> Graph:
     """Return the trace on meta tensors that executes most of what is executed by chance; masks draw nothing there."""
     found: list[Graph] = []
@@ -192,7 +192,7 @@ def _check_bare(model: nn.Module) -> None:
             raise GrowthError(f"{path!r} has no shape yet (lazy module); run the model on one batch before growing it")
 
 
-def change(before: Traces, after: Traces, again: Callable[[], Traces]) -> Reason | None:
+def change(before: Traces, after: Traces, again: Callable[[], Traces]) -> RefusalReason | None:
     """Return what the first call outside of what was grown does that computes something else than before, or None.
 
     `again` traces the grown model once more: what differs between these two traces (a counter of calls) is not the
@@ -203,11 +203,11 @@ def change(before: Traces, after: Traces, again: Callable[[], Traces]) -> Reason
     )
 
 
-def _change(before: Graph, after: Graph, again: Callable[[], Graph]) -> Reason | None:
+def _change(before: Graph, after: Graph, again: Callable[[], Graph]) -> RefusalReason | None:
     old, new = _ungrown(before), _ungrown(after)
     for name, operation in new.items():
         if operation.operator in ("Parameter", "Buffer") and name not in old:
-            return Reason(
+            return RefusalReason(
                 f"the model's forward reads {name!r}, which growth adds, outside of the module that holds it, as a sum "
                 "over all parameters or their count does",
                 "compute such a term in the loss, or over layers that you name",
@@ -223,7 +223,7 @@ def _change(before: Graph, after: Graph, again: Callable[[], Graph]) -> Reason |
     steady = _ungrown(again())
     for name, operation in old.items():
         if name in other and name in steady and steady[name].arguments == new[name].arguments:
-            return Reason(
+            return RefusalReason(
                 f"{operation.operator} {name!r} of the model's forward is called with other numbers then "
                 f"({operation.arguments} before, {new[name].arguments} after), as where it counts modules",
                 "compute such a number once, in __init__",

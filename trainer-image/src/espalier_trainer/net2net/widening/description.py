@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier_core.growth.channel_groups import Ask, Axis, ChannelGroup, Channels, Follower, Weight, in_order
-from espalier_trainer.net2net.deepening.insertion import Block, build
+from espalier_trainer.net2net.deepening.insertion import DeepeningBlock, build
 from espalier_trainer.net2net.trace.graph import Graph, Operation
 from espalier_trainer.net2net.trace.operators import LAYERS
 from espalier_trainer.net2net.trace.tracing import trace
@@ -39,7 +39,7 @@ def channels_of(model: nn.Module, graph: Graph, groups: Groups, only: Container[
 
 
 @lru_cache(maxsize=1024)
-def insertion_channels(block: Block) -> Channels:
+def insertion_channels(block: DeepeningBlock) -> Channels:
     """Return the channels of a built block, names relative to it; the group `""` is what it reads."""
     with torch.device("meta"):
         linear = block.operator == "Linear"

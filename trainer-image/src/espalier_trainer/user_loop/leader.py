@@ -19,36 +19,36 @@ from espalier_core.types.report import TrainerPhase
 from espalier_core.types.task import score_in
 from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.feed import ONCE, Feed
-from espalier_trainer.own.leaving import looping, was_left
-from espalier_trainer.own.loop import Hooks, Step
-from espalier_trainer.own.state import OwnState
 from espalier_trainer.process.settings import StopSignal
 from espalier_trainer.run.live import usable
-from espalier_trainer.run.run import Due, Run
+from espalier_trainer.run.run import Run, StepPlan
 from espalier_trainer.training.progress import Ending, exit_code_of, sentence
+from espalier_trainer.user_loop.exit_detection import looping, was_left
+from espalier_trainer.user_loop.feed import ONCE, Feed
+from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
+from espalier_trainer.user_loop.state import UserState
 
 LEFT: Final = "the script left the loop"
 
 
-class Leading:
+class UserLeader:
     """A loop under a job's time budget."""
 
     leads = True
 
-    def __init__(self, run: Run, state: OwnState, feed: Feed, stop: StopSignal, closing: ExitStack) -> None:
+    def __init__(self, run: Run, state: UserState, feed: Feed, stop: StopSignal, closing: ExitStack) -> None:
         """Resume from the newest checkpoint. Raises `CheckpointMismatchError` if it belongs to another run.
 
         `closing` is closed at the end of the process.
         """
         self._run, self._state, self._feed, self._stop, self._closing = run, state, feed, stop, closing
         self._sync = bool(run.job.spec.training.sync_batch_norm)
-        self._hooks = Hooks(state.optimizer)
-        self._step: Step | None = None
-        self._due: Due | None = None
+        self._hooks = OptimizerHooks(state.optimizer)
+        self._step: UserStep | None = None
+        self._due: StepPlan | None = None
         self._inside = self._epoch_end_sent = self._stopped = self._closed = False
         """Whether the script is in an epoch; whether the other workers know that its batches are over; whether it has
         called `stop`; whether the loop over epochs has ended."""
@@ -138,7 +138,7 @@ class Leading:
             for due in run.steps(lambda: self._feed.batches(epoch, run.progress.cursor), moment=self._stamped):
                 rank, world = (0, 1) if due.group is None else (due.group.rank, due.group.world)
                 part = self._feed.part(run.progress.epoch, run.progress.cursor, rank, world, due.portion)
-                step = Step(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
+                step = UserStep(self._state, part, due.group, sync_batch_norm=self._sync, measured=due.measured)
                 self._step, self._due, self._hooks.step = step, due, step
                 for _ in part.pieces:
                     step.enter_batch()
@@ -300,7 +300,7 @@ class Leading:
         self._closing.close()
 
 
-def _joint(step: Step, loss: Tensor) -> Joint:
+def _joint(step: UserStep, loss: Tensor) -> StepResult:
     value = step.backward(loss)
     if step.joint is None:
         raise OwnLoopError("the last batch of a step has no result")

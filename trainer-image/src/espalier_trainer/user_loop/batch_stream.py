@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-from espalier_trainer.own.alone import Alone
-from espalier_trainer.own.loop import Loop
+from espalier_trainer.user_loop.local_loop import LocalLoop
+from espalier_trainer.user_loop.loop import UserLoop
 
 
-class Stream:
+class BatchStream:
     """All batches of all epochs, to the end of the time budget.
 
     A loop that iterates over it sees one long epoch. Workers join and leave and the model grows between two of its
@@ -19,7 +19,7 @@ class Stream:
 
     def __init__(
         self,
-        joining: Callable[[], tuple[Loop, Iterable[Any]]],
+        joining: Callable[[], tuple[UserLoop, Iterable[Any]]],
         epochs: int | None = None,
         accumulate: int = 1,
         ended: Callable[[], None] = lambda: None,
@@ -31,7 +31,7 @@ class Stream:
         the stream is closed with batches left, whether that is on purpose, as `leave` does.
         """
         self._joining, self._epochs, self._accumulate, self._ended = joining, epochs, accumulate, ended
-        self.loop: Loop | None = None
+        self.loop: UserLoop | None = None
         """None before the first batch."""
         self.should_step = True
         """Whether the current batch is the last of its optimizer step; known before `backward`, without a job too."""
@@ -59,7 +59,7 @@ class Stream:
             for number, batch in enumerate(batches, 1):
                 self.should_step = (
                     number % self._accumulate == 0 or number == len(batches)  # type: ignore[arg-type]
-                    if isinstance(self.loop, Alone)
+                    if isinstance(self.loop, LocalLoop)
                     else self.loop.should_step
                 )
                 try:

@@ -5,8 +5,8 @@ code inside the loop; only the leader runs the code after it. `docs/loops.md` ex
 """
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.own.joining import WATCH, join
-from espalier_trainer.own.loop import Loop
+from espalier_trainer.user_loop.joining import WATCH, join
+from espalier_trainer.user_loop.loop import UserLoop as Loop
 
 __all__ = ["Loop", "OwnLoopError", "join"]
 

@@ -17,17 +17,17 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Insertion
 from espalier_core.types.report import Arm, Slice
 from espalier_trainer.checkpoints.document import Checkpoint
-from espalier_trainer.elastic.member import Line, Turn
+from espalier_trainer.elastic.member import StepRequest, TrialChannel
 from espalier_trainer.elastic.states import StateCopy, TrainingState
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.trials.rules import Order, Result
+from espalier_trainer.trials.rules import TrialOrder, TrialResult
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SoloStep:
     """What came of a step."""
 
     loss: float | None
@@ -36,7 +36,7 @@ class Taken:
     """Whether the loop goes on with the next epoch, however many batches are left of this one."""
 
 
-class Alone(Protocol):
+class SoloTrialSteps(Protocol):
     """A training loop in a worker that trains the state it holds by itself.
 
     What somebody else computes, such as a user's script, is yielded as a turn, and done when it goes on.
@@ -45,16 +45,16 @@ class Alone(Protocol):
     def batches(self, epoch: int) -> int:
         """Return the number of batches of an epoch."""
 
-    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
         """Take the step at batch `cursor`. `rate` is as `TrainingState.trial_rates` gives it."""
 
-    def end_epoch(self, epoch: int) -> Generator[Turn, None, None]:
+    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
         """Do what follows the batches of an epoch."""
 
     def loss(self, stop: Callable[[], bool]) -> float | None:
         """Return the validation loss; None where `stop` broke the evaluation off."""
 
-    def leave(self, epoch: int, *, keep: bool) -> Generator[Turn, None, None]:
+    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
         """Leave an epoch that is not over; `keep`: without a change of the state."""
 
 
@@ -86,12 +86,12 @@ class _Stands:
         self.epoch, self.cursor, self.epoch_loss_sum = self.epoch + 1, 0, 0.0
 
 
-class Trying:
+class SoloTrial:
     """Tries what the leader orders, on the state that this worker holds."""
 
     def __init__(
         self,
-        loop: Alone,
+        loop: SoloTrialSteps,
         state: TrainingState,
         held: StateCopy,
         example: ExampleInput,
@@ -104,13 +104,13 @@ class Trying:
         self._example, self._insertion = example, insertion
         self._leaves, self._clock = stop, clock
 
-    def __call__(self, text: str, line: Line) -> Generator[Turn, None, str]:
+    def __call__(self, text: str, line: TrialChannel) -> Generator[StepRequest, None, str]:
         """Try all arms of an order; those after a `stop`, or after the leader has dismissed this worker, are left out.
 
         Returns the result. Afterwards this worker holds the state of the last arm, if the order says so and it was
         finished, or none. Raises `LeaderAwayError`.
         """
-        order = Order.model_validate_json(text)
+        order = TrialOrder.model_validate_json(text)
         before = self._held.capture().copied()
         found: list[Arm] = []
         finished = False
@@ -124,11 +124,11 @@ class Trying:
         finally:
             if not finished:
                 self._held.forget()
-        return Result(trial=order.trial, arms=tuple(found)).model_dump_json()
+        return TrialResult(trial=order.trial, arms=tuple(found)).model_dump_json()
 
     def _tried(
-        self, before: Checkpoint, action: Action, rate: float, order: Order, line: Line
-    ) -> Generator[Turn, None, Arm]:
+        self, before: Checkpoint, action: Action, rate: float, order: TrialOrder, line: TrialChannel
+    ) -> Generator[StepRequest, None, Arm]:
         """Return what came of one arm; this worker then holds the state at its end."""
         began = self._clock()
         self._held.take(before)
@@ -154,7 +154,7 @@ class Trying:
                     break
                 if share < order.shares[-1]:
                     arm = Arm(action=str(action), steps=taken, slices=tuple(slices))
-                    line.tell(Result(trial=order.trial, arms=(arm,)).model_dump_json())
+                    line.tell(TrialResult(trial=order.trial, arms=(arm,)).model_dump_json())
             network = self._state.network
             now = asdict(stands) | {
                 "step": state.step + taken,
@@ -191,8 +191,8 @@ class Trying:
         return ""
 
     def _trained(
-        self, stands: _Stands, rate: _Fall, order: Order, until: float, stop: Callable[[], bool]
-    ) -> Generator[Turn, None, int]:
+        self, stands: _Stands, rate: _Fall, order: TrialOrder, until: float, stop: Callable[[], bool]
+    ) -> Generator[StepRequest, None, int]:
         """Train until `until` from where the arm `stands`; returns the steps taken."""
         taken = 0
         self._state.network.module.train()

@@ -13,30 +13,30 @@ import torch
 
 from espalier_core.types.adaptation import Trials
 from espalier_core.types.job import AdaptiveTrainingJob, TrainingSpec
+from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.on_reclaim import on_reclaim
+from espalier_trainer.builtin_loop.state import BuiltinState
 from espalier_trainer.data.source import Data, EpochOrder, epoch_order
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.elastic.member import Member, Turn
+from espalier_trainer.elastic.member import Member, StepRequest
 from espalier_trainer.elastic.membership import LEAST_ROWS
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.on_reclaim import on_reclaim
-from espalier_trainer.ready.state import JobState
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import Method, method_of
 from espalier_trainer.training.network import Network
 
 if TYPE_CHECKING:
-    from espalier_trainer.trials.arm import Taken
+    from espalier_trainer.trials.solo import SoloStep
 
 logger = logging.getLogger(__name__)
 
 
-class Alone:
-    """Implements `trials.arm.Alone`; a turn is never needed."""
+class BuiltinTrialSteps:
+    """Implements `trials.arm.BuiltinTrialSteps`; a turn is never needed."""
 
-    def __init__(self, training: TrainingSpec, method: Method, state: JobState, data: Data, seed: int) -> None:
+    def __init__(self, training: TrainingSpec, method: Method, state: BuiltinState, data: Data, seed: int) -> None:
         """`seed` is the job's, of the order of its examples."""
         self._training, self._method, self._state, self._data, self._seed = training, method, state, data, seed
         self._order: EpochOrder | None = None
@@ -45,15 +45,17 @@ class Alone:
         """Return the number of batches of an epoch."""
         return len(self._of(epoch))
 
-    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
         """Take the step at batch `cursor`, with this learning rate."""
-        from espalier_trainer.trials.arm import Taken
+        from espalier_trainer.trials.solo import SoloStep
 
         yield from ()
         source, order, network = self._data.train, self._of(epoch), self._state.network
-        return Taken(steps.take(self._training, self._method, network, Hooks(), None, order, source, cursor, rate).loss)
+        return SoloStep(
+            steps.take(self._training, self._method, network, Hooks(), None, order, source, cursor, rate).loss
+        )
 
-    def end_epoch(self, epoch: int) -> Generator[Turn, None, None]:
+    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
         """Do nothing: the rate follows the budget."""
         yield from ()
 
@@ -63,7 +65,7 @@ class Alone:
         evaluation = self._method.evaluation(network, split, self._training.batch_size, stop)
         return None if evaluation is None else evaluation.loss
 
-    def leave(self, epoch: int, *, keep: bool) -> Generator[Turn, None, None]:
+    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
         """Do nothing."""
         yield from ()
 
@@ -74,7 +76,7 @@ class Alone:
         return self._order
 
 
-class Follower:
+class BuiltinWorker:
     """One worker's life."""
 
     def __init__(
@@ -97,14 +99,14 @@ class Follower:
         """Whom this member's examples are taught by; what is tried, and when, is the leader's matter."""
         self._start = start
         example = data.example_input()
-        state = JobState(job, start, example, device, self.hooks)
+        state = BuiltinState(job, start, example, device, self.hooks)
         self.held = StateCopy(state, self.hooks)
         trying = None
         if job.spec.adaptation.trials is not Trials.OFF:
-            from espalier_trainer.trials.arm import Trying
+            from espalier_trainer.trials.solo import SoloTrial
 
-            alone = Alone(job.spec.training, self._method, state, data, seed)
-            trying = Trying(alone, state, self.held, example, job.spec.adaptation.insertion, stop)
+            alone = BuiltinTrialSteps(job.spec.training, self._method, state, data, seed)
+            trying = SoloTrial(alone, state, self.held, example, job.spec.adaptation.insertion, stop)
         self._member = Member(self.held, seed, device, base=base, index=index, node=node, stop=stop, carry_out=trying)
         self._order: EpochOrder | None = None
         """Of the epoch of the last step: drawing a permutation of all examples takes longer than a small step."""
@@ -138,7 +140,7 @@ class Follower:
                 turn.broken = error
         return self._member.ended
 
-    def _step(self, turn: Turn) -> None:
+    def _step(self, turn: StepRequest) -> None:
         network, group, command = self.held.network, turn.group, turn.command
         if network is None:
             raise GroupBrokenError("the leader took a step before it sent its state")

@@ -17,7 +17,7 @@ from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.network import Network
 
 if TYPE_CHECKING:
-    from espalier_trainer.distillation.shrinking import Manner
+    from espalier_trainer.distillation.shrinking import ShrinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def on_reclaim(
     seed: int,
     device: torch.device,
     used_seconds: Callable[[], float] = lambda: 0.0,
-    manner: Manner | None = None,
+    manner: ShrinkOptions | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Hooks:
     """Return the hooks for the job's `onReclaim`; a `Shrinker` for `Distill`."""

@@ -33,19 +33,19 @@ from espalier_trainer.optimizers.building import (
     optimizer_state,
 )
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.given import Carried, Stateful, united
 from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network, starting_architecture, with_targets
+from espalier_trainer.user_loop.stateful import Stateful, StatefulObjects, united
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
+class StepSettings:
     """What determines steps: the options of the optimizer's groups, and the state of the other stateful objects."""
 
     groups: tuple[dict[str, Any], ...]
     others: tuple[dict[str, Any], ...]
 
 
-class OwnState:
+class UserState:
     """A model, its optimizer and other stateful objects; implements `elastic.loop_state.TrainingState`."""
 
     in_place = True
@@ -59,7 +59,7 @@ class OwnState:
         """Raises `OwnLoopError` if a part of the state cannot be sent to other workers."""
         if problem := untrainable(model):
             raise OwnLoopError(f"join: {problem}")
-        self.model, self.optimizer, self.carried = model, united(optimizer, model), Carried(others, model)
+        self.model, self.optimizer, self.carried = model, united(optimizer, model), StatefulObjects(others, model)
         self.network = Network(model, self.optimizer, None)
         """The model with its optimizer, as the rest of the trainer knows them."""
         self._start: nn.Module | None = None
@@ -69,7 +69,7 @@ class OwnState:
         self._example: ExampleInput | None = None
         self.begun = False
         """Whether the state is of an epoch that has begun: the script's code before the batches has run."""
-        self._in_front: Steering | None = None
+        self._in_front: StepSettings | None = None
         self._members = self._counted()
         """Parameters in each of the optimizer's groups, as they were given to `join` and have grown."""
         self.check_schedulers()
@@ -134,12 +134,12 @@ class OwnState:
         """Return the tensors in the state of the others."""
         return self.carried.encoded()[1]
 
-    def steering(self) -> Steering:
+    def steering(self) -> StepSettings:
         """Return a copy of the state that `steer` restores."""
         groups = tuple(copy.deepcopy(group_options(group)) for group in self.optimizer.param_groups)
-        return Steering(groups, self.carried.kept())
+        return StepSettings(groups, self.carried.kept())
 
-    def steer(self, steering: Steering) -> None:
+    def steer(self, steering: StepSettings) -> None:
         """Use `steering` for the next steps."""
         # The script may have added a group since.
         for group, options in zip(self.optimizer.param_groups, steering.groups, strict=False):
@@ -166,7 +166,7 @@ class OwnState:
 
     def _note(self, state: CheckpointState, tensors: dict[str, Tensor] | None) -> None:
         others = self.carried.decoded(cast(list[Any], state.schedule.get("others", [])), tensors)
-        self.steer(Steering(tuple(map(group_options, state.optimizer_groups)), others))
+        self.steer(StepSettings(tuple(map(group_options, state.optimizer_groups)), others))
         self.begun = bool(state.schedule.get("begun"))
 
     def restart_schedule(self, moment: Moment) -> None:

@@ -114,7 +114,7 @@ class Stateful(Protocol):
         """Load a state."""
 
 
-class Carried:
+class StatefulObjects:
     """The others of a script, in the order in which they were given."""
 
     def __init__(self, others: Sequence[Stateful], model: nn.Module) -> None:

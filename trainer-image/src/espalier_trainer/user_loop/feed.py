@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from espalier_core.types.job import ElasticBatch
 from espalier_trainer.data.source import EpochOrder, epoch_order
-from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, Portion, Share, shares
+from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, BatchShare, Portion, shares
 from espalier_trainer.elastic.step import parts_of
 from espalier_trainer.errors import OwnLoopError
 
@@ -181,7 +181,7 @@ class _Indices:
             cursor += batches
 
 
-def _pieces(step: Sequence[Share], rank: int, accumulate: int) -> tuple[slice, ...]:
+def _pieces(step: Sequence[BatchShare], rank: int, accumulate: int) -> tuple[slice, ...]:
     """Return the rows of worker `rank`'s share in each of its batches: as many batches in all workers.
 
     There are `accumulate`, or fewer if these would be too small for batch norms.
@@ -222,7 +222,7 @@ def is_stream(loader: object) -> bool:
     return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
 
 
-class Stream(Feed):
+class StreamFeed(Feed):
     """Reads the stream from its beginning in each epoch; a run that resumes draws what it has trained on, and drops it.
 
     A last batch that is not full is left out where the loader has a batch size.

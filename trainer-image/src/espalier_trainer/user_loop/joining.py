@@ -31,20 +31,20 @@ from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.net2net.refusals import why_split
-from espalier_trainer.own.alone import Alone as Plain
-from espalier_trainer.own.feed import Feed, Stream, is_stream
-from espalier_trainer.own.following import Following
-from espalier_trainer.own.given import Stateful, require_dense
-from espalier_trainer.own.leading import Leading
-from espalier_trainer.own.loop import Loop
-from espalier_trainer.own.state import OwnState
-from espalier_trainer.own.trying import Alone, Validate, validation_loss
-from espalier_trainer.process.settings import Leave, Settings, SettingsError, StopSignal
+from espalier_trainer.process.settings import SettingsError, StopSignal, TermSignal, TrainerSettings
 from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.contracts import report_early
 from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import connect, keep_freed, seed_of, set_threads
 from espalier_trainer.training.progress import ending_of
+from espalier_trainer.user_loop.feed import Feed, StreamFeed, is_stream
+from espalier_trainer.user_loop.leader import UserLeader
+from espalier_trainer.user_loop.local_loop import LocalLoop
+from espalier_trainer.user_loop.loop import UserLoop
+from espalier_trainer.user_loop.state import UserState
+from espalier_trainer.user_loop.stateful import Stateful, require_dense
+from espalier_trainer.user_loop.trial import UserTrialSteps, Validate, validation_loss
+from espalier_trainer.user_loop.worker import UserWorker
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +69,10 @@ def is_of_a_job() -> bool:
 
 def leads() -> bool:
     """Return whether this process will lead its job, or has none. Raises `SettingsError`."""
-    return not is_of_a_job() or Settings.from_environment(os.environ).leads
+    return not is_of_a_job() or TrainerSettings.from_environment(os.environ).leads
 
 
-class Watch:
+class JoinWatch:
     """Reports that the script starts, and at the end of the process the exception that ended it before it had joined.
 
     So a script that ends before, by whatever code, is known to have trained nothing.
@@ -96,17 +96,17 @@ class Watch:
 
     def _report(self, *said: Any) -> None:
         try:
-            settings = Settings.from_environment(os.environ)
+            settings = TrainerSettings.from_environment(os.environ)
             report_early(settings, load_job(settings.job_file, resource=None), *said)
         except (TrainerError, JobFileError) as problem:
             logger.warning("nothing can be reported: %s", problem)
 
 
-WATCH: Final = Watch()
+WATCH: Final = JoinWatch()
 
 
 @dataclass(frozen=True, slots=True)
-class Growing:
+class GrowthRequest:
     """Whether a script lets its model grow, and its example of an input, None for the first of a batch."""
 
     wanted: bool
@@ -124,7 +124,7 @@ def join(
     accumulate: int = 1,
     example: ExampleInput | None = None,
     validate: Validate | None = None,
-) -> tuple[Loop, Iterable[Any]]:
+) -> tuple[UserLoop, Iterable[Any]]:
     """Make this script's loop a worker of a job; returns the loop, and the batches that replace `loader`.
 
     `optimizer` may be a list of several, which together train the model. `others` are the other parts of the training
@@ -145,14 +145,14 @@ def join(
         raise OwnLoopError(f"join: accumulate is {accumulate}; give the number of batches of a step, 1 or more")
     if is_of_a_job() and (why := why_split(model)):
         raise OwnLoopError(f"join: {why}")
-    state = OwnState(model, optimizer, others)
+    state = UserState(model, optimizer, others)
     if not is_of_a_job():
-        return Plain(state, loader, accumulate), loader
+        return LocalLoop(state, loader, accumulate), loader
     if WATCH.joined:
         # A second loop would go on from the first one's checkpoint, in its report and its budget.
         raise OwnLoopError("join: this process has joined already, and a job trains one model; start a job for each")
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = TrainerSettings.from_environment(os.environ)
         # The trainer does not know the cluster's GPU resource; the operator has checked the template.
         job = load_job(settings.job_file, resource=None)
         if job.spec.training.elastic_batch is not None:
@@ -160,7 +160,7 @@ def join(
         set_threads(model, state.device)
         keep_freed(state.device)
         made = _lead if settings.leads else _follow
-        loop = made(settings, job, state, loader, Growing(grow, example, validate), accumulate)
+        loop = made(settings, job, state, loader, GrowthRequest(grow, example, validate), accumulate)
     except OwnLoopError:
         raise  # with its traceback: the mistake is in the script
     except JobFileError as error:
@@ -180,13 +180,13 @@ def join(
 
 
 def _lead(
-    settings: Settings,
+    settings: TrainerSettings,
     job: AdaptiveTrainingJob,
-    state: OwnState,
+    state: UserState,
     loader: DataLoader[Any],
-    growing: Growing,
+    growing: GrowthRequest,
     accumulate: int,
-) -> Leading:
+) -> UserLeader:
     stop = StopSignal()
     stop.install()
     seed = seed_of(settings, job)
@@ -211,10 +211,10 @@ def _lead(
             cannot_try=_cannot_try(growing, streams=is_stream(loader)),
             base_loss=lambda: _base_loss(run, state, growing),
         )
-        return Leading(run, state, feed, stop, stack.pop_all())
+        return UserLeader(run, state, feed, stop, stack.pop_all())
 
 
-def _cannot_try(growing: Growing, *, streams: bool) -> str:
+def _cannot_try(growing: GrowthRequest, *, streams: bool) -> str:
     """Return why extra workers cannot try growths, and the remedy; '' where they can."""
     if streams:
         return "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
@@ -228,31 +228,31 @@ def _cannot_try(growing: Growing, *, streams: bool) -> str:
     return ""
 
 
-def _base_loss(run: Run, state: OwnState, growing: Growing) -> float | None:
+def _base_loss(run: Run, state: UserState, growing: GrowthRequest) -> float | None:
     return None if growing.validate is None else validation_loss(growing.validate, state.model, run.cannot_go_on)
 
 
 def _follow(
-    settings: Settings,
+    settings: TrainerSettings,
     job: AdaptiveTrainingJob,
-    state: OwnState,
+    state: UserState,
     loader: DataLoader[Any],
-    growing: Growing,
+    growing: GrowthRequest,
     accumulate: int,
-) -> Following:
+) -> UserWorker:
     training = job.spec.training
-    leave = Leave()
+    leave = TermSignal()
     leave.install()
     seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, growing, accumulate)
     held, trying = StateCopy(state), None
     trials = job.spec.adaptation.trials is not Trials.OFF
     if trials and growing.wanted and growing.validate is not None and not is_stream(loader):
-        from espalier_trainer.trials.arm import Trying
+        from espalier_trainer.trials.solo import SoloTrial
 
-        alone, example = Alone(state, held, feed, growing.validate), _example(feed, state, growing)
-        trying = Trying(alone, state, held, example, job.spec.adaptation.insertion, leave)
-    return Following(
+        alone, example = UserTrialSteps(state, held, feed, growing.validate), _example(feed, state, growing)
+        trying = SoloTrial(alone, state, held, example, job.spec.adaptation.insertion, leave)
+    return UserWorker(
         state,
         held,
         feed,
@@ -268,12 +268,17 @@ def _follow(
 
 
 def _feed(
-    job: AdaptiveTrainingJob, state: OwnState, loader: DataLoader[Any], seed: int, growing: Growing, accumulate: int
+    job: AdaptiveTrainingJob,
+    state: UserState,
+    loader: DataLoader[Any],
+    seed: int,
+    growing: GrowthRequest,
+    accumulate: int,
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
     elastic = job.spec.training.elastic_batch
     if elastic is None and is_stream(loader):
-        feed: Feed = Stream(loader, seed, accumulate)
+        feed: Feed = StreamFeed(loader, seed, accumulate)
     else:
         feed = Feed(loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
     if not growing.wanted:
@@ -283,7 +288,7 @@ def _feed(
     return feed, state.may_grow(_example(feed, state, growing), spec.insertion, only_adding)
 
 
-def _example(feed: Feed, state: OwnState, growing: Growing) -> ExampleInput:
+def _example(feed: Feed, state: UserState, growing: GrowthRequest) -> ExampleInput:
     example = feed.example_input() if growing.example is None else growing.example
     if isinstance(example, Mapping):
         return {name: _to(each, state.device) for name, each in example.items()}

@@ -11,7 +11,7 @@ from espalier_core.types.job import ElasticBatch, TrainingSpec
 from espalier_trainer.data.source import EpochOrder, Source
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, Portion
-from espalier_trainer.elastic.step import CriterionOf, Joint, is_taken, joint_step, parts_of, share_of
+from espalier_trainer.elastic.step import CriterionOf, StepResult, is_taken, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.optimizers.building import set_learning_rate
 from espalier_trainer.training.hooks import Criterion, Hooks
@@ -33,7 +33,7 @@ def take(
     *,
     measured: bool = False,
     follows: bool = False,
-) -> Joint:
+) -> StepResult:
     """Take the step of `portion` at batch `cursor` of the epoch; returns what came of it.
 
     `rate` None: the leader's, who alone knows it. `measured`: times and norms of gradients are measured in it.
@@ -75,14 +75,14 @@ def optimize(
     labels: Tensor,
     method: Method = PLAIN,
     criterion: Criterion | None = None,
-) -> Joint:
+) -> StepResult:
     """Take a step along the mean gradient over `labels`; returns what came of it."""
     network.optimizer.zero_grad(set_to_none=True)
     loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)
     scale = method.update(network) if is_taken(network, loss) else 1.0
     # Waits for the device: without it steps would queue up past the deadline.
-    return Joint(float(loss.item()), (), examples=len(labels), scale=scale)
+    return StepResult(float(loss.item()), (), examples=len(labels), scale=scale)
 
 
 def accumulate(
@@ -93,7 +93,7 @@ def accumulate(
     criterion: CriterionOf,
     passes: int,
     watched: Passes | None = None,
-) -> Joint:
+) -> StepResult:
     """Take the same step with gradients that add up over `passes` parts of the examples; `watched` measures them."""
     network.optimizer.zero_grad(set_to_none=True)
     total, cost = torch.zeros((), device=inputs.device), 0.0
@@ -108,7 +108,7 @@ def accumulate(
             cost += watch.seconds
     norms = None if watched is None else watched.norms(len(labels), passes)
     scale = method.update(network) if is_taken(network, total) else 1.0
-    return Joint(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost, scale=scale)
+    return StepResult(float(total.item()), (), examples=len(labels), norms=norms, norms_seconds=cost, scale=scale)
 
 
 def _criterion(hooks: Hooks, indices: Tensor, inputs: Tensor, rows: slice) -> Criterion | None:

@@ -14,7 +14,7 @@ from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.network import Network, resumed_network
 
 
-class JobState:
+class BuiltinState:
     """Implements `elastic.loop_state.TrainingState`."""
 
     in_place = False

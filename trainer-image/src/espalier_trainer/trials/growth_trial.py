@@ -13,15 +13,15 @@ from espalier_core.types.advice import Action
 from espalier_core.types.job import Trials
 from espalier_core.types.report import Arm, Slice
 from espalier_trainer.elastic.states import TrialRates
-from espalier_trainer.growth.consultation import Asked
+from espalier_trainer.growth.consultation import Advised
 from espalier_trainer.optimizers.schedules import UNKNOWN, Moment
 from espalier_trainer.training.network import Network
 from espalier_trainer.trials import rules
-from espalier_trainer.trials.rules import Order, result_from
+from espalier_trainer.trials.rules import TrialOrder, result_from
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialVerdict:
     """A trial that is over."""
 
     arms: tuple[Arm, ...]
@@ -39,14 +39,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class GrowthTrial:
     """A trial in progress."""
 
-    asked: Asked
+    asked: Advised
     """The advice that is tried."""
     network: Network
     """The network that all arms began with."""
-    orders: Mapping[str, Order]
+    orders: Mapping[str, TrialOrder]
     """By worker."""
     replicas: int
     """Of the allocation when it began: the job gives workers back from those that try."""
@@ -116,13 +116,13 @@ class Trial:
             self.gone[worker] = far[worker].model_copy(update={"loss": None, "message": message})
         return tuple(found)
 
-    def verdict(self, results: Mapping[str, str], network: Network, replicas: int) -> Verdict | None:
+    def verdict(self, results: Mapping[str, str], network: Network, replicas: int) -> TrialVerdict | None:
         """Return how it ended, None while it is in progress.
 
-        `results` are texts of `rules.Result`, by worker; `network` and `replicas` are the leader's now.
+        `results` are texts of `rules.TrialResult`, by worker; `network` and `replicas` are the leader's now.
         """
         if network is not self.network:
-            return Verdict((), None, why="the model has changed meanwhile")
+            return TrialVerdict((), None, why="the model has changed meanwhile")
         # Of a worker that is taken back the others may do: what it alone has tried is missing then.
         arms = tuple(
             arm
@@ -137,11 +137,11 @@ class Trial:
         best = rules.best(arms, self.manner, self.asked.decision.gains)
         if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
             reason = "workers that tried were taken back" if replicas < self.replicas else "results are missing"
-            return Verdict(arms, None, why=reason)
-        verdict = Verdict(arms, best)
+            return TrialVerdict(arms, None, why=reason)
+        verdict = TrialVerdict(arms, best)
         if verdict.grows:
             holders = (worker for worker, order in self.orders.items() if order.keep and _last(order) == best.action)
-            return Verdict(arms, best, next(holders, None))
+            return TrialVerdict(arms, best, next(holders, None))
         return verdict
 
     def _arms(self, worker: str, text: str) -> tuple[Arm, ...]:
@@ -164,13 +164,13 @@ _INTERVAL: Final = 0.1
 """Of measuring the base, as a share of a slice."""
 
 
-def _last(order: Order) -> str:
+def _last(order: TrialOrder) -> str:
     return str(order.actions[-1])
 
 
 def begun(
     manner: Trials,
-    asked: Asked,
+    asked: Advised,
     workers: tuple[str, ...],
     network: Network,
     replicas: int,
@@ -182,7 +182,7 @@ def begun(
     loss: float | None = None,
     moment: Moment = UNKNOWN,
     clock: Callable[[], float] = time.monotonic,
-) -> Trial | None:
+) -> GrowthTrial | None:
     """Return the trial of an advice by these extra workers; None where there is nothing to try.
 
     `base` is the number of workers that go on without them, and `loss` the validation loss of what they train.
@@ -199,7 +199,7 @@ def begun(
     seconds = share * seconds_left
     shares = rules.slices(manner, sum(action.grows for actions in tried for action in actions))
     orders = {
-        worker: Order(
+        worker: TrialOrder(
             trial=name,
             actions=actions,
             rates=tuple(rates.grown if each.grows else rates.same for each in actions),
@@ -216,6 +216,6 @@ def begun(
     }
     now = clock()
     until = now + min(rules.patience(seconds, tried), rules.LATEST[manner] * seconds_left)
-    trial = Trial(asked, network, orders, replicas, seconds, until, manner, clock)
+    trial = GrowthTrial(asked, network, orders, replicas, seconds, until, manner, clock)
     trial.base_measured(loss)
     return trial

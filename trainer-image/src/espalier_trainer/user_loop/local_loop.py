@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from espalier_trainer.errors import OwnLoopError
-from espalier_trainer.own.state import OwnState
 from espalier_trainer.signals.metrics import Write, writer_of
+from espalier_trainer.user_loop.state import UserState
 
 
-class Alone:
+class LocalLoop:
     """Its epochs and batches are the script's own. Nothing ends it but their number."""
 
     leads = True
     workers = 1
 
-    def __init__(self, state: OwnState, loader: DataLoader[Any], accumulate: int = 1) -> None:
+    def __init__(self, state: UserState, loader: DataLoader[Any], accumulate: int = 1) -> None:
         self._state, self._loader, self._accumulate = state, loader, accumulate
         self._count: int | None = None
         self._epoch = 0

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.step import GradientSum, Joint
+from espalier_trainer.elastic.step import GradientSum, StepResult
 from espalier_trainer.errors import OwnLoopError
 from espalier_trainer.measuring.gradients import settle
 from espalier_trainer.net2net.optimizer import members_of
-from espalier_trainer.own.feed import Part
-from espalier_trainer.own.state import OwnState, Steering
+from espalier_trainer.user_loop.feed import Part
+from espalier_trainer.user_loop.state import StepSettings, UserState
 
 logger = logging.getLogger(__name__)
 
 
-class Loop(Protocol):
+class UserLoop(Protocol):
     """What `join` returns: the epochs, and the calls of a step."""
 
     @property
@@ -90,14 +90,14 @@ class _Forgiving:
                 self.broken = error
 
 
-class Step:
+class UserStep:
     """One optimizer step of the user's loop: the batches of this worker's part, one after the other."""
 
     def __init__(
-        self, state: OwnState, part: Part, group: Group | None, *, sync_batch_norm: bool, measured: bool = False
+        self, state: UserState, part: Part, group: Group | None, *, sync_batch_norm: bool, measured: bool = False
     ) -> None:
         self.part = part
-        self.joint: Joint | None = None
+        self.joint: StepResult | None = None
         """Its result, once all members have taken it."""
         self.dropped = False
         """Whether other workers have left: the batches come again."""
@@ -116,7 +116,7 @@ class Step:
         self._sums: dict[nn.Parameter, Tensor] = {}
         """Gradients of the batches before the last one."""
         self._value: Tensor | None = None
-        self._steering: Steering | None = None
+        self._steering: StepSettings | None = None
         self._began = time.perf_counter()
         self._synced = ExitStack()
         self._forgiving: _Forgiving | None = None
@@ -189,7 +189,7 @@ class Step:
                 parameter = optimizer.param_groups[0]["params"][0]
                 parameter.grad = torch.full_like(parameter, torch.inf)
 
-    def finish(self, *, left: bool = False) -> Joint | None:
+    def finish(self, *, left: bool = False) -> StepResult | None:
         """Return the result of the step; None if it was dropped, or if the script has `left` its batches within it.
 
         Changes that the script made to schedulers at a dropped step are undone. Raises `OwnLoopError` if the script did
@@ -257,11 +257,11 @@ class Step:
         measured = self._measured and self._calls == 1
         return GradientSum(self._state.model, self._group, weight=weight, measured=measured)
 
-    def _joined(self, value: Tensor, exchange: GradientSum | None) -> Joint:
+    def _joined(self, value: Tensor, exchange: GradientSum | None) -> StepResult:
         part = self.part
         if exchange is None:
             # Waits for the device: otherwise steps would queue up past the deadline.
-            return Joint(float(value), (time.perf_counter() - self._began,), examples=part.examples)
+            return StepResult(float(value), (time.perf_counter() - self._began,), examples=part.examples)
         weight = part.rows / part.examples
         if exchange.measured:
             settle(value.device)
@@ -280,11 +280,11 @@ class Step:
         return joint
 
 
-class Hooks:
+class OptimizerHooks:
     """Wraps the user's `optimizer.step()`: detects the call, and scales the learning rate for this call only."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.step: Step | None = None
+        self.step: UserStep | None = None
         self._kept: list[Any] = []
         for member in members_of(optimizer):
             member.register_step_pre_hook(self._before)

@@ -11,21 +11,21 @@ from torch import Tensor, nn
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
+from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.on_reclaim import on_reclaim
+from espalier_trainer.builtin_loop.state import BuiltinState, identity
 from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.data.source import Data, EpochOrder, Source, epoch_order
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import LEAST_ROWS
-from espalier_trainer.elastic.step import Joint
+from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.net2net.modules import mode
-from espalier_trainer.ready import steps
-from espalier_trainer.ready.on_reclaim import on_reclaim
-from espalier_trainer.ready.state import JobState, identity
 from espalier_trainer.run.attempts import refusal
 from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.live import recover, usable
-from espalier_trainer.run.run import Due, Run
+from espalier_trainer.run.run import Run, StepPlan
 from espalier_trainer.run.services import Services
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
@@ -33,7 +33,7 @@ from espalier_trainer.training.network import Network, new_network
 from espalier_trainer.training.progress import Ending, TrainingResult, result_of
 
 if TYPE_CHECKING:
-    from espalier_trainer.distillation.shrinking import Manner
+    from espalier_trainer.distillation.shrinking import ShrinkOptions
     from espalier_trainer.run.optimising import Optimiser
 
 
@@ -53,7 +53,7 @@ class Trainer:
         device: torch.device | str = "cpu",
         seed: int | None = None,
         study: Study | None = None,
-        manner: Manner | None = None,
+        manner: ShrinkOptions | None = None,
     ) -> None:
         self._training, self._services = job.spec.training, services
         self._method = method_of(job.spec.training, model)
@@ -71,7 +71,7 @@ class Trainer:
         used, clock = services.scheduler.used_seconds, services.clock
         self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, manner, clock)
         """What takes part in the run without being its loop."""
-        self._state = JobState(job, start, example, self._device, self.hooks)
+        self._state = BuiltinState(job, start, example, self._device, self.hooks)
         self._run = Run(
             job,
             self._state,
@@ -169,10 +169,10 @@ class Trainer:
         if run.ending is None:
             self._validate(epoch + 1, len(order))
 
-    def _step(self, due: Due, order: EpochOrder) -> Joint:
+    def _step(self, due: StepPlan, order: EpochOrder) -> StepResult:
         run = self._run
 
-        def compute() -> Joint:
+        def compute() -> StepResult:
             source, cursor = self._data.train, run.progress.cursor
             network, hooks, portion = run.computed, self.hooks, due.portion
             return steps.take(

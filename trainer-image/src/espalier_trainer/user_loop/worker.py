@@ -15,38 +15,38 @@ from torch import Tensor
 from espalier_core.types.environment import ExitCode
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.elastic.member import Line, Member, Turn
+from espalier_trainer.elastic.member import Member, StepRequest, TrialChannel
 from espalier_trainer.elastic.states import Code, StateCopy
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.feed import ONCE, Feed
-from espalier_trainer.own.leaving import looping, was_left
-from espalier_trainer.own.loop import Hooks, Step
-from espalier_trainer.own.state import OwnState
-from espalier_trainer.process.settings import Leave, Rendezvous
+from espalier_trainer.process.settings import Rendezvous, TermSignal
+from espalier_trainer.user_loop.exit_detection import looping, was_left
+from espalier_trainer.user_loop.feed import ONCE, Feed
+from espalier_trainer.user_loop.loop import OptimizerHooks, UserStep
+from espalier_trainer.user_loop.state import UserState
 
 logger = logging.getLogger(__name__)
 
 
-class Following:
+class UserWorker:
     """A loop that another worker leads."""
 
     leads = False
 
     def __init__(
         self,
-        state: OwnState,
+        state: UserState,
         held: StateCopy,
         feed: Feed,
         rendezvous: Rendezvous | None,
-        leave: Leave,
+        leave: TermSignal,
         seed: int,
         *,
         base: bool,
         index: int,
         node: str = "",
         sync_batch_norm: bool,
-        trying: Callable[[str, Line], Generator[Turn, None, str]] | None = None,
+        trying: Callable[[str, TrialChannel], Generator[StepRequest, None, str]] | None = None,
     ) -> None:
         """`rendezvous` None: the job's workers do not train together, so this one keeps its GPU and waits.
 
@@ -54,7 +54,7 @@ class Following:
         """
         self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
         self._held = held
-        self._hooks = Hooks(state.optimizer)
+        self._hooks = OptimizerHooks(state.optimizer)
         self._member = Member(
             held,
             seed,
@@ -68,9 +68,9 @@ class Following:
         )
         apart = "the job's workers do not train together (elasticBatch)"
         self._why_waiting = apart if rendezvous is None else "the job is done"
-        self._turns: Iterator[Turn] = iter(()) if rendezvous is None else self._member.turns(rendezvous)
-        self._turn: Turn | None = None
-        self._step: Step | None = None
+        self._turns: Iterator[StepRequest] = iter(()) if rendezvous is None else self._member.turns(rendezvous)
+        self._turn: StepRequest | None = None
+        self._step: UserStep | None = None
         self._moment = Moment(0.0, 1.0)
         """Where the leader's script stands in the budget; before the first step, at its beginning."""
         self._epoch: int | None = None
@@ -161,7 +161,7 @@ class Following:
             rank, world = (0, 1) if group is None else (group.rank, group.world)
             part = self._feed.part(command.epoch, command.cursor, rank, world, command.portion)
             self._state.advance(command.moment.share)
-            self._step = self._hooks.step = Step(
+            self._step = self._hooks.step = UserStep(
                 self._state, part, group, sync_batch_norm=self._sync, measured=command.measured
             )
             for _ in part.pieces:
@@ -196,14 +196,14 @@ class Following:
 
     # ---- within
 
-    def _is_within(self, turn: Turn) -> bool:
+    def _is_within(self, turn: StepRequest) -> bool:
         """Return whether it belongs to the epoch that the script is in, and to the state that it has begun that with.
 
         With others, a state that comes in the middle of an epoch is taken for the same one.
         """
         return turn.command.epoch == self._epoch and self._alone == (self._held.taken if turn.group is None else None)
 
-    def _due(self) -> Turn | None:
+    def _due(self) -> StepRequest | None:
         """Return the next turn, after the one that the script has taken; None at the end."""
         self._commit()
         if self._turn is None:

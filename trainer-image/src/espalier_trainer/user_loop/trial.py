@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from espalier_trainer.elastic.member import Turn
+from espalier_trainer.elastic.member import StepRequest
 from espalier_trainer.elastic.membership import ONE
 from espalier_trainer.elastic.states import Code, Command, StateCopy
 from espalier_trainer.net2net.modules import mode, undisturbed
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.own.feed import Feed
-from espalier_trainer.own.state import OwnState
+from espalier_trainer.user_loop.feed import Feed
+from espalier_trainer.user_loop.state import UserState
 
 if TYPE_CHECKING:
-    from espalier_trainer.trials.arm import Taken
+    from espalier_trainer.trials.solo import SoloStep
 
 Validate = Callable[[nn.Module], float | Tensor]
 """Returns the validation loss of a model, which is in eval mode and needs no gradients."""
@@ -44,33 +44,33 @@ def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], boo
         handle.remove()
 
 
-class Alone:
-    """Implements `trials.arm.Alone`: the script computes the steps, as turns without a group."""
+class UserTrialSteps:
+    """Implements `trials.arm.UserTrialSteps`: the script computes the steps, as turns without a group."""
 
-    def __init__(self, state: OwnState, held: StateCopy, feed: Feed, validate: Validate) -> None:
+    def __init__(self, state: UserState, held: StateCopy, feed: Feed, validate: Validate) -> None:
         self._state, self._held, self._feed, self._validate = state, held, feed, validate
 
     def batches(self, epoch: int) -> int:
         """Return the number of steps in an epoch."""
         return self._feed.batches(epoch)
 
-    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[Turn, None, Taken]:
+    def step(self, epoch: int, cursor: int, rate: float, moment: Moment) -> Generator[StepRequest, None, SoloStep]:
         """Let the script take the step at batch `cursor`; its own learning rate is multiplied by `rate`."""
-        from espalier_trainer.trials.arm import Taken
+        from espalier_trainer.trials.solo import SoloStep
 
-        turn = Turn(None, Command(Code.STEP, epoch, cursor, portion=replace(ONE, rate=rate), moment=moment))
+        turn = StepRequest(None, Command(Code.STEP, epoch, cursor, portion=replace(ONE, rate=rate), moment=moment))
         yield turn
-        return Taken(None if turn.joint is None else turn.joint.loss, turn.left)
+        return SoloStep(None if turn.joint is None else turn.joint.loss, turn.left)
 
-    def end_epoch(self, epoch: int) -> Generator[Turn, None, None]:
+    def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
         """Let the script run its code after the batches."""
-        yield Turn(None, Command(Code.EPOCH, epoch))
+        yield StepRequest(None, Command(Code.EPOCH, epoch))
 
     def loss(self, stop: Callable[[], bool]) -> float | None:
         """Return the validation loss; None where `stop` broke the evaluation off."""
         return validation_loss(self._validate, self._state.model, stop)
 
-    def leave(self, epoch: int, *, keep: bool) -> Generator[Turn, None, None]:
+    def leave(self, epoch: int, *, keep: bool) -> Generator[StepRequest, None, None]:
         """Let the script run its code after the batches; what that changes is undone where the state is kept."""
         kept = self._held.capture().copied() if keep else None
         yield from self.end_epoch(epoch)

@@ -132,9 +132,9 @@ def train(case: Case, seconds: float) -> None:
     trainer.run()
     usual = OUTLIER * statistics.median(gaps)
     # The first gap ends with the second step.
-    turns = [(gap, (number + 1) // TURN % 2 == 0) for number, gap in enumerate(gaps) if gap <= usual]
-    case.measured.append(statistics.fmean(gap for gap, on in turns if on))
-    case.plain.append(statistics.fmean(gap for gap, on in turns if not on))
+    requests = [(gap, (number + 1) // TURN % 2 == 0) for number, gap in enumerate(gaps) if gap <= usual]
+    case.measured.append(statistics.fmean(gap for gap, on in requests if on))
+    case.plain.append(statistics.fmean(gap for gap, on in requests if not on))
     case.noise.append(sampling.cost / sampling.seconds)
 
 

@@ -147,7 +147,7 @@ def train(job: AdaptiveTrainingJob, case: str, cost: Throughput, batch: BatchSiz
 def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
     """Let each step of the leader cost what it costs."""
     run = leader.trainer._run
-    compute_together, meter = run.together, run.meter
+    compute_together, meter = run.compute_step, run.meter
     meter._sampling = EveryTenth()
 
     def together(due: StepPlan, compute: Any) -> StepResult:
@@ -160,7 +160,7 @@ def _charge(leader: Leader, clock: Clock, cost: Throughput) -> None:
             meter._joint = replace(joint, sync_seconds=cost.sync_seconds(1, world))
         return joint
 
-    run.together = together  # type: ignore[method-assign]
+    run.compute_step = together  # type: ignore[method-assign]
 
 
 def _run_of(

@@ -95,8 +95,8 @@ class TimedTeam(Team):
         elif self.world < before:
             self._virtual.pause(self._costs.leave_s)
 
-    def grown(self) -> None:
-        """Take notice that the network is another."""
-        super().grown()
+    def network_changed(self) -> None:
+        """Record that the network is another."""
+        super().network_changed()
         self.growths += 1
         self._virtual.pause(self._costs.growth_s)

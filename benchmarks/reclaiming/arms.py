@@ -76,7 +76,7 @@ def run_seed(case: Case, seed: int) -> list[Run]:
     for arm in ARMS:
         start = _returned(old, at_reclaim) if arm == "return" else at_reclaim
         on_reclaim = "Distill" if arm in MANNERS else "Keep"
-        _, result = _train(case, seed, start, on_reclaim, gone=True, manner=MANNERS.get(arm))
+        _, result = _train(case, seed, start, on_reclaim, gone=True, shrink_options=MANNERS.get(arm))
         if result.phase is not TrainerPhase.COMPLETED or result.test_accuracy is None:
             raise RuntimeError(f"{arm}, seed {seed}: ended with {result.reason}: {result.message}")
         decided = [each for each in result.adaptations if each.action == "Distill"]
@@ -102,7 +102,7 @@ def _train(
     on_reclaim: str,
     *,
     gone: bool,
-    manner: ShrinkOptions | None = None,
+    shrink_options: ShrinkOptions | None = None,
     stop_before_decision: int | None = None,
 ) -> tuple[Checkpoint, TrainingResult]:
     """Train from a checkpoint; to the reclaim, or if the GPUs are `gone` to the end. Returns the last checkpoint."""
@@ -125,7 +125,7 @@ def _train(
         arrivals,
         base,
         speedup=lambda replicas: prices.speed if replicas > base else 1.0,
-        prices=None if manner is None or manner.teaching.weight == 0 else prices,
+        prices=None if shrink_options is None or shrink_options.teaching.weight == 0 else prices,
         batch=job.spec.training.batch_size,
         validation=len(data.validation),
     )
@@ -143,7 +143,7 @@ def _train(
         ),
         seed=seed,
         study=Study(stop_before_decision=stop_before_decision),
-        manner=manner,
+        shrink_options=shrink_options,
     )
     scheduler.trainer = trainer
     result = trainer.run()

@@ -63,8 +63,8 @@ def whole(reclaimed: Run) -> Run:
     """Return the run that nothing stopped, by the name of its manner: several tests ask what happened in it."""
 
     @functools.cache
-    def of(manner: str) -> Any:
-        return reclaimed(manner=MANNERS[manner])
+    def of(shrink_options: str) -> Any:
+        return reclaimed(shrink_options=MANNERS[shrink_options])
 
     return of
 
@@ -146,17 +146,17 @@ MOMENTS = {
 @pytest.mark.parametrize("manner", MANNERS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_stop_at_any_moment_changes_nothing(
-    reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, manner: str, moment: str
+    reclaimed: Run, make_job: Run, whole: Run, tmp_path: Any, shrink_options: str, moment: str
 ) -> None:
-    job, how, done = make_job(), MANNERS[manner], whole(manner)
+    job, how, done = make_job(), MANNERS[shrink_options], whole(shrink_options)
     begin, end = started(done).step, judged_at(done)
     cut, taken = MOMENTS[moment](begin, end)
-    first = reclaimed(job, manner=how, store=tmp_path, stop=StopAfter(cut))
+    first = reclaimed(job, shrink_options=how, store=tmp_path, stop=StopAfter(cut))
     assert (first.result.phase, first.result.steps) == (TrainerPhase.STOPPED, taken)
     checkpoint = CheckpointStore(tmp_path).load_latest()
     assert checkpoint is not None
     assert any(key.startswith("kept.") for key in checkpoint.training) == (begin < cut < end + 2)
-    second = reclaimed(job, manner=how, store=tmp_path)
+    second = reclaimed(job, shrink_options=how, store=tmp_path)
     assert second.result.steps == done.result.steps
     assert second.result.depth_after == done.result.depth_after
     for key, tensor in done.trainer.network.module.state_dict().items():
@@ -228,7 +228,7 @@ def test_memory_that_does_not_suffice_for_both_leaves_the_larger(
 
 
 def test_a_budget_that_ends_within_a_trial_leaves_the_larger(reclaimed: Run) -> None:
-    done = reclaimed(manner=ShrinkOptions(rule=ShrinkRule(share=1.0), insist=True))
+    done = reclaimed(shrink_options=ShrinkOptions(rule=ShrinkRule(share=1.0), insist=True))
     (decided,) = done.decided()
     assert (decided.result, decided.reason) == (AdaptationResult.KEPT, Reason.TRIAL_FAILED)
     assert done.result.phase is TrainerPhase.COMPLETED
@@ -264,7 +264,7 @@ def test_a_smaller_model_grows_again_and_is_then_taught_no_more(reclaimed: Run, 
     cost = 0.004
     done = reclaimed(
         job,
-        manner=INSIST,
+        shrink_options=INSIST,
         arrivals=arrivals,
         advisor=ByNeed(),
         cost=lambda architecture: cost * (1 + 2 * sum(architecture.growth_history.values())),

@@ -72,7 +72,7 @@ class Pair:
         self._network = network()
         self._over = threading.Event()
         self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=self._over.is_set, hashed=same)
-        self._thread = threading.Thread(target=lambda: list(self._member.turns(rendezvous)), daemon=True)
+        self._thread = threading.Thread(target=lambda: list(self._member.requests(rendezvous)), daemon=True)
         self._thread.start()
         self.meet()
 
@@ -111,7 +111,7 @@ def test_news_that_cannot_be_told_leave_nobody_waiting(
 
     with monkeypatch.context() as patched:
         patched.setattr(teams, "broadcast_state", fail)
-        pair.team.grown()
+        pair.team.network_changed()
         with pytest.raises(error):
             pair.team.share_news(pair.capture)
     assert pair.team.broken
@@ -129,7 +129,7 @@ def test_news_that_a_broken_generation_did_not_hear_are_reported_in_the_next(
             raise GroupBrokenError("the member did not hear it")
 
         patched.setattr(teams, "broadcast_state", broken)
-        pair.team.grown()
+        pair.team.network_changed()
         with pytest.raises(GroupBrokenError):
             pair.team.share_news(pair.capture)
     pair.meet()

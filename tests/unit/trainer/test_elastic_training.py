@@ -259,9 +259,9 @@ def test_all_members_teach_a_smaller_model_together(
         training={"elasticBatch": "keepGlobal"},
     )
     advisor = WithFallback(NoAgent(), FallbackPolicy(Fallback.HEURISTIC, 0))
-    manner = ShrinkOptions(rule=ShrinkRule(slower=0, share=0.5, least_steps=10), insist=True)
+    shrink_options = ShrinkOptions(rule=ShrinkRule(slower=0, share=0.5, least_steps=10), insist=True)
     gone = (ReplicaChange(0, 3), ReplicaChange(0.2, 2))
-    done, workers = together(job, 3, advisor=advisor, arrivals=gone, manner=manner)
+    done, workers = together(job, 3, advisor=advisor, arrivals=gone, shrink_options=shrink_options)
     assert [each.result for each in done.result.adaptations] == ["Grown", "Grown", "Shrunk"]
     assert done.result.depth_after < done.result.depth_before + 2
     teachers = [each.hooks.teacher for each in workers.followers if isinstance(each.hooks, Shrinker)]

@@ -595,7 +595,7 @@ def test_all_workers_may_leave_their_batches_within_a_step(
     loop = UserWorker(state, StateCopy(state), feed, None, TermSignal(), 0, base=False, index=0, sync_batch_norm=False)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
 
-    def turns() -> Any:
+    def requests() -> Any:
         for number in range(2):
             while number not in seen and (cursor := loop._held.capture().state.cursor) < 6 // accumulate:
                 yield StepRequest(OneMember(), Command(Code.STEP, number, cursor))
@@ -608,7 +608,7 @@ def test_all_workers_may_leave_their_batches_within_a_step(
             optimizer.step()
 
     seen: list[int] = []
-    loop._turns = turns()
+    loop._turns = requests()
     loop._wait_to_end = lambda: None  # type: ignore[method-assign]
     for number in loop.epochs():
         epoch(loop, loop, train)
@@ -693,13 +693,13 @@ def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_e
 def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(
     make_checkpoint: Callable[..., Checkpoint], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def turns() -> Any:
+    def requests() -> Any:
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))  # type: ignore[arg-type]
         raise CheckpointMismatchError("install the package")
 
     model, optimizer = made()
     loop = following(model, optimizer, make_checkpoint)
-    loop._turns = turns()
+    loop._turns = requests()
     with pytest.raises(SystemExit) as ended:
         trained(loop, loop, model, optimizer, 1)
     assert ended.value.code == 2
@@ -729,13 +729,13 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
     model, optimizer = made()
     loop = following(model, optimizer, make_checkpoint)
 
-    def turns() -> Any:
+    def requests() -> Any:
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
         loop._held.take(loop._held.capture().copied())  # the leader was started again, from before
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 1))
 
-    loop._turns = turns()
+    loop._turns = requests()
     seen: list[int] = []
     with pytest.raises(OwnLoopError, match="left epoch 0 early and the leader did not"):  # noqa: PT012
         for epoch in loop.epochs():

@@ -45,7 +45,7 @@ def asked(advised: Action = POINTS[0], probabilities: dict[str, float] | None = 
 
 
 def trial(
-    manner: Trials = Trials.RACE,
+    mode: Trials = Trials.RACE,
     workers: int = 2,
     network: Any = None,
     now: float = 0.0,
@@ -55,7 +55,7 @@ def trial(
 ) -> GrowthTrial:
     names = tuple(f"worker{number}" for number in range(workers))
     found = begun(
-        manner,
+        mode,
         asked(**options),
         names,
         network,
@@ -87,11 +87,11 @@ def results(of: GrowthTrial, found: dict[str, float | None]) -> dict[str, str]:
     st.lists(st.floats(0, 1), min_size=7, max_size=7),
     st.integers(0, 9),
 )
-def test_the_best_growths_are_tried_against_nothing(manner, advised, chances, workers):
+def test_the_best_growths_are_tried_against_nothing(mode, advised, chances, workers):
     probabilities = {str(action): chance for action, chance in zip(ALLOWED, chances, strict=True)}
     growths = rules.ranked(advised, ALLOWED, probabilities, {})
-    found = rules.arms(manner, growths, workers)
-    if manner is Trials.OFF or not (advised.grows or any(chances[:-1])) or not workers:
+    found = rules.arms(mode, growths, workers)
+    if mode is Trials.OFF or not (advised.grows or any(chances[:-1])) or not workers:
         assert found == ()
         return
     flat = [action for actions in found for action in actions]
@@ -99,14 +99,14 @@ def test_the_best_growths_are_tried_against_nothing(manner, advised, chances, wo
     if advised.grows:
         assert flat[0] == advised
     # In a race of one worker the base is that arm.
-    assert flat.count(NOTHING) == (manner is not Trials.RACE or workers > 1)
+    assert flat.count(NOTHING) == (mode is not Trials.RACE or workers > 1)
     assert len(flat) == len(set(flat))
     assert len(found) <= workers
-    if manner is Trials.CONFIRM:
+    if mode is Trials.CONFIRM:
         assert len(flat) == 2
     others = [probabilities[str(action)] for action in flat[1:-1]]
     assert others == sorted(others, reverse=True)
-    assert rules.keeps_winner(manner, found) == (manner is Trials.RACE)
+    assert rules.keeps_winner(mode, found) == (mode is Trials.RACE)
 
 
 def test_a_race_tries_the_best_actions_by_the_policys_probabilities():
@@ -148,8 +148,8 @@ def test_the_best_arm_has_the_lowest_loss_and_nothing_is_better_than_an_equal(fo
 
 
 @given(st.floats(-0.1, 0.1), st.floats(0, 0.2), st.floats(-1, 1), st.sampled_from([Trials.CONFIRM, Trials.RACE]))
-def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, manner):
-    evidence = EVIDENCE[manner]
+def test_what_is_believed_lies_between_what_was_expected_and_what_was_seen(mean, width, ratio, mode):
+    evidence = EVIDENCE[mode]
     after = rules.believed(expects(mean, width), ratio, evidence)
     ends = sorted([mean, evidence.slope * ratio])
     assert ends[0] - 1e-9 <= after <= ends[1] + 1e-9
@@ -236,8 +236,8 @@ def test_an_arm_knows_where_the_job_stands_in_its_budget():
 
 def test_where_a_script_sets_the_rates_a_race_leaves_them_and_confirm_takes_them_to_0():
     script = TrialRates(1.0, 1.0, linear=False)
-    for manner, workers, ends in ((Trials.CONFIRM, 1, 0.0), (Trials.RACE, 2, 1.0)):
-        found = begun(manner, asked(), ("x", "y")[:workers], None, 3, 50.0, script, 0)
+    for mode, workers, ends in ((Trials.CONFIRM, 1, 0.0), (Trials.RACE, 2, 1.0)):
+        found = begun(mode, asked(), ("x", "y")[:workers], None, 3, 50.0, script, 0)
         assert found is not None
         assert {(rate, order.ends) for order in found.orders.values() for rate in order.rates} == {(1.0, ends)}
 
@@ -331,8 +331,8 @@ def test_a_loss_between_two_lies_between_them(measured):
 
 def test_what_would_end_too_late_is_broken_off():
     """On a slow machine: of what is left, half may be gone before a growth is carried out, and nine tenths kept."""
-    for manner, workers, most in ((Trials.CONFIRM, 1, 0.5), (Trials.RACE, 2, 0.9)):
-        one = begun(manner, asked(), ("x", "y")[:workers], None, 3, 8.0, RATES, 0, clock=lambda: 0.0)
+    for mode, workers, most in ((Trials.CONFIRM, 1, 0.5), (Trials.RACE, 2, 0.9)):
+        one = begun(mode, asked(), ("x", "y")[:workers], None, 3, 8.0, RATES, 0, clock=lambda: 0.0)
         assert one.until == pytest.approx(8.0 * most)
         object.__setattr__(one, "clock", lambda: 7.9)
         over = one.verdict({}, None, 3)

@@ -44,7 +44,7 @@ def on_reclaim(
     seed: int,
     device: torch.device,
     used_seconds: Callable[[], float] = lambda: 0.0,
-    manner: ShrinkOptions | None = None,
+    shrink_options: ShrinkOptions | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Hooks:
     """Return the hooks for the job's `onReclaim`; a `Shrinker` for `Distill`."""
@@ -54,4 +54,4 @@ def on_reclaim(
     from espalier_trainer.distillation.shrinking import Shrinker
 
     size = training.batch_size
-    return Shrinker(data, start, training.optimizer, size, seed, device, used_seconds, manner, clock)
+    return Shrinker(data, start, training.optimizer, size, seed, device, used_seconds, shrink_options, clock)

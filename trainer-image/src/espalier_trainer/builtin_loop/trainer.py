@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains one model for one job. After `run`, `network` is the trained (and grown) one.
 
-    `manner` is how a smaller model is tried when GPUs are taken back and the job says `onReclaim: Distill`.
+    `shrink_options` is how a smaller model is tried when GPUs are taken back and the job says `onReclaim: Distill`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Trainer:
         device: torch.device | str = "cpu",
         seed: int | None = None,
         study: Study | None = None,
-        manner: ShrinkOptions | None = None,
+        shrink_options: ShrinkOptions | None = None,
     ) -> None:
         self._training, self._services = job.spec.training, services
         self._method = method_of(job.spec.training, model)
@@ -69,7 +69,7 @@ class Trainer:
             job.spec.adaptation.actions,
         )
         used, clock = services.scheduler.used_seconds, services.clock
-        self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, manner, clock)
+        self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, shrink_options, clock)
         """What takes part in the run without being its loop."""
         self._state = BuiltinState(job, start, example, self._device, self.hooks)
         self._run = Run(
@@ -85,7 +85,7 @@ class Trainer:
             loss=self._loss,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
             # The leader takes a step back without computing, which the batch norms of the others would wait for.
-            foretells=not self._training.sync_batch_norm,
+            announces=not self._training.sync_batch_norm,
             optimiser=self._optimiser(job),
         )
 
@@ -191,7 +191,7 @@ class Trainer:
             )
 
         run.progress.metrics["learning_rate"] = due.rate
-        return run.together(due, compute)
+        return run.compute_step(due, compute)
 
     def _validate(self, epochs: int, batches: int) -> None:
         """Evaluate on the validation split, where that is due after `epochs` epochs of `batches` batches."""

@@ -133,15 +133,15 @@ class BuiltinWorker:
 
     def run(self, rendezvous: Rendezvous) -> bool:
         """Take part until the job ends (returns True), or until `stop` returns True (returns False)."""
-        for turn in self._member.turns(rendezvous):
+        for request in self._member.requests(rendezvous):
             try:
-                self._step(turn)
+                self._step(request)
             except GroupBrokenError as error:
-                turn.broken = error
+                request.broken = error
         return self._member.ended
 
-    def _step(self, turn: StepRequest) -> None:
-        network, group, command = self.held.network, turn.group, turn.command
+    def _step(self, request: StepRequest) -> None:
+        network, group, command = self.held.network, request.group, request.command
         if network is None:
             raise GroupBrokenError("the leader took a step before it sent its state")
         if self._order is None or self._order.epoch != command.epoch:
@@ -156,5 +156,5 @@ class BuiltinWorker:
         joint = steps.take(
             training, method, network, hooks, group, order, source, cursor, None, portion, measured=measured
         )
-        if turn.taken(joint):
+        if request.taken(joint):
             self.held.stepped(command, joint.loss, portion.batches)

@@ -67,14 +67,14 @@ class Shrinker(Hooks):
         seed: int,
         device: torch.device,
         used_seconds: Callable[[], float],
-        manner: ShrinkOptions | None,
+        options: ShrinkOptions | None,
         clock: Callable[[], float],
     ) -> None:
         """`start` is the job's starting network; `used_seconds` returns the used budget."""
         self._data, self._start, self._spec = data, start, spec
         self._batch_size, self._seed, self._device = batch_size, seed, device
         self._used, self._clock = used_seconds, clock
-        self._manner = manner or ShrinkOptions()
+        self._options = options or ShrinkOptions()
         self._sizes: list[EarlierSize] = []
         self._times = StepTimings()
         self._replicas = 0
@@ -193,7 +193,7 @@ class Shrinker(Hooks):
 
     def _new_teacher(self) -> Teacher:
         module = None if self._kept is None else self._kept.module
-        return Teacher(module, len(self._data.train), self._device, self._manner.teaching)
+        return Teacher(module, len(self._data.train), self._device, self._options.teaching)
 
     def _decided(self, boundary: Boundary, pending: PendingReclaim) -> Change:
         network = boundary.network
@@ -210,7 +210,7 @@ class Shrinker(Hooks):
             sizes,
             2 * boundary.evaluation_seconds,
         )
-        verdict = decide(facts, self._manner.rule)
+        verdict = decide(facts, self._options.rule)
         self._pending = None
         used = self._used()
         place = None if verdict.size is None else places[verdict.size]
@@ -241,7 +241,7 @@ class Shrinker(Hooks):
     def _smaller(self, large: Network, size: EarlierSize, epoch: int) -> Network:
         order = epoch_order(len(self._data.train), self._batch_size, self._seed, epoch, self._device)
         smaller = smaller_network(size, large, self._start, self._spec, self._data.example_input())
-        adjust(smaller, large, self._data, order, folding=self._manner.folding)
+        adjust(smaller, large, self._data, order, folding=self._options.folding)
         return smaller
 
     def _judged(self, network: Network, trial: DistillationTrial, until: Callable[[], bool]) -> Change | None:
@@ -259,7 +259,7 @@ class Shrinker(Hooks):
             return None  # interrupted: the resumed run compares
         self._spent += self._clock() - began
         mine, its = own.score.value, theirs.score.value
-        won = self._manner.insist or better(mine, its, len(self._data.validation))
+        won = self._options.insist or better(mine, its, len(self._data.validation))
         result, reason = (
             (AdaptationResult.SHRUNK, Reason.DISTILLED) if won else (AdaptationResult.KEPT, Reason.LARGER_IS_BETTER)
         )

@@ -48,7 +48,7 @@ class Arrivals:
         self.listened = 0.0
         """When it was last read, by `clock`."""
         self._leaving: set[str] = set()
-        self._apart: dict[str, str] = {}
+        self._on_trial: dict[str, str] = {}
         """The results of workers that carry out an order, or have ('' until it is known): they take no part."""
 
     def listen(self) -> None:
@@ -58,18 +58,18 @@ class Arrivals:
             if arrival.leaving:
                 self._leaving.add(arrival.worker)
                 self.waiting.pop(arrival.worker, None)
-                self._apart.pop(arrival.worker, None)
+                self._on_trial.pop(arrival.worker, None)
                 logger.info("%s leaves", arrival.name)
             else:
                 self.waiting[arrival.worker] = arrival
-                if arrival.worker in self._apart:
-                    self._apart[arrival.worker] = arrival.result
+                if arrival.worker in self._on_trial:
+                    self._on_trial[arrival.worker] = arrival.result
 
     def chosen(
         self, candidates: Iterable[WorkerArrival], replicas: int, out: Collection[str]
     ) -> tuple[WorkerArrival, ...]:
         """Return the members for a job of `replicas` workers; those in `out` are excluded."""
-        gone = self._leaving | self.rendezvous.silent() | self._apart.keys() | set(out)
+        gone = self._leaving | self.rendezvous.silent() | self._on_trial.keys() | set(out)
         present = {each.worker: each for each in candidates if each.worker not in gone}
         return chosen(present.values(), replicas)
 
@@ -99,26 +99,26 @@ class Arrivals:
 
     def ordered(self, workers: Iterable[str]) -> None:
         """Take note that these workers carry out an order each."""
-        self._apart = dict.fromkeys(workers, "")
+        self._on_trial = dict.fromkeys(workers, "")
 
     def results(self) -> dict[str, str]:
         """Return by worker what came of the orders that have been carried out."""
         self.listen()
-        return {worker: result for worker, result in self._apart.items() if result}
+        return {worker: result for worker, result in self._on_trial.items() if result}
 
     def reported(self) -> dict[str, str]:
         """Return by worker how far the orders are that are being carried out, as far as they have reported."""
-        found = {worker: self.rendezvous.reported(worker) for worker, result in self._apart.items() if not result}
+        found = {worker: self.rendezvous.reported(worker) for worker, result in self._on_trial.items() if not result}
         return {worker: text for worker, text in found.items() if text}
 
     def dismiss(self, worker: str) -> None:
         """Let a worker break its order off."""
-        if self._apart.pop(worker, None) == "":
+        if self._on_trial.pop(worker, None) == "":
             self.rendezvous.dismiss(worker)
 
     def dismiss_all(self) -> None:
         """Let all workers break their orders off."""
-        for worker in list(self._apart):
+        for worker in list(self._on_trial):
             self.dismiss(worker)
 
 
@@ -171,7 +171,7 @@ class Generations:
         """Without the leader."""
         self._group: Group | None = None
         self._generation = 0
-        self._stale = self._noted = False
+        self._stale = self._state_changed = False
         self._patience = GRACE_SECONDS
         self._reported_world = 1
         self._broken = 0
@@ -179,7 +179,7 @@ class Generations:
         self._alone_until = 0.0
         self._spoke = 0.0
         self._speeds = MemberSpeeds()
-        self._foretold: StepPlace | None = None
+        self._announced: StepPlace | None = None
         """The step that all members take next, without a command."""
         self._winner: str | None = None
         """The worker whose state all members of the next generation take."""
@@ -251,8 +251,8 @@ class Generations:
 
     def _take_back(self) -> None:
         """Take back the step that was foretold: something else comes before it. Raises `GroupBrokenError`."""
-        foretold, self._foretold = self._foretold, None
-        if foretold is not None and self._group is not None:
+        announced, self._announced = self._announced, None
+        if announced is not None and self._group is not None:
             take_back(self._group)
 
     def _wanted(self, candidates: Sequence[WorkerArrival], replicas: int) -> tuple[WorkerArrival, ...]:
@@ -301,7 +301,7 @@ class Generations:
                 # A newcomer receives everything with the state. A member that held one may have missed a note, or a
                 # change outside the parameters, such as the end of a trial.
                 self._stale = self._stale and any(each.step != NEWCOMER for each in wanted)
-                self._noted = True
+                self._state_changed = True
             except GroupBrokenError as error:
                 self._break(str(error))
                 # The others may notice only when their time to form is over.
@@ -338,7 +338,7 @@ class Generations:
     def _drop(self) -> None:
         if self._group is not None:
             self._group.close()
-        self._group = self._foretold = None
+        self._group = self._announced = None
 
     def _look_for_straggler(self, seconds: Sequence[float]) -> None:
         workers = [_LEADER, *(member.worker for member in self._members)]

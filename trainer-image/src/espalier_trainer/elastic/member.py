@@ -40,16 +40,16 @@ ASK_SECONDS: Final = 0.2
 
 
 class TrialChannel:
-    """The line to the leader. Raises `LeaderAwayError` where that does not answer."""
+    """Progress and cancellation of a trial. Raises `LeaderAwayError` if the leader does not answer."""
 
     def __init__(self, client: RendezvousClient, worker: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client, self._worker, self._clock = client, worker, clock
         self._asked = clock()
         self._dismissed = False
 
-    def tell(self, text: str) -> None:
-        """Say how far the order is carried out."""
-        self._client.tell(self._worker, text)
+    def report(self, text: str) -> None:
+        """Report the progress of the order."""
+        self._client.report_progress(self._worker, text)
 
     def dismissed(self) -> bool:
         """Return whether the leader no longer waits for the result."""
@@ -110,8 +110,8 @@ class Member:
     ) -> None:
         """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
 
-        `carry_out` takes an order of the leader for this worker alone, and the line to it, yields the turns that it
-        needs, and returns what came of it.
+        `carry_out` takes an order of a trial and the channel to the leader, yields the steps that the caller must take,
+        and returns the result.
         """
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
         self._base, self._index, self._stop, self._node = base, index, stop, node
@@ -124,7 +124,7 @@ class Member:
         self.ended = False
         """Whether the leader has announced the end of the job."""
 
-    def turns(self, rendezvous: Rendezvous) -> Iterator[StepRequest]:
+    def requests(self, rendezvous: Rendezvous) -> Iterator[StepRequest]:
         """Yield what to do next, until the job has `ended` or `stop` returns True."""
         client: RendezvousClient | None = None
         while not self._stop() and not self.ended:
@@ -196,15 +196,15 @@ class Member:
             group.close()
 
     def _serve(self, group: Group, client: RendezvousClient) -> Generator[StepRequest, None, None]:
-        foretold: Command | None = None
+        announced: Command | None = None
         while True:
-            command, foretold = foretold or Command.receive(group), None
+            command, announced = announced or Command.receive(group), None
             if command.code is Code.END:
                 self.ended = True
                 return
             if command.code is Code.FORM:
                 return
-            if command.code is Code.APART:
+            if command.code is Code.TRIAL:
                 self._order = receive_order(group) or ""
                 return
             if command.code is Code.STATE:
@@ -217,11 +217,11 @@ class Member:
             elif command.code in (Code.STEP, Code.EPOCH):
                 if self._holder.network is None:
                     raise GroupBrokenError("the leader took a step before it sent its state")
-                turn = StepRequest(group, command)
-                yield turn
-                if turn.broken is not None:
-                    raise turn.broken
-                foretold = turn.follows
+                request = StepRequest(group, command)
+                yield request
+                if request.broken is not None:
+                    raise request.broken
+                announced = request.follows
             if self._stop() and not self._said_leaving:
                 self._said_leaving = True
                 client.arrive(self._arrival(leaving=True))

@@ -220,7 +220,7 @@ class RendezvousClient:
         except RecordError as error:
             raise LeaderAwayError(str(error)) from error
 
-    def tell(self, worker: str, text: str) -> None:
+    def report_progress(self, worker: str, text: str) -> None:
         """Tell how far an order is carried out. Raises `LeaderAwayError`."""
         self._asked(lambda: self.store.set(_reported(worker), text))
 

@@ -48,7 +48,7 @@ class Code(IntEnum):
     """The job is done."""
     EPOCH = 6
     """The epoch is over: a user's loop runs the code after its batches."""
-    APART = 7
+    TRIAL = 7
     """Leave this generation: some to join the next one, others to carry out an order by themselves first."""
 
 
@@ -109,7 +109,7 @@ def receive_state(group: Group, held: Checkpoint | None) -> Checkpoint:
 
 def broadcast_orders(group: Group, orders: Mapping[int, str]) -> None:
     """Send the members of these ranks away with an order each; all others are to form the next generation."""
-    Command(Code.APART).send(group)
+    Command(Code.TRIAL).send(group)
     group.broadcast_document(_ORDERS.dump_json(dict(orders)))
 
 

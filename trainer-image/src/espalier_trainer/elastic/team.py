@@ -26,13 +26,13 @@ class Team(Generations):
     """The step after the current one, if all members learn in the current one that it follows."""
 
     @property
-    def foretold(self) -> bool:
-        """Whether the members compute the next step already: it is not measured, and anything else takes it back."""
-        return self._foretold is not None
+    def announced(self) -> bool:
+        """Whether the members already compute the next step: it is not measured, and anything else takes it back."""
+        return self._announced is not None
 
     @property
-    def foretells(self) -> bool:
-        """Whether the members learn in the step that has begun that another one follows."""
+    def announces(self) -> bool:
+        """Whether the current step tells the members that another one follows."""
         return self._next is not None
 
     @property
@@ -41,8 +41,8 @@ class Team(Generations):
         extra = [each for each in self._members if not each.base]
         return tuple(each.worker for each in sorted(extra, key=lambda each: each.index))
 
-    def send_apart(self, orders: Mapping[str, str], capture: Capture) -> None:
-        """Let these members carry out an order each, by themselves, on the state as it is; the others go on.
+    def send_trial_orders(self, orders: Mapping[str, str], capture: Capture) -> None:
+        """Send these members an order of a trial each, which they carry out on the current state; the others go on.
 
         They take no part until `bring_back`. Raises `GroupBrokenError`: then no order was given.
         """
@@ -101,11 +101,11 @@ class Team(Generations):
         if group is None:
             raise GroupBrokenError("there is no group")
         with self.stepping():
-            if self._foretold != (epoch, cursor, portion) or measured:
+            if self._announced != (epoch, cursor, portion) or measured:
                 self._take_back()
                 # Not waited for: the leader computes meanwhile.
                 Command(Code.STEP, epoch, cursor, measured=measured, portion=portion, moment=moment).sending(group)
-        self._foretold = None
+        self._announced = None
         self._next = (epoch, cursor + portion.batches, portion) if then == portion else None
         self._spoke = self._clock()
         return group
@@ -113,21 +113,21 @@ class Team(Generations):
     def stepped(self, joint: StepResult) -> None:
         """Record a step that was taken, and the members that were slow in it."""
         self._broken = 0
-        self._foretold = self._next if joint.follows else None
+        self._announced = self._next if joint.follows else None
         self._look_for_straggler(joint.seconds)
 
-    def grown(self) -> None:
+    def network_changed(self) -> None:
         """Record that the leader's network has changed: all members receive it before the next step."""
         self._stale = True
 
-    def noted(self) -> None:
+    def state_changed(self) -> None:
         """Record that non-tensor state has changed: all members receive it before the next step."""
-        self._noted = True
+        self._state_changed = True
 
     def share_news(self, capture: Capture) -> None:
-        """Send all members the changes that `grown` and `noted` recorded. Raises `GroupBrokenError`."""
+        """Send all members the recorded changes of the network and the state. Raises `GroupBrokenError`."""
         group = self._group
-        if group is not None and (self._stale or self._noted):
+        if group is not None and (self._stale or self._state_changed):
             checkpoint = capture()
             with self.stepping():  # all members receive the message, or none
                 self._take_back()
@@ -135,7 +135,7 @@ class Team(Generations):
                     broadcast_state(group, checkpoint)
                 else:
                     broadcast_note(group, checkpoint.state)
-        self._stale = self._noted = False
+        self._stale = self._state_changed = False
 
     def wait(self) -> None:
         """Send the members a keep-alive message: called from time to time while the leader evaluates."""

@@ -304,12 +304,12 @@ class Scripted:
         self.outcomes.append(outcome)
 
 
-SILENCE_SHARE: Final = 0.01
+BACKOFF_SHARE: Final = 0.01
 
 
 @dataclass
 class AdvisorBackoff:
-    """When an agent that gave no answer is asked again, by the used seconds of the budget.
+    """Back-off after an agent time-out, in used seconds of the budget.
 
     After 1 % of the budget, then twice as long each time in a row: seven times in a budget at most.
     """
@@ -322,8 +322,8 @@ class AdvisorBackoff:
         """Return whether it is too early to ask."""
         return used_seconds < self.until
 
-    def heard(self, answered: bool, used_seconds: float, budget_seconds: float) -> None:
-        """Take note of a question, whether or not it was answered."""
+    def record(self, answered: bool, used_seconds: float, budget_seconds: float) -> None:
+        """Record a question, whether or not it was answered."""
         self.times = 0 if answered else self.times + 1
         if not answered:
-            self.until = used_seconds + SILENCE_SHARE * budget_seconds * 2 ** (self.times - 1)
+            self.until = used_seconds + BACKOFF_SHARE * budget_seconds * 2 ** (self.times - 1)

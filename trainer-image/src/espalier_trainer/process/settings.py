@@ -199,7 +199,7 @@ class TermSignal:
         self.takes_part = self.asked = False
 
     def install(self) -> None:
-        """Hear the signal from now on."""
+        """Install the handler."""
         signal.signal(signal.SIGTERM, self._handle)
 
     def __call__(self) -> bool:

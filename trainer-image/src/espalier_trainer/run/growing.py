@@ -59,7 +59,7 @@ class Growth:
         """Without an `adapter` the network does not grow. The others are as `run.Run` takes them."""
         job, services = run.job, run.services
         self._run, self._adapter, self._study, self._cannot_grow = run, adapter, study, cannot_grow
-        self._silence = AdvisorBackoff()
+        self._backoff = AdvisorBackoff()
         if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
             cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
         self._cannot_try, self._base_loss = cannot_try, base_loss
@@ -114,7 +114,7 @@ class Growth:
         if (
             self._adapter is None
             or run.allocation.replicas <= run.scheduler.base_replicas()
-            or self._silence.holds(run.scheduler.used_seconds())
+            or self._backoff.holds(run.scheduler.used_seconds())
             or not self._may_grow
         ):
             return True
@@ -236,7 +236,9 @@ class Growth:
                 run.journal.warn("TrialsNotPossible", f"{asked.decision.action} is not tried first: {late}")
             return False
         try:
-            team.send_apart({worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.capture)
+            team.send_trial_orders(
+                {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.capture
+            )
         except GroupBrokenError:
             return True  # at the next boundary the members are gathered again, and at the next epoch it asks again
         self._trial = trial
@@ -272,7 +274,7 @@ class Growth:
         if verdict.best is None or (verdict.winner is not None and not took_over):
             run.journal.warn("TrialAbandoned", f"{verdict.why or 'the winner is gone'}; the model stays as it is")
             if run.allocation.replicas >= trial.replicas:  # whatever ended a worker may end it again
-                self._silence.heard(False, run.scheduler.used_seconds(), run.scheduler.time_budget())
+                self._backoff.record(False, run.scheduler.used_seconds(), run.scheduler.time_budget())
             return True
         if not verdict.grows:
             consultation = adapter.declined(trial.asked, network, progress, verdict.arms)
@@ -316,9 +318,9 @@ class Growth:
     def _settled(self, consultation: Consultation) -> None:
         """Use what came of a consultation, and record it."""
         run = self._run
-        run.jumps.report(run.progress.adaptations)
+        run.loss_jump.report(run.progress.adaptations)
         network = run.state.network
-        self._silence.heard(consultation.answered, run.scheduler.used_seconds(), run.scheduler.time_budget())
+        self._backoff.record(consultation.answered, run.scheduler.used_seconds(), run.scheduler.time_budget())
         run.progress.consultations += consultation.answered
         if consultation.network is not network:
             if run.state.in_place:
@@ -332,8 +334,8 @@ class Growth:
             now, at = run.moment(), consultation.restarted_at
             run.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
         if run.team is not None:
-            run.team.noted()
-        run.jumps.settled(consultation, run.progress.adaptations)
+            run.team.state_changed()
+        run.loss_jump.settled(consultation, run.progress.adaptations)
         run.journal.enter(TrainerPhase.TRAINING)
 
 

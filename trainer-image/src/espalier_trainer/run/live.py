@@ -124,7 +124,7 @@ class LiveRun:
         self.ending: Ending | None = None
         self.evaluation_seconds = 0.0
         """Budget seconds that the loop's last evaluation took."""
-        self.jumps = LossJump(self.journal)
+        self.loss_jump = LossJump(self.journal)
         self.first_step = 0
         """The step that this process began at."""
         self.grown_from: Network | None = None
@@ -151,7 +151,7 @@ class LiveRun:
         workers = self.place.workers
         self.journal.batch_changed(changed, workers, self.batching.portion(workers, 0, _ENDLESS).rate, message)
         if self.team is not None:
-            self.team.noted()
+            self.team.state_changed()
 
     def _note_batch_size(self) -> None:
         if self.batching.batch_size is not None:
@@ -171,7 +171,7 @@ class LiveRun:
         if self.optimiser is not None:
             self.optimiser.changed()
         if self.team is not None:
-            self.team.grown()
+            self.team.network_changed()
 
     def change(self, change: Change | None) -> None:
         """Carry out the change that a hook returned."""
@@ -184,10 +184,10 @@ class LiveRun:
         if done is None:
             self.journal.trial_started(change.network, change.trial_seconds)
             return
-        self.jumps.report(self.progress.adaptations)
+        self.loss_jump.report(self.progress.adaptations)
         self.progress.adaptations.append(done)
         if self.team is not None:
-            self.team.noted()
+            self.team.state_changed()
         self.journal.adapted(done, None)
 
     @property

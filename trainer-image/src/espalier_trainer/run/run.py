@@ -68,7 +68,7 @@ class Run(LiveRun):
         loss: Callable[[nn.Module], float | None] = lambda _module: None,
         cannot_try: str = "",
         base_loss: Callable[[], float | None] | None = None,
-        foretells: bool = False,
+        announces: bool = False,
         optimiser: Optimiser | None = None,
     ) -> None:
         """`example` are inputs [2, ...] of the network; without them it does not grow.
@@ -78,7 +78,7 @@ class Run(LiveRun):
         of a module on one batch, by which growth that is not exact is judged. `cannot_try` is the reason for which
         other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy. `base_loss`
         measures the validation loss of the network for such trials; None: it is in the metrics after each epoch.
-        `foretells`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
+        `announces`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
         `optimiser` looks for a faster computation of steps; None: the job asks for none, or the script computes them.
         """
         super().__init__(
@@ -103,7 +103,7 @@ class Run(LiveRun):
         )
         self._growth = Growth(self, adapter, study, cannot_grow=cannot_grow, cannot_try=cannot_try, base_loss=base_loss)
         self._gaps = StepGaps(services.clock, services.step_took)
-        self._foretells = foretells
+        self._announces = announces
         self._resumed, self._used = False, services.used_seconds
         self._step_began = self._step_began_wall = 0.0
 
@@ -168,14 +168,14 @@ class Run(LiveRun):
             self._step_began, self._step_began_wall = self.scheduler.used_seconds(), self.services.clock()
             now = (moment or self.moment)()
             try:
-                due = next_step(self, known, rate, now, foretells=self._foretells)
+                due = next_step(self, known, rate, now, announces=self._announces)
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
             self.state.advance(now.share)
             yield due
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / max(1, self.progress.cursor)
 
-    def together(self, due: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
+    def compute_step(self, due: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
         if due.group is None or self.team is None:
             joint = compute()
@@ -186,7 +186,7 @@ class Run(LiveRun):
         self.meter.look(joint, self.state.network)
         return joint
 
-    def apart(self, due: StepPlan, compute: Callable[[], Value]) -> Value:
+    def compute_part(self, due: StepPlan, compute: Callable[[], Value]) -> Value:
         """Compute a part of a step that the members do not take together; leave the group if that fails."""
         if due.group is None or self.team is None:
             return compute()
@@ -205,9 +205,9 @@ class Run(LiveRun):
         if self.grown_from is not None or proved:
             self.grown_from = None
             self.saver.want(self.capture_all)
-        jumped = self.jumps.stepped(loss, progress.adaptations)
+        jumped = self.loss_jump.stepped(loss, progress.adaptations)
         if (proved or jumped) and self.team is not None:
-            self.team.noted()
+            self.team.state_changed()
         if self.optimiser is not None and self.optimiser.stepped(seconds):
             self.change(self.optimiser.decided(self.allocation))
         self._gaps.step_finished(progress)
@@ -258,7 +258,7 @@ class Run(LiveRun):
     def finish(self, ending: Ending, test: Evaluation | None = None) -> None:
         """Report how the run ended, and the score of a complete run to the agent that advised it."""
         self.ending = ending
-        self.jumps.report(self.progress.adaptations)
+        self.loss_jump.report(self.progress.adaptations)
         self.journal.finished(ending, test)
         metrics = self.progress.metrics
         final = (score_in(metrics, "test") or score_in(metrics, "validation")) if test is None else test.score
@@ -312,7 +312,7 @@ class Run(LiveRun):
             self.progress.epoch += 1
             self.progress.cursor, self.progress.epoch_loss_sum = 0, 0.0
             if self.team is not None:
-                self.team.noted()
+                self.team.state_changed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +331,10 @@ class StepPlan:
     """Tell the other members in it that another one follows."""
 
 
-def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, foretells: bool) -> StepPlan:
+def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, announces: bool) -> StepPlan:
     """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
 
-    `rate`, `moment` and `foretells` are as `Run` takes them. Raises `GroupBrokenError`.
+    `rate`, `moment` and `announces` are as `Run` takes them. Raises `GroupBrokenError`.
     """
     team, progress, place = run.team, run.progress, run.place
     if run.hooks.may_grow:  # a trial compares steps of one size
@@ -345,14 +345,14 @@ def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Mom
         measured = run.meter.begin()
         return StepPlan(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
     team.share_news(run.capture)
-    measured = run.meter.begin(may=not team.foretold)
+    measured = run.meter.begin(may=not team.announced)
     after, then = progress.cursor + portion.batches, None
-    if foretells and after < batches and not (run.meter.soon or run.state.network.unfolds):
+    if announces and after < batches and not (run.meter.soon or run.state.network.unfolds):
         then = run.batching.portion(place.workers, after, batches)
     group = team.begin_step(
         progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
     )
-    return StepPlan(group, scaled, portion, measured, team.foretells)
+    return StepPlan(group, scaled, portion, measured, team.announces)
 
 
 def _choose_batch_size(run: LiveRun, place: WorkerPlacement) -> None:

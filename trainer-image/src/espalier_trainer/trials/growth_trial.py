@@ -54,7 +54,7 @@ class GrowthTrial:
     """Wall time of each arm."""
     until: float
     """By `clock`: when missing results are no longer waited for."""
-    manner: Trials = Trials.CONFIRM
+    mode: Trials = Trials.CONFIRM
     """By which evidence the arms are judged: a race of one worker tries as `Confirm` does."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
@@ -134,7 +134,7 @@ class GrowthTrial:
         complete = len(arms) == len(self.actions)
         if not complete and replicas >= self.replicas and self.clock() < self.until:
             return None
-        best = rules.best(arms, self.manner, self.asked.decision.gains)
+        best = rules.best(arms, self.mode, self.asked.decision.gains)
         if best is None or (not complete and not any(arm.action != _NOTHING for arm in arms)):
             reason = "workers that tried were taken back" if replicas < self.replicas else "results are missing"
             return TrialVerdict(arms, None, why=reason)
@@ -155,7 +155,7 @@ class GrowthTrial:
         loss = rules.interpolated(self.base, self.base[0][0] + self.seconds)
         if loss is None:
             return None
-        slices = (Slice(share=SHARES[self.manner], loss=loss),)
+        slices = (Slice(share=SHARES[self.mode], loss=loss),)
         return Arm(action=_NOTHING, loss=loss, seconds=self.seconds, slices=slices, message="the base itself")
 
 
@@ -169,7 +169,7 @@ def _last(order: TrialOrder) -> str:
 
 
 def begun(
-    manner: Trials,
+    mode: Trials,
     asked: Advised,
     workers: tuple[str, ...],
     network: Network,
@@ -190,14 +190,14 @@ def begun(
     """
     decision = asked.decision
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
-    tried = rules.arms(manner, growths, len(workers), base=1 if base == 1 and loss is not None else 0)
+    tried = rules.arms(mode, growths, len(workers), base=1 if base == 1 and loss is not None else 0)
     if not tried or seconds_left <= 0:
         return None
-    keep, name = rules.keeps_winner(manner, tried), uuid.uuid4().hex
-    manner = Trials.RACE if keep else Trials.CONFIRM
-    share = SHARES[manner]
+    keep, name = rules.keeps_winner(mode, tried), uuid.uuid4().hex
+    mode = Trials.RACE if keep else Trials.CONFIRM
+    share = SHARES[mode]
     seconds = share * seconds_left
-    shares = rules.slices(manner, sum(action.grows for actions in tried for action in actions))
+    shares = rules.slices(mode, sum(action.grows for actions in tried for action in actions))
     orders = {
         worker: TrialOrder(
             trial=name,
@@ -215,7 +215,7 @@ def begun(
         for worker, actions in zip(workers, tried, strict=False)
     }
     now = clock()
-    until = now + min(rules.patience(seconds, tried), rules.LATEST[manner] * seconds_left)
-    trial = GrowthTrial(asked, network, orders, replicas, seconds, until, manner, clock)
+    until = now + min(rules.patience(seconds, tried), rules.LATEST[mode] * seconds_left)
+    trial = GrowthTrial(asked, network, orders, replicas, seconds, until, mode, clock)
     trial.base_measured(loss)
     return trial

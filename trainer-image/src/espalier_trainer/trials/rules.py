@@ -100,37 +100,37 @@ def ranked(
     return (advised, *others) if advised.grows else tuple(others)
 
 
-def races_base(manner: Trials, workers: int, base: int) -> bool:
+def races_base(mode: Trials, workers: int, base: int) -> bool:
     """Return whether a base of this number of workers may be the arm of `Nothing`, which no extra worker tries then."""
-    return workers == 1 and manner is Trials.RACE and base == 1
+    return workers == 1 and mode is Trials.RACE and base == 1
 
 
-def arms(manner: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
+def arms(mode: Trials, growths: Sequence[Action], workers: int, *, base: int = 1) -> tuple[tuple[Action, ...], ...]:
     """Return what each of at most `workers` extra workers tries, one action after the other.
 
     `growths` are as `ranked` returns them. The first is always among the arms, and `Nothing`, but for a race of one
     worker: its `base` of one worker is that arm. Where it has more, or to `Confirm`, one worker tries both in turn. A
     `Race` of more workers tries the other growths, too.
     """
-    if manner is Trials.OFF or workers < 1 or not growths:
+    if mode is Trials.OFF or workers < 1 or not growths:
         return ()
-    if races_base(manner, workers, base):
+    if races_base(mode, workers, base):
         return ((growths[0],),)
     if workers == 1:
         return ((growths[0], Action.nothing()),)
-    most = workers - 1 if manner is Trials.RACE else 1
+    most = workers - 1 if mode is Trials.RACE else 1
     return (*((each,) for each in growths[:most]), (Action.nothing(),))
 
 
-def keeps_winner(manner: Trials, tried: Sequence[Sequence[Action]]) -> bool:
+def keeps_winner(mode: Trials, tried: Sequence[Sequence[Action]]) -> bool:
     """Return whether training continues with the copy that won: each worker has trained one arm of a race."""
-    return manner is Trials.RACE and all(len(actions) == 1 for actions in tried)
+    return mode is Trials.RACE and all(len(actions) == 1 for actions in tried)
 
 
-def slices(manner: Trials, growths: int) -> tuple[float, ...]:
+def slices(mode: Trials, growths: int) -> tuple[float, ...]:
     """Return the shares of what is left at which the arms of a trial with this many growths are measured."""
-    narrowing = () if manner is not Trials.RACE else (share for share, kept in KEPT.items() if growths > kept)
-    return (*narrowing, SHARES[manner])
+    narrowing = () if mode is not Trials.RACE else (share for share, kept in KEPT.items() if growths > kept)
+    return (*narrowing, SHARES[mode])
 
 
 def behind(share: float, growths: Iterable[Arm], nothing: Arm | None, gains: Mapping[str, ExpectedGain]) -> set[str]:
@@ -176,7 +176,7 @@ def patience(seconds: float, tried: Sequence[Sequence[Action]]) -> float:
     return _START_SECONDS + _PATIENCE * seconds * max((len(each) for each in tried), default=0)
 
 
-def best(results: Iterable[Arm], manner: Trials, gains: Mapping[str, ExpectedGain]) -> Arm | None:
+def best(results: Iterable[Arm], mode: Trials, gains: Mapping[str, ExpectedGain]) -> Arm | None:
     """Return the arm whose gain is the highest after the trial, `Nothing` where none is above 0.
 
     `gains` are what growths were expected to gain before. None where `Nothing` has not been finished: then there is
@@ -187,7 +187,7 @@ def best(results: Iterable[Arm], manner: Trials, gains: Mapping[str, ExpectedGai
     if nothing is None or nothing.loss is None:
         return None
     found = {
-        action: (believed(gains.get(action, UNTOLD), seen(nothing.loss, arm.loss), EVIDENCE[manner]), -arm.loss)
+        action: (believed(gains.get(action, UNTOLD), seen(nothing.loss, arm.loss), EVIDENCE[mode]), -arm.loss)
         for action, arm in finished.items()
         if arm.loss is not None
     }

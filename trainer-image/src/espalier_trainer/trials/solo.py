@@ -104,7 +104,7 @@ class SoloTrial:
         self._example, self._insertion = example, insertion
         self._leaves, self._clock = stop, clock
 
-    def __call__(self, text: str, line: TrialChannel) -> Generator[StepRequest, None, str]:
+    def __call__(self, text: str, channel: TrialChannel) -> Generator[StepRequest, None, str]:
         """Try all arms of an order; those after a `stop`, or after the leader has dismissed this worker, are left out.
 
         Returns the result. Afterwards this worker holds the state of the last arm, if the order says so and it was
@@ -116,9 +116,9 @@ class SoloTrial:
         finished = False
         try:
             for action, rate in zip(order.actions, order.rates, strict=True):
-                if self._leaves() or line.dismissed():
+                if self._leaves() or channel.dismissed():
                     break
-                found.append((yield from self._tried(before, action, rate, order, line)))
+                found.append((yield from self._tried(before, action, rate, order, channel)))
                 logger.info("trial %s: %s", order.trial, found[-1])
             finished = bool(found) and order.keep and found[-1].loss is not None
         finally:
@@ -127,7 +127,7 @@ class SoloTrial:
         return TrialResult(trial=order.trial, arms=tuple(found)).model_dump_json()
 
     def _tried(
-        self, before: Checkpoint, action: Action, rate: float, order: TrialOrder, line: TrialChannel
+        self, before: Checkpoint, action: Action, rate: float, order: TrialOrder, channel: TrialChannel
     ) -> Generator[StepRequest, None, Arm]:
         """Return what came of one arm; this worker then holds the state at its end."""
         began = self._clock()
@@ -137,7 +137,7 @@ class SoloTrial:
         stands = _Stands(state.epoch, state.cursor, state.epoch_loss_sum)
 
         def stop() -> bool:
-            return self._leaves() or line.dismissed()
+            return self._leaves() or channel.dismissed()
 
         slices: list[Slice] = []
         try:
@@ -154,7 +154,7 @@ class SoloTrial:
                     break
                 if share < order.shares[-1]:
                     arm = Arm(action=str(action), steps=taken, slices=tuple(slices))
-                    line.tell(TrialResult(trial=order.trial, arms=(arm,)).model_dump_json())
+                    channel.report(TrialResult(trial=order.trial, arms=(arm,)).model_dump_json())
             network = self._state.network
             now = asdict(stands) | {
                 "step": state.step + taken,

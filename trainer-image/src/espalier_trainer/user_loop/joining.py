@@ -184,19 +184,19 @@ def _lead(
     job: AdaptiveTrainingJob,
     state: UserState,
     loader: DataLoader[Any],
-    growing: GrowthRequest,
+    request: GrowthRequest,
     accumulate: int,
 ) -> UserLeader:
     stop = StopSignal()
     stop.install()
     seed = seed_of(settings, job)
-    feed, cannot_grow = _feed(job, state, loader, seed, growing, accumulate)
+    feed, cannot_grow = _feed(job, state, loader, seed, request, accumulate)
     with ExitStack() as stack:
         services = stack.enter_context(
-            connect(settings, job, stop, state.device, seed, grows=growing.wanted, hashed=state.digest)
+            connect(settings, job, stop, state.device, seed, grows=request.wanted, hashed=state.digest)
         )
         identity = state.identity(job.key, feed.examples, feed.batch_size, seed)
-        example = _example(feed, state, growing) if growing.wanted else None
+        example = _example(feed, state, request) if request.wanted else None
         # The script computes each part of a batch at once.
         batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
         run = Run(
@@ -208,19 +208,19 @@ def _lead(
             example=example,
             cannot_grow=cannot_grow,
             batching=batching,
-            cannot_try=_cannot_try(growing, streams=is_stream(loader)),
-            base_loss=lambda: _base_loss(run, state, growing),
+            cannot_try=_cannot_try(request, streams=is_stream(loader)),
+            base_loss=lambda: _base_loss(run, state, request),
         )
         return UserLeader(run, state, feed, stop, stack.pop_all())
 
 
-def _cannot_try(growing: GrowthRequest, *, streams: bool) -> str:
+def _cannot_try(request: GrowthRequest, *, streams: bool) -> str:
     """Return why extra workers cannot try growths, and the remedy; '' where they can."""
     if streams:
         return "a stream of examples is read by one worker; give a map-style data set, or set adaptation.trials to Off"
-    if not growing.wanted:
+    if not request.wanted:
         return "the script does not let its model grow; give grow=True where it joins, or set adaptation.trials to Off"
-    if growing.validate is None:
+    if request.validate is None:
         return (
             "the script gives no validation loss, by which trials are judged; give validate=, a function that takes "
             "the model and returns it, in addition to grow=True where it joins (join, ElasticWorker, ElasticTrainer)"
@@ -228,8 +228,8 @@ def _cannot_try(growing: GrowthRequest, *, streams: bool) -> str:
     return ""
 
 
-def _base_loss(run: Run, state: UserState, growing: GrowthRequest) -> float | None:
-    return None if growing.validate is None else validation_loss(growing.validate, state.model, run.cannot_go_on)
+def _base_loss(run: Run, state: UserState, request: GrowthRequest) -> float | None:
+    return None if request.validate is None else validation_loss(request.validate, state.model, run.cannot_go_on)
 
 
 def _follow(
@@ -237,27 +237,27 @@ def _follow(
     job: AdaptiveTrainingJob,
     state: UserState,
     loader: DataLoader[Any],
-    growing: GrowthRequest,
+    request: GrowthRequest,
     accumulate: int,
 ) -> UserWorker:
     training = job.spec.training
-    leave = TermSignal()
-    leave.install()
+    term = TermSignal()
+    term.install()
     seed = seed_of(settings, job)
-    feed, _ = _feed(job, state, loader, seed, growing, accumulate)
+    feed, _ = _feed(job, state, loader, seed, request, accumulate)
     held, trying = StateCopy(state), None
     trials = job.spec.adaptation.trials is not Trials.OFF
-    if trials and growing.wanted and growing.validate is not None and not is_stream(loader):
+    if trials and request.wanted and request.validate is not None and not is_stream(loader):
         from espalier_trainer.trials.solo import SoloTrial
 
-        alone, example = UserTrialSteps(state, held, feed, growing.validate), _example(feed, state, growing)
-        trying = SoloTrial(alone, state, held, example, job.spec.adaptation.insertion, leave)
+        alone, example = UserTrialSteps(state, held, feed, request.validate), _example(feed, state, request)
+        trying = SoloTrial(alone, state, held, example, job.spec.adaptation.insertion, term)
     return UserWorker(
         state,
         held,
         feed,
         None if training.elastic_batch is None else settings.rendezvous,
-        leave,
+        term,
         seed,
         base=settings.role is Role.BASE,
         index=settings.index,
@@ -272,7 +272,7 @@ def _feed(
     state: UserState,
     loader: DataLoader[Any],
     seed: int,
-    growing: GrowthRequest,
+    request: GrowthRequest,
     accumulate: int,
 ) -> tuple[Feed, str]:
     """Return the batches, and why the model cannot grow ('' if it can, or if this was not requested)."""
@@ -281,15 +281,15 @@ def _feed(
         feed: Feed = StreamFeed(loader, seed, accumulate)
     else:
         feed = Feed(loader, elastic or ElasticBatch.KEEP_GLOBAL, seed, accumulate)
-    if not growing.wanted:
+    if not request.wanted:
         return feed, ""
     spec = job.spec.adaptation
     only_adding = [name for name in spec.actions if name != WIDEN.name]
-    return feed, state.may_grow(_example(feed, state, growing), spec.insertion, only_adding)
+    return feed, state.may_grow(_example(feed, state, request), spec.insertion, only_adding)
 
 
-def _example(feed: Feed, state: UserState, growing: GrowthRequest) -> ExampleInput:
-    example = feed.example_input() if growing.example is None else growing.example
+def _example(feed: Feed, state: UserState, request: GrowthRequest) -> ExampleInput:
+    example = feed.example_input() if request.example is None else request.example
     if isinstance(example, Mapping):
         return {name: _to(each, state.device) for name, each in example.items()}
     return (

@@ -163,8 +163,8 @@ class UserLeader:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
         try:
             if not step.last:
-                return self._run.apart(due, lambda: step.backward(loss))
-            value = self._run.together(due, lambda: _joint(step, loss)).loss
+                return self._run.compute_part(due, lambda: step.backward(loss))
+            value = self._run.compute_step(due, lambda: _joint(step, loss)).loss
             usable(self._run, value)
         except GroupBrokenError:
             step.drop()

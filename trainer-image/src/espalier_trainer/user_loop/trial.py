@@ -58,9 +58,9 @@ class UserTrialSteps:
         """Let the script take the step at batch `cursor`; its own learning rate is multiplied by `rate`."""
         from espalier_trainer.trials.solo import SoloStep
 
-        turn = StepRequest(None, Command(Code.STEP, epoch, cursor, portion=replace(ONE, rate=rate), moment=moment))
-        yield turn
-        return SoloStep(None if turn.joint is None else turn.joint.loss, turn.left)
+        request = StepRequest(None, Command(Code.STEP, epoch, cursor, portion=replace(ONE, rate=rate), moment=moment))
+        yield request
+        return SoloStep(None if request.joint is None else request.joint.loss, request.left)
 
     def end_epoch(self, epoch: int) -> Generator[StepRequest, None, None]:
         """Let the script run its code after the batches."""

@@ -39,7 +39,7 @@ class UserWorker:
         held: StateCopy,
         feed: Feed,
         rendezvous: Rendezvous | None,
-        leave: TermSignal,
+        term: TermSignal,
         seed: int,
         *,
         base: bool,
@@ -52,7 +52,7 @@ class UserWorker:
 
         `held` is the copy of the leader's state in `state`. `trying` carries out orders of trials.
         """
-        self._state, self._feed, self._leave, self._sync = state, feed, leave, sync_batch_norm
+        self._state, self._feed, self._term, self._sync = state, feed, term, sync_batch_norm
         self._held = held
         self._hooks = OptimizerHooks(state.optimizer)
         self._member = Member(
@@ -62,14 +62,14 @@ class UserWorker:
             base=base,
             index=index,
             node=node,
-            stop=leave,
+            stop=term,
             hashed=state.digest,
             carry_out=trying,
         )
         apart = "the job's workers do not train together (elasticBatch)"
         self._why_waiting = apart if rendezvous is None else "the job is done"
-        self._turns: Iterator[StepRequest] = iter(()) if rendezvous is None else self._member.turns(rendezvous)
-        self._turn: StepRequest | None = None
+        self._requests: Iterator[StepRequest] = iter(()) if rendezvous is None else self._member.requests(rendezvous)
+        self._request: StepRequest | None = None
         self._step: UserStep | None = None
         self._moment = Moment(0.0, 1.0)
         """Where the leader's script stands in the budget; before the first step, at its beginning."""
@@ -89,7 +89,7 @@ class UserWorker:
     @property
     def workers(self) -> int:
         """Number of workers that train together now."""
-        return 1 if self._turn is None or self._turn.group is None else self._turn.group.world
+        return 1 if self._request is None or self._request.group is None else self._request.group.world
 
     @property
     def should_step(self) -> bool:
@@ -116,25 +116,25 @@ class UserWorker:
 
     def epochs(self, count: int | None = None) -> Iterator[int]:
         """Yield the leader's epochs; does not return, because only the leader runs the code after the loop."""
-        self._leave.takes_part = True
-        while (turn := self._due()) is not None:
-            if turn.command.epoch == self._epoch and self._left_early == self._held.taken:
-                if turn.command.code is Code.STEP:
+        self._term.takes_part = True
+        while (request := self._due()) is not None:
+            if request.command.epoch == self._epoch and self._left_early == self._held.taken:
+                if request.command.code is Code.STEP:
                     raise OwnLoopError(
                         f"this worker left epoch {self._epoch} early and the leader did not; leave the loop over the "
                         "batches by what all workers share, such as what backward() returns"
                     )
-                self._turn = self._left_early = None
+                self._request = self._left_early = None
                 continue
             # Also where only the script's code after the batches is left of the epoch.
-            self._epoch, self._in_body, self._through, self._left_early = turn.command.epoch, True, False, None
-            self._alone = self._held.taken if turn.group is None else None
-            if turn.command.code is Code.STEP:
-                self._moment = turn.command.moment
+            self._epoch, self._in_body, self._through, self._left_early = request.command.epoch, True, False, None
+            self._alone = self._held.taken if request.group is None else None
+            if request.command.code is Code.STEP:
+                self._moment = request.command.moment
             self._state.enter_epoch()
             loop = looping(sys._getframe(1))
             try:
-                yield turn.command.epoch
+                yield request.command.epoch
             except GeneratorExit:
                 if self._stopped or was_left(sys._getframe(1), loop):
                     self._loop_left()
@@ -155,8 +155,8 @@ class UserWorker:
             raise OwnLoopError(ONCE)
         self._commit(left=True)
         self._state.enter_batches()
-        while (turn := self._due()) is not None and turn.command.code is Code.STEP and self._is_within(turn):
-            group, command = turn.group, turn.command
+        while (request := self._due()) is not None and request.command.code is Code.STEP and self._is_within(request):
+            group, command = request.group, request.command
             self._moment = command.moment
             rank, world = (0, 1) if group is None else (group.rank, group.world)
             part = self._feed.part(command.epoch, command.cursor, rank, world, command.portion)
@@ -170,21 +170,21 @@ class UserWorker:
                 if self._step is None or self._step.dropped:
                     break
         self._in_body = False
-        if turn is not None and self._is_within(turn):
-            self._turn, self._through = None, True
-        elif turn is not None:
+        if request is not None and self._is_within(request):
+            self._request, self._through = None, True
+        elif request is not None:
             # This worker was disconnected; the script's code after the batches belongs to an old state.
             self._before = self._held.capture().copied()
 
     def backward(self, loss: Tensor) -> float:
         """Do what `loss.backward()` does, over the batches of all workers; returns their mean loss."""
-        step, turn = self._step, self._turn
-        if step is None or turn is None:
+        step, request = self._step, self._request
+        if step is None or request is None:
             raise OwnLoopError("backward(loss) was called outside of the loop over the batches")
         try:
             return step.backward(loss)
         except GroupBrokenError as error:
-            turn.broken = error
+            request.broken = error
             step.drop()
             return float(loss.detach())
 
@@ -196,35 +196,37 @@ class UserWorker:
 
     # ---- within
 
-    def _is_within(self, turn: StepRequest) -> bool:
+    def _is_within(self, request: StepRequest) -> bool:
         """Return whether it belongs to the epoch that the script is in, and to the state that it has begun that with.
 
         With others, a state that comes in the middle of an epoch is taken for the same one.
         """
-        return turn.command.epoch == self._epoch and self._alone == (self._held.taken if turn.group is None else None)
+        return request.command.epoch == self._epoch and self._alone == (
+            self._held.taken if request.group is None else None
+        )
 
     def _due(self) -> StepRequest | None:
         """Return the next turn, after the one that the script has taken; None at the end."""
         self._commit()
-        if self._turn is None:
+        if self._request is None:
             try:
-                self._turn = next(self._turns, None)
+                self._request = next(self._requests, None)
             except CheckpointMismatchError as error:  # no mistake of the script, so without its traceback
                 print(error, file=sys.stderr)
                 raise SystemExit(int(ExitCode.INVALID)) from None
-        if self._turn is None and self._leave():
+        if self._request is None and self._term():
             raise SystemExit(0)
-        return self._turn
+        return self._request
 
     def _commit(self, *, left: bool = False) -> None:
         """Count the step that the script has taken, if it has not `left` its batches within it."""
-        step, turn = self._step, self._turn
-        if step is None or turn is None:
+        step, request = self._step, self._request
+        if step is None or request is None:
             return
-        self._step = self._hooks.step = self._turn = None
-        joint = turn.joint = step.finish(left=left)
+        self._step = self._hooks.step = self._request = None
+        joint = request.joint = step.finish(left=left)
         if joint is not None:
-            self._held.stepped(turn.command, joint.loss, step.part.portion.batches)
+            self._held.stepped(request.command, joint.loss, step.part.portion.batches)
 
     def _epoch_left(self) -> None:
         """Record that the script has run the code after its batches."""
@@ -233,11 +235,11 @@ class UserWorker:
             self._before = None
             return
         self._left_early = self._held.taken if self._in_body else None
-        if self._in_body and self._turn is not None and self._turn.group is None:
+        if self._in_body and self._request is not None and self._request.group is None:
             # Nobody else is in this epoch: the next one follows.
-            self._turn.left, self._left_early = True, None
+            self._request.left, self._left_early = True, None
             self._commit(left=True)
-            self._turn = None
+            self._request = None
         if self._epoch is None or not (self._in_body or self._through):
             return
         self._commit(left=True)
@@ -248,15 +250,15 @@ class UserWorker:
         """Wait to end, as only the leader runs the code after the loop; end at once if the leader goes on."""
         try:
             self._commit(left=True)
-            turn = self._turn or next(self._turns, None)
-            while turn is not None and turn.command.code is not Code.STEP:
-                turn = next(self._turns, None)
-            if turn is not None:
+            request = self._request or next(self._requests, None)
+            while request is not None and request.command.code is not Code.STEP:
+                request = next(self._requests, None)
+            if request is not None:
                 raise OwnLoopError(
                     f"this worker left the loop over epochs in epoch {self._epoch} and the leader did not; leave it by "
                     "what all workers share, such as what backward() returns"
                 )
-            if not self._leave():
+            if not self._term():
                 self._wait_to_end()
         except BaseException:
             # Where a generator is closed, the interpreter would go on after any exception.
@@ -266,8 +268,8 @@ class UserWorker:
 
     def _wait_to_end(self) -> None:
         """Wait for the signal to end: a worker that ended by itself would be restarted."""
-        self._leave.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
-        if self._leave():
+        self._term.takes_part = False  # from here on a signal ends it at once; an earlier one takes effect now
+        if self._term():
             raise SystemExit(0)
         logger.info("%s; this worker waits for its termination", self._why_waiting)
         while True:

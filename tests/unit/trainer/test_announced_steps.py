@@ -87,7 +87,7 @@ class Follower:
         self.thread.start()
 
     def _run(self, rendezvous: Rendezvous) -> None:
-        for turn in self._member.turns(rendezvous):
+        for turn in self._member.requests(rendezvous):
             if turn.command.code is not Code.STEP or self.holder.network is None:
                 continue
             try:
@@ -121,13 +121,13 @@ class Pair:
         self.team.share_news(lambda: self.note)
         group = self.team.begin_step(0, cursor, measured=measured, then=then)
         with self.team.stepping():
-            joint = take(self.network, group, cursor, rate=RATE, follows=self.team.foretells)
+            joint = take(self.network, group, cursor, rate=RATE, follows=self.team.announces)
         self.team.stepped(joint)
         self.cursors.append(cursor)
 
     def tell(self) -> None:
         self.notes += 1
-        self.team.noted()
+        self.team.state_changed()
         self.team.share_news(lambda: self.note)
 
     def end(self) -> None:
@@ -228,7 +228,7 @@ def test_a_member_that_is_gone_while_a_step_is_taken_back_breaks_the_generation(
         with pytest.raises(GroupBrokenError):
             pair.tell()
     assert pair.team.broken
-    assert not pair.team.foretold
+    assert not pair.team.announced
     pair.meet()
     pair.step(0)
 

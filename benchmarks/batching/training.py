@@ -27,8 +27,8 @@ from espalier_trainer.measuring.speeds import LEAST_STEPS, NoiseSampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
-from espalier_trainer.run.run import StepPlan
 from espalier_trainer.run.services import Services
+from espalier_trainer.run.steps import StepPlan
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult

@@ -608,7 +608,7 @@ def test_all_workers_may_leave_their_batches_within_a_step(
             optimizer.step()
 
     seen: list[int] = []
-    loop._turns = requests()
+    loop._requests = requests()
     loop._wait_to_end = lambda: None  # type: ignore[method-assign]
     for number in loop.epochs():
         epoch(loop, loop, train)
@@ -682,7 +682,7 @@ def test_a_worker_knows_a_loop_that_its_script_has_left_from_one_that_an_error_e
     make_checkpoint: Callable[..., Checkpoint], script: Callable[[Any], Any], left: bool
 ) -> None:
     loop = following(*made(), make_checkpoint)
-    loop._turns = iter([StepRequest(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
+    loop._requests = iter([StepRequest(OneMember(), Command(Code.STEP, 0, 0))])  # type: ignore[arg-type]
     found: list[bool] = []
     loop._loop_left = lambda: found.append(True)  # type: ignore[method-assign,assign,return-value]
     with pytest.warns(FutureWarning, match="stop") if left else pytest.raises(ValueError, match="one"):
@@ -699,7 +699,7 @@ def test_a_worker_that_cannot_read_the_state_of_its_leader_says_so_and_ends(
 
     model, optimizer = made()
     loop = following(model, optimizer, make_checkpoint)
-    loop._turns = requests()
+    loop._requests = requests()
     with pytest.raises(SystemExit) as ended:
         trained(loop, loop, model, optimizer, 1)
     assert ended.value.code == 2
@@ -735,7 +735,7 @@ def test_a_worker_that_left_an_epoch_early_goes_through_it_again_with_another_st
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 0))
         yield StepRequest(OneMember(), Command(Code.STEP, 0, 1))
 
-    loop._turns = requests()
+    loop._requests = requests()
     seen: list[int] = []
     with pytest.raises(OwnLoopError, match="left epoch 0 early and the leader did not"):  # noqa: PT012
         for epoch in loop.epochs():

@@ -15,7 +15,7 @@ from espalier_trainer.training.network import Network, resumed_network
 
 
 class BuiltinState:
-    """Implements `elastic.loop_state.TrainingState`."""
+    """Implements `elastic.states.TrainingState`."""
 
     in_place = False
 

@@ -24,9 +24,9 @@ from espalier_trainer.net2net.modules import mode
 from espalier_trainer.run.attempts import refusal
 from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.growing import Study
-from espalier_trainer.run.live import recover, usable
-from espalier_trainer.run.run import Run, StepPlan
+from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import Services
+from espalier_trainer.run.steps import LoopSpec, StepPlan, computed, recover, usable
 from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
@@ -72,22 +72,18 @@ class Trainer:
         self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, shrink_options, clock)
         """What takes part in the run without being its loop."""
         self._state = BuiltinState(job, start, example, self._device, self.hooks)
-        self._run = Run(
-            job,
-            self._state,
-            services,
-            identity(job, self._seed),
-            self._seed,
+        loop = LoopSpec(
             example=example,
             cannot_grow=cannot_grow,
             hooks=self.hooks,
-            study=study,
+            study=study or Study(),
             loss=self._loss,
             batching=batching_of(self._training, self._training.batch_size, start.optimizer),
             # The leader takes a step back without computing, which the batch norms of the others would wait for.
             announces=not self._training.sync_batch_norm,
             optimiser=self._optimiser(job),
         )
+        self._run = Run(job, self._state, services, identity(job, self._seed), loop)
 
     @property
     def network(self) -> Network:
@@ -174,7 +170,7 @@ class Trainer:
 
         def compute() -> StepResult:
             source, cursor = self._data.train, run.progress.cursor
-            network, hooks, portion = run.computed, self.hooks, due.portion
+            network, hooks, portion = computed(run), self.hooks, due.portion
             return steps.take(
                 self._training,
                 self._method,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -13,17 +13,17 @@ from espalier_core.types.job import AdaptationMode, Trials
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import AdaptationResult, Arm, TrainerPhase
 from espalier_core.types.task import Score
-from espalier_trainer.checkpoints.document import Checkpoint
+from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.growth.advisor import AdvisorBackoff
 from espalier_trainer.growth.consultation import Adapter, Advised, Consultation
 from espalier_trainer.growth.forecasting import Forecasting, report_outcome
-from espalier_trainer.run.live import LiveRun
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending
 
 if TYPE_CHECKING:
+    from espalier_trainer.run.run import Run
     from espalier_trainer.trials.growth_trial import GrowthTrial
 
 
@@ -46,23 +46,16 @@ class Study:
 class Growth:
     """Grows the network of a run: a question, perhaps a trial of the answer, and what came of it."""
 
-    def __init__(
-        self,
-        run: LiveRun,
-        adapter: Adapter | None,
-        study: Study,
-        *,
-        cannot_grow: str,
-        cannot_try: str,
-        base_loss: Callable[[], float | None] | None,
-    ) -> None:
-        """Without an `adapter` the network does not grow. The others are as `run.Run` takes them."""
+    def __init__(self, run: Run, identity: CheckpointIdentity) -> None:
+        """Without an advisor, or an example of an input, the network does not grow."""
+        loop, cannot_try = run.loop, run.loop.cannot_try
         job, services = run.job, run.services
-        self._run, self._adapter, self._study, self._cannot_grow = run, adapter, study, cannot_grow
+        self._run, self._adapter = run, _adapter(run, identity)
+        self._study, self._cannot_grow = loop.study, loop.cannot_grow
         self._backoff = AdvisorBackoff()
         if not cannot_try and job.spec.adaptation.mode is not AdaptationMode.AUTO:
             cannot_try = f"adaptation.mode is {job.spec.adaptation.mode}; set it to Auto"
-        self._cannot_try, self._base_loss = cannot_try, base_loss
+        self._cannot_try, self._base_loss = cannot_try, loop.base_loss
         self._trials = Trials.OFF if cannot_try else job.spec.adaptation.trials
         self._trial: GrowthTrial | None = None
         self._forecasting = Forecasting(services.forecaster, services.scheduler, self._trials)
@@ -237,7 +230,7 @@ class Growth:
             return False
         try:
             team.send_trial_orders(
-                {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.capture
+                {worker: order.model_dump_json() for worker, order in trial.orders.items()}, run.saver.capture
             )
         except GroupBrokenError:
             return True  # at the next boundary the members are gathered again, and at the next epoch it asks again
@@ -298,12 +291,14 @@ class Growth:
             nonlocal taken
             taken = True
             # The worker knows what the hooks kept as the trial began, not what has come since, nor of the growth.
-            return run.take_over(replace(checkpoint, state=checkpoint.state.model_copy(update={"shrinking": kept})))
+            return run.saver.take_over(
+                replace(checkpoint, state=checkpoint.state.model_copy(update={"shrinking": kept}))
+            )
 
-        run.hooks.grew(before, lambda: run.capture().state)
+        run.hooks.grew(before, lambda: run.saver.capture().state)
         kept = run.hooks.capture()[0]
         team.bring_back(winner)
-        team.update_members(run.allocation.replicas, before, progress.step, run.capture, take_over)
+        team.update_members(run.allocation.replicas, before, progress.step, run.saver.capture, take_over)
         if not taken:
             run.hooks.growth_undone()
             return False
@@ -325,18 +320,35 @@ class Growth:
         if consultation.network is not network:
             if run.state.in_place:
                 # Where the grown one does not fit the process ends; started again it continues from here, as it was.
-                run.save()
-            run.hooks.grew(network, lambda: run.capture().state)
+                run.saver.save()
+            run.hooks.grew(network, lambda: run.saver.capture().state)
             run.use(consultation.network)
             run.grown_from = network
         run.progress.adaptations.append(consultation.adaptation)
         if consultation.restart_schedule:
             now, at = run.moment(), consultation.restarted_at
             run.state.restart_schedule(now if at is None else replace(now, used_seconds=at))
-        if run.team is not None:
-            run.team.state_changed()
+        run.share_state()
         run.loss_jump.settled(consultation, run.progress.adaptations)
         run.journal.enter(TrainerPhase.TRAINING)
+
+
+def _adapter(run: Run, identity: CheckpointIdentity) -> Adapter | None:
+    job, services, loop = run.job, run.services, run.loop
+    advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
+    if advisor is None or loop.example is None:
+        return None
+    return Adapter(
+        job,
+        advisor,
+        services.scheduler,
+        loop.example,
+        lambda: run.batching.batch_size or identity.batch_size,
+        loop.study.restart_only,
+        services.clock,
+        identity.seed,
+        loop.loss,
+    )
 
 
 def _base_of(team: Team) -> int:

@@ -35,6 +35,7 @@ from espalier_core.types.report import (
 )
 from espalier_core.types.task import accuracy_of, other_than_accuracy
 from espalier_trainer.data.objective import Evaluation
+from espalier_trainer.growth.consultation import Consultation
 from espalier_trainer.run.batching import Resized
 from espalier_trainer.signals.report import Reporter
 from espalier_trainer.signals.scheduler import Scheduler
@@ -251,3 +252,45 @@ class RunJournal:
             last_checkpoint_time=self.last_checkpoint,
             updated_time=stamp["time"],
         )
+
+
+@dataclass
+class LossJump:
+    """Measures the loss jump after an inexact growth where only training steps compute the loss.
+
+    The losses are those of the steps before and after it: on other examples, with the weights of that moment.
+
+    A consultation is reported at once, or, where the next step computes the loss after it, with that step. Its
+    adaptation is the last of `adaptations`, those of the run.
+    """
+
+    journal: RunJournal
+    _last: float | None = None
+    """The loss of the last step."""
+    _before: float | None = None
+    """That of the last step before a growth; None while no loss after one is awaited."""
+    _unreported: Consultation | None = None
+
+    def settled(self, consultation: Consultation, adaptations: list[Adaptation]) -> None:
+        """Report a consultation, now or with the next step."""
+        self._unreported = consultation
+        known = consultation.adaptation.loss_after is not None
+        self._before = self._last if consultation.inexact and not known else None
+        if self._before is None:
+            self.report(adaptations)
+
+    def stepped(self, loss: float, adaptations: list[Adaptation]) -> bool:
+        """Take the loss that a step began with; return whether it was the one after a growth."""
+        before, self._before = self._before, None
+        self._last = loss if math.isfinite(loss) else None
+        jumped = before is not None and bool(adaptations)
+        if jumped and self._unreported is not None:
+            adaptations[-1] = adaptations[-1].model_copy(update={"loss_before": before, "loss_after": self._last})
+        self.report(adaptations)
+        return jumped
+
+    def report(self, adaptations: list[Adaptation]) -> None:
+        """Report the consultation that has not been reported yet, as it is known now."""
+        unreported, self._unreported = self._unreported, None
+        if unreported is not None:
+            self.journal.adapted(adaptations[-1], unreported.problem)

@@ -12,35 +12,32 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from torch import nn
-
-from espalier_core.types.job import AdaptationMode, AdaptiveTrainingJob
+from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.reasons import Reason
-from espalier_core.types.report import TrainerPhase
+from espalier_core.types.report import BATCH_METRIC, TrainerPhase
 from espalier_core.types.task import score_in
 from espalier_trainer.checkpoints.document import CheckpointIdentity
 from espalier_trainer.data.objective import Evaluation
-from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.membership import ONE, Portion
+from espalier_trainer.elastic.group import GroupBrokenError
+from espalier_trainer.elastic.membership import Portion
 from espalier_trainer.elastic.states import TrainingState
 from espalier_trainer.elastic.step import StepResult
-from espalier_trainer.errors import CheckpointMismatchError, SupersededError
-from espalier_trainer.growth.consultation import Adapter
-from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.elastic.team import Team
+from espalier_trainer.errors import SupersededError
 from espalier_trainer.optimizers.schedules import Moment
-from espalier_trainer.run.batching import Batching
-from espalier_trainer.run.growing import Growth, Study
-from espalier_trainer.run.live import LiveRun, check_boundary
-from espalier_trainer.run.meter import WorkerPlacement
+from espalier_trainer.run import steps
+from espalier_trainer.run.growing import Growth
+from espalier_trainer.run.journal import LossJump, RunJournal
+from espalier_trainer.run.meter import RunMeter, WorkerPlacement
+from espalier_trainer.run.saving import Saver
 from espalier_trainer.run.services import Services
-from espalier_trainer.training.hooks import Hooks
-from espalier_trainer.training.progress import Ending, StepGaps, ending_of
-
-if TYPE_CHECKING:
-    from espalier_trainer.run.optimising import Optimiser
+from espalier_trainer.run.steps import LoopSpec, StepPlan
+from espalier_trainer.training.hooks import Boundary, Change
+from espalier_trainer.training.network import Network
+from espalier_trainer.training.progress import Ending, RunProgress, StepGaps, ending_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +46,8 @@ _LOOK_WALL_SECONDS: Final = 0.2
 Value = TypeVar("Value")
 
 
-class Run(LiveRun):
-    """A run, from its checkpoint to its end."""
+class Run:
+    """A run, from its checkpoint to its end. `progress`, `allocation` and `ending` are its current state."""
 
     def __init__(
         self,
@@ -58,52 +55,39 @@ class Run(LiveRun):
         state: TrainingState,
         services: Services,
         identity: CheckpointIdentity,
-        seed: int,
-        *,
-        example: ExampleInput | None = None,
-        cannot_grow: str = "",
-        hooks: Hooks | None = None,
-        study: Study | None = None,
-        batching: Batching | None = None,
-        loss: Callable[[nn.Module], float | None] = lambda _module: None,
-        cannot_try: str = "",
-        base_loss: Callable[[], float | None] | None = None,
-        announces: bool = False,
-        optimiser: Optimiser | None = None,
+        loop: LoopSpec,
     ) -> None:
-        """`example` are inputs [2, ...] of the network; without them it does not grow.
-
-        `cannot_grow` is the reason for which the network cannot grow ('' if it can), and what happens instead.
-        `hooks` take part in the run. `batching` decides on the batch size; None: it is the author's. `loss` is that
-        of a module on one batch, by which growth that is not exact is judged. `cannot_try` is the reason for which
-        other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy. `base_loss`
-        measures the validation loss of the network for such trials; None: it is in the metrics after each epoch.
-        `announces`: other workers need no command for each step, as the loop does the same in all steps of an epoch.
-        `optimiser` looks for a faster computation of steps; None: the job asks for none, or the script computes them.
-        """
-        super().__init__(
-            job, state, services, identity, example=example, hooks=hooks, batching=batching, optimiser=optimiser
+        """`identity` is what a checkpoint must have for the run to resume from it."""
+        self.job, self.state, self.services, self.loop = job, state, services, loop
+        self.hooks, self.batching, self.optimiser = loop.hooks, loop.batching, loop.optimiser
+        self.scheduler = services.scheduler
+        network = state.network
+        self.progress = RunProgress(network.depth, network.parameters)
+        self.meter = RunMeter(network, services.gpu_type)
+        self.journal = RunJournal(
+            job.key,
+            services.scheduler,
+            services.reporter,
+            network,
+            self.progress,
+            services.incarnation,
+            services.attempt,
+            measured=self.meter.measured,
         )
-        study = study or Study()
-        advisor = None if job.spec.adaptation.mode is AdaptationMode.OFF else services.advisor
-        adapter = (
-            None
-            if advisor is None or example is None
-            else Adapter(
-                job,
-                advisor,
-                services.scheduler,
-                example,
-                lambda: self.batching.batch_size or identity.batch_size,
-                study.restart_only,
-                services.clock,
-                seed,
-                loss,
-            )
-        )
-        self._growth = Growth(self, adapter, study, cannot_grow=cannot_grow, cannot_try=cannot_try, base_loss=base_loss)
+        self._record_batch_size()
+        self.saver = Saver(self, identity)
+        self.team: Team | None = None if services.team is None else services.team(self.journal)
+        self.allocation = Allocation()
+        self.ending: Ending | None = None
+        self.evaluation_seconds = 0.0
+        """Budget seconds that the loop's last evaluation took."""
+        self.loss_jump = LossJump(self.journal)
+        self.first_step = 0
+        """The step that this process began at."""
+        self.grown_from: Network | None = None
+        """The network before the last growth. Kept until a step has shown that the grown one fits into memory."""
+        self._growth = Growth(self, identity)
         self._gaps = StepGaps(services.clock, services.step_took)
-        self._announces = announces
         self._resumed, self._used = False, services.used_seconds
         self._step_began = self._step_began_wall = 0.0
 
@@ -111,17 +95,10 @@ class Run(LiveRun):
 
     def resume(self) -> None:
         """Load the newest checkpoint. Raises `CheckpointMismatchError` if it is of another run, or all are damaged."""
-        store = self.services.checkpoints
-        checkpoint = None if store is None else store.load_latest()
-        if store is not None and checkpoint is None and (damaged := store.damaged()):
-            names = ", ".join(path.name for path in damaged)
-            raise CheckpointMismatchError(
-                f"{store.folder}: no usable checkpoint is left ({names}); remove the folder (espalier run: --restart) "
-                "to train from the beginning, with the whole budget"
-            )
+        checkpoint = self.saver.newest()
         if checkpoint is not None:
             self._resumed = True
-            self.take_over(checkpoint)
+            self.saver.take_over(checkpoint)
             self.first_step = self.progress.step
             self._used = max(self._used, checkpoint.state.used_seconds)
 
@@ -138,9 +115,12 @@ class Run(LiveRun):
                 if not self._growth.adapted():
                     continue
                 if not self._growth.is_trying:
-                    self.optimise()
+                    steps.optimise(self)
             yield self.progress.epoch
-            self._finish_epoch()
+            if self.ending is None:
+                self.progress.epoch += 1
+                self.progress.cursor, self.progress.epoch_loss_sum = 0, 0.0
+                self.share_state()
         self.complete("all epochs are done")
         self.end()
 
@@ -168,27 +148,24 @@ class Run(LiveRun):
             self._step_began, self._step_began_wall = self.scheduler.used_seconds(), self.services.clock()
             now = (moment or self.moment)()
             try:
-                due = next_step(self, known, rate, now, announces=self._announces)
+                plan = steps.next_step(self, known, rate, now)
             except GroupBrokenError:
                 continue  # at the boundary the members are gathered again
             self.state.advance(now.share)
-            yield due
+            yield plan
         self.progress.metrics["train_loss"] = self.progress.epoch_loss_sum / max(1, self.progress.cursor)
 
-    def compute_step(self, due: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
+    def compute_step(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
         """Compute this worker's part of a step and return the result of `compute`. Raises `GroupBrokenError`."""
-        if due.group is None or self.team is None:
-            joint = compute()
-        else:
-            with self.team.stepping():
-                joint = compute()
+        joint = self.compute_part(plan, compute)
+        if plan.group is not None and self.team is not None:
             self.team.stepped(joint)
         self.meter.look(joint, self.state.network)
         return joint
 
-    def compute_part(self, due: StepPlan, compute: Callable[[], Value]) -> Value:
+    def compute_part(self, plan: StepPlan, compute: Callable[[], Value]) -> Value:
         """Compute a part of a step that the members do not take together; leave the group if that fails."""
-        if due.group is None or self.team is None:
+        if plan.group is None or self.team is None:
             return compute()
         with self.team.stepping():
             return compute()
@@ -204,10 +181,10 @@ class Run(LiveRun):
         progress.epoch_loss_sum += loss * portion.batches
         if self.grown_from is not None or proved:
             self.grown_from = None
-            self.saver.want(self.capture_all)
+            self.saver.want()
         jumped = self.loss_jump.stepped(loss, progress.adaptations)
-        if (proved or jumped) and self.team is not None:
-            self.team.state_changed()
+        if proved or jumped:
+            self.share_state()
         if self.optimiser is not None and self.optimiser.stepped(seconds):
             self.change(self.optimiser.decided(self.allocation))
         self._gaps.step_finished(progress)
@@ -238,7 +215,7 @@ class Run(LiveRun):
         if completed:
             # What the loop does after its epochs is counted, as an evaluation is.
             self.journal.enter(TrainerPhase.EVALUATING)
-        problem = self.save()
+        problem = self.saver.save()
         if completed and problem:
             self.ending = Ending(TrainerPhase.FAILED, Reason.CHECKPOINT_NOT_WRITTEN, problem)
 
@@ -251,7 +228,7 @@ class Run(LiveRun):
         if self.team is not None:
             self.team.close(done=done)
         try:
-            self.saver.look(self.journal, self.scheduler.used_seconds, wait=True)
+            self.saver.collect(wait=True)
         except SupersededError as error:
             logger.info("the checkpoint in flight was not written: %s", error)
 
@@ -271,7 +248,67 @@ class Run(LiveRun):
         self.finish(ending)
         return ending
 
+    # ---- what the parts of the run call
+
+    def cannot_go_on(self) -> bool:
+        """Return whether what the loop does between two steps has to be broken off."""
+        if self.team is not None:
+            self.team.wait()
+        scheduler = self.scheduler
+        return scheduler.time_left() <= 0 or self.services.stop() or scheduler.stop_reason() is not None
+
+    def moment(self) -> Moment:
+        """Return the current position of training in its budget."""
+        return Moment(self.scheduler.used_seconds(), self.scheduler.time_budget())
+
+    @property
+    def place(self) -> WorkerPlacement:
+        """Nodes and workers that compute a step."""
+        return WorkerPlacement() if self.team is None else WorkerPlacement(self.team.nodes, self.team.world)
+
+    def share_state(self) -> None:
+        """Send the members the state without its tensors before the next step."""
+        if self.team is not None:
+            self.team.state_changed()
+
+    def use(self, network: Network) -> None:
+        """Continue with another network."""
+        self.state.adopt(network)
+        self.journal.network = self.state.network
+        self.meter.network_changed(self.state.network)
+        if self.optimiser is not None:
+            self.optimiser.changed()
+        if self.team is not None:
+            self.team.network_changed()
+
+    def become(self, progress: RunProgress) -> None:
+        """Continue at the progress of a checkpoint that was loaded."""
+        self.progress = self.journal.progress = progress
+        self.journal.network = self.state.network
+        self.meter.network_changed(self.state.network)
+        self._record_batch_size()
+
+    def change(self, change: Change | None) -> None:
+        """Carry out the change that a hook returned."""
+        if change is None:
+            return
+        done = change.adaptation
+        if change.network is not self.state.network or change.share:
+            self.use(change.network)
+            self.saver.wanted = True
+        if done is None:
+            self.journal.trial_started(change.network, change.trial_seconds)
+            return
+        self.loss_jump.report(self.progress.adaptations)
+        self.progress.adaptations.append(done)
+        self.share_state()
+        self.journal.adapted(done, None)
+
     # ---- within
+
+    def _record_batch_size(self) -> None:
+        if self.batching.batch_size is not None:
+            self.progress.metrics[BATCH_METRIC] = self.batching.batch_size
 
     def _begin(self) -> None:
         scheduler, store = self.scheduler, self.services.checkpoints
@@ -280,16 +317,16 @@ class Run(LiveRun):
             # The leader was started again; the other workers may have gone on for a while after its checkpoint.
             self.allocation = scheduler.allocation()
             if self.allocation.replicas > 1 and self.team.wait_for_members(self.progress.step):
-                self.update_members()
+                self._update_members()
                 while self.team.broken:  # a handful of times at most
-                    self.update_members()
+                    self._update_members()
         scheduler.start(self._used)
-        self.saver.begin(scheduler.used_seconds())
+        self.saver.begin()
         self.journal.started(self._resumed, str(self.state.device))
         for warning in store.warnings if store is not None else ():
             self.journal.warn("CheckpointDamaged", warning)
         self._growth.warn()
-        self.warn_of_steps()
+        steps.warn_of_rewrites(self)
 
     def _wait_for_workers(self) -> None:
         """Wait while base workers are held back; whatever else ends the run is noticed at its first boundary."""
@@ -302,64 +339,64 @@ class Run(LiveRun):
                 waits = True
             time.sleep(_LOOK_WALL_SECONDS)
 
+    def _update_members(self) -> None:
+        """Admit workers that wait, and release those beyond the allocation."""
+        if self.team is not None:
+            replicas, step, saver = self.allocation.replicas, self.progress.step, self.saver
+            self.team.update_members(replicas, self.state.network, step, saver.capture, saver.take_over)
+
     def _boundary(self) -> Ending | None:
         if self.ending is None:
-            self.ending = check_boundary(self)
+            self.ending = self._check_boundary()
         return self.ending
 
-    def _finish_epoch(self) -> None:
-        if self.ending is None:
-            self.progress.epoch += 1
-            self.progress.cursor, self.progress.epoch_loss_sum = 0, 0.0
-            if self.team is not None:
-                self.team.state_changed()
+    def _check_boundary(self) -> Ending | None:
+        """Read the allocation, the deadline and demands; save and report when it is time. Returns an end that is due.
 
+        Raises `SupersededError` if a later leader has taken over.
+        """
+        if by := self.services.superseded():
+            raise SupersededError(by)
+        scheduler = self.scheduler
+        self.allocation = scheduler.allocation()
+        self._update_members()
+        if self.journal.acknowledge(self.allocation.generation):
+            self.services.spans.acknowledged(self.allocation)
+        if scheduler.time_left() <= 0:
+            return self._out_of_budget(Reason.BUDGET_EXHAUSTED)
+        # Before demands to stop: no step follows a comparison that such a demand interrupts.
+        self.change(
+            self.hooks.at_boundary(
+                Boundary(
+                    self.state.network,
+                    lambda: self.saver.capture().state,
+                    self.allocation,
+                    self.progress.epoch,
+                    scheduler.time_left(),
+                    self.evaluation_seconds,
+                    self.cannot_go_on,
+                )
+            )
+        )
+        if reason := scheduler.stop_reason():
+            if reason is Reason.GPU_BUDGET_EXHAUSTED:
+                return self._out_of_budget(reason)
+            return Ending(TrainerPhase.STOPPED, reason, "the scheduler asked it to stop")
+        if self.services.stop():
+            return Ending(TrainerPhase.STOPPED, Reason.INTERRUPTED, "it was asked to stop")
+        for warning in scheduler.take_warnings():
+            self.journal.warn("AllocationUnreadable", warning)
+        self.saver.collect()
+        if self.saver.is_due() and self.grown_from is None:
+            self.saver.save(wait=False)
+            if scheduler.time_left() <= 0:  # a large model takes a while to copy
+                return self._out_of_budget(Reason.BUDGET_EXHAUSTED)
+        elif self.progress.step > self.first_step:  # the optimizer has its state then
+            self.saver.prepare()
+        self.journal.report()
+        return None
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A step to take."""
-
-    group: Group | None
-    """All members of it; None: this worker is alone."""
-    rate: float
-    """The learning rate."""
-    portion: Portion = ONE
-    """Of the epoch, in this step."""
-    measured: bool = False
-    """Measure times and norms of gradients in it."""
-    follows: bool = False
-    """Tell the other members in it that another one follows."""
-
-
-def next_step(run: LiveRun, batches: int, rate: Callable[[], float], moment: Moment, *, announces: bool) -> StepPlan:
-    """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
-
-    `rate`, `moment` and `announces` are as `Run` takes them. Raises `GroupBrokenError`.
-    """
-    team, progress, place = run.team, run.progress, run.place
-    if run.hooks.may_grow:  # a trial compares steps of one size
-        _choose_batch_size(run, place)
-    portion = run.batching.portion(place.workers, progress.cursor, batches)
-    scaled = rate() * portion.rate
-    if team is None or team.world == 1:
-        measured = run.meter.begin()
-        return StepPlan(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
-    team.share_news(run.capture)
-    measured = run.meter.begin(may=not team.announced)
-    after, then = progress.cursor + portion.batches, None
-    if announces and after < batches and not (run.meter.soon or run.state.network.unfolds):
-        then = run.batching.portion(place.workers, after, batches)
-    group = team.begin_step(
-        progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
-    )
-    return StepPlan(group, scaled, portion, measured, team.announces)
-
-
-def _choose_batch_size(run: LiveRun, place: WorkerPlacement) -> None:
-    if run.batching.batch_size is None:
-        return
-    begins, parameters = run.progress.cursor == 0, run.state.network.parameters
-    if changed := run.batching.choose(run.meter.measured, place, parameters, epoch_begins=begins):
-        run.resized(changed)
-        if changed.untested:
-            run.save()  # if there is no memory for it, whoever starts again knows
+    def _out_of_budget(self, reason: Reason) -> Ending:
+        if self.progress.step == 0:  # earlier leaders, which failed, have used the budget
+            return Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, "its budget was used up before it took a step")
+        return Ending(TrainerPhase.COMPLETED, reason)

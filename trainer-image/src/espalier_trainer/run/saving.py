@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointIdentity, CheckpointState
 from espalier_trainer.checkpoints.examples import known
 from espalier_trainer.checkpoints.store import CheckpointStore
-from espalier_trainer.elastic.states import TrainingState
-from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.errors import CheckpointMismatchError, LossNotFiniteError
 from espalier_trainer.net2net import randomness
 from espalier_trainer.net2net.history import package_of
-from espalier_trainer.net2net.modules import ExampleInput
 from espalier_trainer.optimizers.building import optimizer_state
-from espalier_trainer.run.batching import Batching
-from espalier_trainer.run.journal import RunJournal
-from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.network import OPTIMIZER_PREFIX, Network
 from espalier_trainer.training.progress import RunProgress
+
+if TYPE_CHECKING:
+    from espalier_trainer.run.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,50 +107,6 @@ class CheckpointWriter:
         return WriteResult(step, path, self._clock() - began)
 
 
-def capture(
-    identity: CheckpointIdentity,
-    trained: TrainingState,
-    progress: RunProgress,
-    used_seconds: float,
-    hooks: Hooks,
-    batching: Batching,
-    example: ExampleInput | None = None,
-) -> Checkpoint:
-    """Return the run as a checkpoint."""
-    network = trained.network
-    hooked, kept = hooks.capture()
-    groups, tensors, values = optimizer_state(network.optimizer, network.module)
-    random_values, random_tensors = randomness.capture(trained.device)
-    state = CheckpointState(
-        identity=identity,
-        architecture=network.architecture,
-        growth=network.history,
-        packages={each.kind: name for each in network.history if (name := package_of(each.action.kind))} or None,
-        epoch=progress.epoch,
-        step=progress.step,
-        cursor=progress.cursor,
-        epoch_loss_sum=progress.epoch_loss_sum,
-        used_seconds=used_seconds,
-        example=None if example is None else known(example),
-        consultations=progress.consultations,
-        adaptations=tuple(progress.adaptations),
-        metrics=progress.metric_tuple(),
-        depth_before=progress.depth_before,
-        parameters_before=progress.parameters_before,
-        max_step_gap_seconds=progress.max_step_gap_seconds,
-        schedule=trained.state(),
-        shrinking=hooked,
-        batching=batching.state(),
-        execution=network.execution_state,
-        optimizer_groups=tuple(groups),
-        optimizer_values=values,
-        random=random_values,
-    )
-    training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
-    training |= trained.tensors()
-    return Checkpoint(state, network.module.state_dict(), training)
-
-
 def progress_of(state: CheckpointState) -> RunProgress:
     """Return the progress of the run in a checkpoint."""
     return RunProgress(
@@ -169,76 +124,136 @@ def progress_of(state: CheckpointState) -> RunProgress:
 
 
 class Saver:
-    """Writes the checkpoints of a run when they are due; with `store` None none are written."""
+    """Captures a run, restores it, and writes its checkpoints when they are due; none where the run has no store."""
 
-    def __init__(self, store: CheckpointStore | None, interval_seconds: float, clock: Callable[[], float]) -> None:
-        """`interval_seconds` are of the budget, from the end of one checkpoint to the beginning of the next."""
-        self._store, self._interval = store, interval_seconds
-        self._writer = None if store is None else CheckpointWriter(store, clock)
+    def __init__(self, run: Run, identity: CheckpointIdentity) -> None:
+        """`identity` is what a checkpoint must have for the run to resume from it."""
+        self._run, self._identity, self._store = run, identity, run.services.checkpoints
+        self._interval = run.job.spec.checkpoint.interval_seconds
+        """Budget seconds from the end of one checkpoint to the beginning of the next."""
+        self._writer = None if self._store is None else CheckpointWriter(self._store, run.services.clock)
         self.wanted = False
         """Save at the next step boundary (after a growth)."""
         self._saved_at = 0.0
 
-    def begin(self, used_seconds: float) -> None:
-        """Start the interval now."""
-        self._saved_at = used_seconds
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint, if there is one. Raises `CheckpointMismatchError` if all are damaged."""
+        store = self._store
+        checkpoint = None if store is None else store.load_latest()
+        if store is not None and checkpoint is None and (damaged := store.damaged()):
+            names = ", ".join(path.name for path in damaged)
+            raise CheckpointMismatchError(
+                f"{store.folder}: no usable checkpoint is left ({names}); remove the folder (espalier run: --restart) "
+                "to train from the beginning, with the whole budget"
+            )
+        return checkpoint
 
-    def is_due(self, used_seconds: float) -> bool:
+    def capture(self) -> Checkpoint:
+        """Return the run as its members need it."""
+        run, state, progress = self._run, self._run.state, self._run.progress
+        network, example = state.network, run.loop.example
+        used = run.scheduler.used_seconds()
+        hooked, kept = run.hooks.capture()
+        groups, tensors, values = optimizer_state(network.optimizer, network.module)
+        random_values, random_tensors = randomness.capture(state.device)
+        found = CheckpointState(
+            identity=self._identity,
+            architecture=network.architecture,
+            growth=network.history,
+            packages={each.kind: name for each in network.history if (name := package_of(each.action.kind))} or None,
+            epoch=progress.epoch,
+            step=progress.step,
+            cursor=progress.cursor,
+            epoch_loss_sum=progress.epoch_loss_sum,
+            used_seconds=used,
+            example=None if example is None else known(example),
+            consultations=progress.consultations,
+            adaptations=tuple(progress.adaptations),
+            metrics=progress.metric_tuple(),
+            depth_before=progress.depth_before,
+            parameters_before=progress.parameters_before,
+            max_step_gap_seconds=progress.max_step_gap_seconds,
+            schedule=state.state(),
+            shrinking=hooked,
+            batching=run.batching.state(),
+            execution=network.execution_state,
+            optimizer_groups=tuple(groups),
+            optimizer_values=values,
+            random=random_values,
+        )
+        training = {f"{OPTIMIZER_PREFIX}{name}": tensor for name, tensor in tensors.items()} | random_tensors | kept
+        return Checkpoint(found, network.module.state_dict(), training | state.tensors())
+
+    def capture_all(self) -> Checkpoint:
+        """Return the run with what was measured of it, which members do not need."""
+        checkpoint = self.capture()
+        state = checkpoint.state.model_copy(update={"measurements": self._run.meter.measured()})
+        return replace(checkpoint, state=state)
+
+    def take_over(self, checkpoint: Checkpoint) -> Network:
+        """Continue with a checkpoint; returns its network. Raises `CheckpointMismatchError` if another run wrote it."""
+        run, state = self._run, checkpoint.state
+        self._identity.require(state.identity)
+        run.state.load(checkpoint)
+        randomness.restore(state.random, checkpoint.training, run.state.device)
+        run.batching.load(state.batching)
+        run.become(progress_of(state))
+        run.meter.restore(state.measurements)
+        return run.state.network
+
+    def begin(self) -> None:
+        """Start the interval now."""
+        self._saved_at = self._run.scheduler.used_seconds()
+
+    def is_due(self) -> bool:
         """Return whether the interval is over or a checkpoint is wanted, and none is in flight."""
         busy = self._writer is not None and self._writer.busy
-        return not busy and (self.wanted or used_seconds - self._saved_at >= self._interval)
+        return not busy and (self.wanted or self._since_saved() >= self._interval)
 
-    def prepare(self, capture: Callable[[], Checkpoint], used_seconds: float) -> None:
+    def prepare(self) -> None:
         """Let memory for the copy be made before it is needed: once half of the interval is over."""
-        writer = self._writer
-        if writer is not None and not writer.prepared and used_seconds - self._saved_at >= self._interval / 2:
-            writer.prepare(capture())
+        if self._writer is not None and not self._writer.prepared and self._since_saved() >= self._interval / 2:
+            self._writer.prepare(self.capture_all())
 
-    def want(self, capture: Callable[[], Checkpoint]) -> None:
+    def want(self) -> None:
         """Save the run, which has grown, at a step boundary soon: as soon as there is memory for its copy."""
         self.wanted = True
         if self._writer is not None:
-            self._writer.prepare(capture())
+            self._writer.prepare(self.capture_all())
 
-    def save(
-        self,
-        capture: Callable[[], Checkpoint],
-        network: Network,
-        progress: RunProgress,
-        journal: RunJournal,
-        used_seconds: Callable[[], float],
-        *,
-        wait: bool,
-    ) -> str:
+    def save(self, *, wait: bool = True) -> str:
         """Write a checkpoint; if that fails, warn. Returns why none was written, '' if one was, or none is kept.
 
-        Without `wait` it is written from a copy, while training continues, and `look` reports what came of it. Raises
+        Without `wait` it is written from a copy, while training continues, and `collect` reports the result. Raises
         `LossNotFiniteError` for a network with NaN or infinite values, which is never written, and `SupersededError` if
         a later leader has taken over.
         """
-        self.wanted = False
+        self.wanted, progress = False, self._run.progress
         if self._writer is None:
             return ""
-        if not network.is_finite():
+        if not self._run.state.network.is_finite():
             rate = progress.metrics.get("learning_rate", 0.0)
             raise LossNotFiniteError(f"the weights after step {progress.step} are not finite", rate)
-        self.look(journal, used_seconds, wait=True)
+        self.collect(wait=True)
         if not wait:
-            self._writer.start(capture())
+            self._writer.start(self.capture_all())
             return ""
-        return self._report(self._writer.write(capture()), journal, used_seconds)
+        return self._report(self._writer.write(self.capture_all()))
 
-    def look(self, journal: RunJournal, used_seconds: Callable[[], float], *, wait: bool = False) -> None:
+    def collect(self, *, wait: bool = False) -> None:
         """Report the checkpoint in flight once it is done; `wait` for that. Raises as `save` does."""
         written = None if self._writer is None else self._writer.take(wait=wait)
         if written is not None:
-            self._report(written, journal, used_seconds)
+            self._report(written)
 
-    def _report(self, written: WriteResult, journal: RunJournal, used_seconds: Callable[[], float]) -> str:
+    def _since_saved(self) -> float:
+        return self._run.scheduler.used_seconds() - self._saved_at
+
+    def _report(self, written: WriteResult) -> str:
         # From the end of a save: a model that takes an interval to write would otherwise be written all the time.
-        self.begin(used_seconds())
+        self.begin()
         if written.path is not None:
-            journal.saved(str(written.path), written.step, written.seconds)
+            self._run.journal.saved(str(written.path), written.step, written.seconds)
         if written.error is None or self._store is None:
             return ""
         if not isinstance(written.error, OSError | SafetensorError):
@@ -246,5 +261,5 @@ class Saver:
         newest = self._store.newest()
         kept = "there is none yet" if newest is None else f"the last is {newest}"
         problem = f"{self._store.folder}: no checkpoint of step {written.step} was written ({written.error}); {kept}"
-        journal.warn("CheckpointFailed", problem)
+        self._run.journal.warn("CheckpointFailed", problem)
         return problem

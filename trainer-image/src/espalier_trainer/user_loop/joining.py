@@ -36,6 +36,7 @@ from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.contracts import report_early
 from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import connect, keep_freed, seed_of, set_threads
+from espalier_trainer.run.steps import LoopSpec
 from espalier_trainer.training.progress import ending_of
 from espalier_trainer.user_loop.feed import Feed, StreamFeed, is_stream
 from espalier_trainer.user_loop.leader import UserLeader
@@ -199,18 +200,14 @@ def _lead(
         example = _example(feed, state, request) if request.wanted else None
         # The script computes each part of a batch at once.
         batching = batching_of(job.spec.training, feed.batch_size, state.optimizer, accumulates=False)
-        run = Run(
-            job,
-            state,
-            services,
-            identity,
-            seed,
+        spec = LoopSpec(
             example=example,
             cannot_grow=cannot_grow,
             batching=batching,
             cannot_try=_cannot_try(request, streams=is_stream(loader)),
             base_loss=lambda: _base_loss(run, state, request),
         )
+        run = Run(job, state, services, identity, spec)
         return UserLeader(run, state, feed, stop, stack.pop_all())
 
 

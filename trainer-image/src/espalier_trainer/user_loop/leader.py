@@ -23,8 +23,8 @@ from espalier_trainer.elastic.step import StepResult
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import StopSignal
-from espalier_trainer.run.live import usable
-from espalier_trainer.run.run import Run, StepPlan
+from espalier_trainer.run.run import Run
+from espalier_trainer.run.steps import StepPlan, usable
 from espalier_trainer.training.progress import Ending, exit_code_of, sentence
 from espalier_trainer.user_loop.exit_detection import looping, was_left
 from espalier_trainer.user_loop.feed import ONCE, Feed

@@ -46,7 +46,7 @@ class StepSettings:
 
 
 class UserState:
-    """A model, its optimizer and other stateful objects; implements `elastic.loop_state.TrainingState`."""
+    """A model, its optimizer and other stateful objects; implements `elastic.states.TrainingState`."""
 
     in_place = True
 

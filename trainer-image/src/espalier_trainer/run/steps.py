@@ -1,0 +1,183 @@
+"""What a run and its loop pass to each other: the loop's properties, its next step, and what follows a failed one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import nn
+
+from espalier_core.causes import in_one_line
+from espalier_core.types.job import Optimise
+from espalier_trainer.elastic.group import Group
+from espalier_trainer.elastic.membership import ONE, Portion
+from espalier_trainer.errors import LossNotFiniteError
+from espalier_trainer.growth.consultation import undone
+from espalier_trainer.net2net.modules import ExampleInput
+from espalier_trainer.optimizers.schedules import Moment
+from espalier_trainer.run.attempts import NOT_OURS
+from espalier_trainer.run.batching import Batching, FixedBatching, Resized
+from espalier_trainer.run.growing import Study
+from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.training.network import Network
+
+if TYPE_CHECKING:
+    from espalier_trainer.run.optimising import Optimiser
+    from espalier_trainer.run.run import Run
+
+_ENDLESS: Final = 1 << 60
+"""Batches of an epoch that does not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSpec:
+    """What a run must know of its loop."""
+
+    example: ExampleInput | None = None
+    """Inputs [2, ...] of the network; None: it does not grow."""
+    cannot_grow: str = ""
+    """Why the network cannot grow ('' if it can), and what happens instead."""
+    cannot_try: str = ""
+    """Why other workers cannot try growths as `adaptation.trials` says ('' if they can), and the remedy."""
+    loss: Callable[[nn.Module], float | None] = lambda _module: None
+    """Returns the loss of a module on one batch, by which growth that is not exact is judged."""
+    base_loss: Callable[[], float | None] | None = None
+    """Measures the validation loss of the network for trials; None: it is in the metrics after each epoch."""
+    hooks: Hooks = field(default_factory=Hooks)
+    batching: Batching = field(default_factory=FixedBatching)
+    announces: bool = False
+    """Other workers need no command for each step, as the loop does the same in all steps of an epoch."""
+    optimiser: Optimiser | None = None
+    """Looks for a faster computation of steps; None: the job asks for none, or the script computes them."""
+    study: Study = field(default_factory=Study)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step to take."""
+
+    group: Group | None
+    """All members of it; None: this worker is alone."""
+    rate: float
+    """The learning rate."""
+    portion: Portion = ONE
+    """Of the epoch, in this step."""
+    measured: bool = False
+    """Measure times and norms of gradients in it."""
+    follows: bool = False
+    """Tell the other members in it that another one follows."""
+
+
+def next_step(run: Run, batches: int, rate: Callable[[], float], moment: Moment) -> StepPlan:
+    """Return the next step of an epoch of `batches` batches, after which other workers may go on by themselves.
+
+    `rate` and `moment` are as `Run.steps` takes them. Raises `GroupBrokenError`.
+    """
+    team, progress, place = run.team, run.progress, run.place
+    if run.hooks.may_grow:  # a trial compares steps of one size
+        _choose_batch_size(run)
+    portion = run.batching.portion(place.workers, progress.cursor, batches)
+    scaled = rate() * portion.rate
+    if team is None or team.world == 1:
+        measured = run.meter.begin()
+        return StepPlan(None, scaled, run.batching.measurable(portion) if measured else portion, measured)
+    team.share_news(run.saver.capture)
+    measured = run.meter.begin(may=not team.announced)
+    after, then = progress.cursor + portion.batches, None
+    if run.loop.announces and after < batches and not (run.meter.soon or run.state.network.unfolds):
+        then = run.batching.portion(place.workers, after, batches)
+    group = team.begin_step(
+        progress.epoch, progress.cursor, portion=portion, measured=measured, moment=moment, then=then
+    )
+    return StepPlan(group, scaled, portion, measured, team.announces)
+
+
+def _choose_batch_size(run: Run) -> None:
+    if run.batching.batch_size is None:
+        return
+    begins, parameters = run.progress.cursor == 0, run.state.network.parameters
+    if changed := run.batching.choose(run.meter.measured, run.place, parameters, epoch_begins=begins):
+        _resize(run, changed)
+        if changed.untested:
+            run.saver.save()  # if there is no memory for it, whoever starts again knows
+
+
+def _resize(run: Run, changed: Resized, message: str = "") -> None:
+    """Continue with another batch size, which all members learn, and report it."""
+    workers = run.place.workers
+    run.journal.batch_changed(changed, workers, run.batching.portion(workers, 0, _ENDLESS).rate, message)
+    run.share_state()
+
+
+def warn_of_rewrites(run: Run) -> None:
+    """Warn where the job asks for rewritten steps and will get none."""
+    refused = NOT_OURS if run.optimiser is None else run.optimiser.refused
+    if refused and run.job.spec.adaptation.optimise is not Optimise.OFF:
+        run.journal.warn("RewritesNotPossible", refused)
+
+
+def optimise(run: Run) -> None:
+    """If it is due, look for a faster computation of steps, once a step has shown that the network fits."""
+    if run.optimiser is None or run.grown_from is not None or not run.hooks.may_grow:
+        return  # where it may not grow a smaller network is on trial
+
+    def until() -> bool:
+        run.journal.report()
+        return run.cannot_go_on()
+
+    network, made = run.state.network, run.progress.adaptations
+    run.change(run.optimiser.look(network, made, run.allocation, run.place.workers, until))
+
+
+def computed(run: Run) -> Network:
+    """Return what computes the next step: the network, or the same network in another way that is on probation."""
+    network = run.state.network
+    return network if run.optimiser is None else run.optimiser.computed(network)
+
+
+def usable(run: Run, loss: float) -> bool:
+    """Return whether a step with this loss counts; raises `LossNotFiniteError` where training cannot continue."""
+    if math.isfinite(loss):
+        return True
+    if _reverted(run, f"the loss is {loss}"):
+        return False
+    change = run.hooks.failed(f"the smaller model's loss is {loss}")
+    if change is None:
+        raise LossNotFiniteError(
+            f"the loss of step {run.progress.step + 1} (epoch {run.progress.epoch}) is {loss}",
+            run.state.network.optimizer.param_groups[0]["lr"],
+        )
+    run.change(change)
+    return False
+
+
+def recover(run: Run, error: torch.OutOfMemoryError) -> None:
+    """Continue with a network that fits into the memory of the device; raises `error` if there is none."""
+    message = f"out of memory: {in_one_line(str(error))}"
+    if _reverted(run, message):
+        return
+    if smaller := run.batching.out_of_memory(run.place.workers):
+        _resize(run, smaller, message)
+    elif run.grown_from is not None:
+        before, run.grown_from = run.grown_from, None
+        run.use(before)
+        run.hooks.growth_undone()
+        undo = undone(run.progress.adaptations[-1], before, message)
+        run.progress.adaptations[-1] = undo
+        run.journal.adapted(undo, None)
+    elif change := run.hooks.failed(message):
+        run.change(change)
+    else:
+        raise error
+
+
+def _reverted(run: Run, problem: str) -> bool:
+    """Let the module compute its steps again, if they were computed in another way; return whether they were."""
+    if run.optimiser is None:
+        return False
+    change = run.optimiser.reverted(run.state.network, run.allocation, problem)
+    run.change(change)
+    return change is not None

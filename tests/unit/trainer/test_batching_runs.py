@@ -183,8 +183,8 @@ def test_gradients_that_add_up_over_passes_are_those_of_the_batch(digits: Data, 
 DEAR_STEPS = """
 import time, torch
 from torch.nn import functional
-from espalier_trainer.measuring.speeds import Sampling
-Sampling.due = lambda self, after=0: self._steps + after >= 4
+from espalier_trainer.measuring.speeds import NoiseSampling
+NoiseSampling.due = lambda self, after=0: self._steps + after >= 4
 quick = functional.cross_entropy
 def dear(logits, labels, **named):
     time.sleep(0.01)
@@ -198,9 +198,9 @@ functional.cross_entropy = dear
 The gradient is measured every fourth step, whatever that costs on this machine."""
 
 SAME_SECONDS = """
-from espalier_trainer.measuring.speeds import Speeds
-add = Speeds.add
-Speeds.add = lambda self, key, step_seconds, sync_seconds: add(self, key, 0.01, sync_seconds)
+from espalier_trainer.measuring.speeds import StepSpeeds
+add = StepSpeeds.add
+StepSpeeds.add = lambda self, key, step_seconds, sync_seconds: add(self, key, 0.01, sync_seconds)
 """
 """Each step is measured to take 10 ms, whatever else this machine does."""
 

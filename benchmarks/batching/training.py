@@ -21,14 +21,13 @@ from espalier_core.types.job import AdaptiveTrainingJob, BatchSizing
 from espalier_core.validation.reading import with_spec
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
-from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.measuring.speeds import LEAST_STEPS, NoiseSampling
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import StepPlan
 from espalier_trainer.signals.report import MemoryReporter
 from espalier_trainer.signals.scheduler import ReplicaChange, VirtualScheduler
 from espalier_trainer.training.progress import TrainingResult

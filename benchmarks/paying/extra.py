@@ -12,6 +12,7 @@ import torch
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_trainer.builtin_loop.worker import BuiltinWorker
 from espalier_trainer.data import load_data
+from espalier_trainer.elastic.membership import WorkerIdentity
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import new_network
@@ -83,4 +84,4 @@ def _take_part(job: AdaptiveTrainingJob, seed: int, place: str, over: Event) -> 
         leader = parent_process()
         return over.is_set() or leader is None or not leader.is_alive()
 
-    BuiltinWorker(job, start, data, torch.device("cpu"), seed, base=False, index=0, stop=leave).run(Rendezvous(place))
+    BuiltinWorker(job, start, data, torch.device("cpu"), seed, WorkerIdentity(), stop=leave).run(Rendezvous(place))

@@ -18,9 +18,9 @@ from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.member import Member
-from espalier_trainer.elastic.membership import NEWCOMER, ONE, Portion
+from espalier_trainer.elastic.membership import NEWCOMER, ONE, Portion, WorkerIdentity
 from espalier_trainer.elastic.states import Code, Command
-from espalier_trainer.elastic.step import StepResult, joint_step
+from espalier_trainer.elastic.step import StepPlan, StepResult, joint_step
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 from groups import together
@@ -43,7 +43,7 @@ def batch(cursor: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def take(own: Network, group: Group, cursor: int, **options: Any) -> StepResult:
-    return joint_step(own, group, *batch(cursor, group.rank), ROWS * group.world, **options)
+    return joint_step(own, StepPlan(group, **options), *batch(cursor, group.rank), ROWS * group.world)
 
 
 def same(own: Network) -> int:
@@ -82,7 +82,7 @@ class Follower:
         self.cursors: list[int] = []
         self.rates: set[float] = set()
         self.void = 0
-        self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=lambda: False, hashed=same)
+        self._member = Member(self.holder, 0, CPU, WorkerIdentity(), stop=lambda: False, hashed=same)
         self.thread = threading.Thread(target=self._run, args=(rendezvous,), daemon=True)
         self.thread.start()
 

@@ -22,7 +22,7 @@ from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.group import Group
 from espalier_trainer.elastic.membership import ONE
 from espalier_trainer.elastic.states import Code, Command, align, broadcast_state, receive_state
-from espalier_trainer.elastic.step import joint_step, share_of
+from espalier_trainer.elastic.step import StepPlan, joint_step, share_of
 from espalier_trainer.training.network import Network
 from espalier_trainer.user_loop.feed import Part
 from espalier_trainer.user_loop.loop import UserStep
@@ -62,7 +62,7 @@ def test_a_member_without_examples_takes_the_others_step(policy: ElasticBatch, s
     def act(group: Group) -> tuple[float, dict[str, Tensor]]:
         network = network_of(copy.deepcopy(start).train())
         _, *own = share_of(policy, group, order, source, 1)
-        joint = joint_step(network, group, *own, sync_batch_norm=sync)
+        joint = joint_step(network, StepPlan(group), *own, sync_batch_norm=sync)
         return joint.loss, network.module.state_dict()
 
     for rank, (loss, state) in enumerate(together(2, act)):

@@ -16,7 +16,7 @@ from espalier_trainer.elastic import GroupBrokenError, Team
 from espalier_trainer.elastic import team as teams
 from espalier_trainer.elastic.delivery import Place
 from espalier_trainer.elastic.member import Member
-from espalier_trainer.elastic.membership import NEWCOMER
+from espalier_trainer.elastic.membership import NEWCOMER, WorkerIdentity
 from espalier_trainer.process.settings import Rendezvous
 from espalier_trainer.training.network import Network
 from waiting import PATIENCE, until
@@ -71,7 +71,7 @@ class Pair:
         self.checkpoint = checkpoint
         self._network = network()
         self._over = threading.Event()
-        self._member = Member(self.holder, 0, CPU, base=False, index=0, stop=self._over.is_set, hashed=same)
+        self._member = Member(self.holder, 0, CPU, WorkerIdentity(), stop=self._over.is_set, hashed=same)
         self._thread = threading.Thread(target=lambda: list(self._member.requests(rendezvous)), daemon=True)
         self._thread.start()
         self.meet()

@@ -18,6 +18,7 @@ from espalier_trainer.data import Data, load_data
 from espalier_trainer.distillation import ShrinkRule
 from espalier_trainer.distillation.shrinking import Shrinker, ShrinkOptions
 from espalier_trainer.elastic import Team, generations, group, member
+from espalier_trainer.elastic.membership import WorkerIdentity
 from espalier_trainer.elastic.states import digest
 from espalier_trainer.growth.advisor import FallbackPolicy, NoAgent, WithFallback
 from espalier_trainer.models.zoo import build_model
@@ -55,7 +56,7 @@ class Workers:
                 model, training.optimizer, data.example_input(), self.job.spec.adaptation.insertion
             )
             follower = BuiltinWorker(
-                self.job, network, data, CPU, training.seed, base=False, index=index, stop=self.stopped.is_set
+                self.job, network, data, CPU, training.seed, WorkerIdentity(index=index), stop=self.stopped.is_set
             )
             self.followers.append(follower)
             self._threads.append(threading.Thread(target=self._run, args=(follower,), daemon=True))

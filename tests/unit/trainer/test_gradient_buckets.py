@@ -19,11 +19,20 @@ from torch.utils.checkpoint import checkpoint
 from espalier_trainer.elastic import buckets
 from espalier_trainer.elastic.buckets import cut
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.step import StepResult, joint_step
+from espalier_trainer.elastic.membership import Portion
+from espalier_trainer.elastic.step import StepPlan, StepResult, joint_step
 from espalier_trainer.training.network import Network
 from groups import together
 
 ROWS = 12
+
+
+def stepped(
+    network: Network, group: Group, *examples: Any, passes: int = 1, measured: bool = False, **how: Any
+) -> StepResult:
+    """Take a step of this member's part of `examples`."""
+    plan = StepPlan(group, portion=Portion(passes=passes), measured=measured)
+    return joint_step(network, plan, *examples, **how)
 
 
 @given(st.lists(st.integers(0, 300)), st.integers(0, 200), st.integers(0, 500))
@@ -85,7 +94,7 @@ def steps_of(
             mine = slice(group.rank, None, group.world)
             if hook is not None:
                 hook(group, module, step)
-            joints.append(joint_step(network, group, inputs[mine], labels[mine], ROWS, **options))
+            joints.append(stepped(network, group, inputs[mine], labels[mine], ROWS, **options))
         assert group.buckets is not None
         return joints, module.state_dict(), len(group.buckets.flat)
 
@@ -133,7 +142,7 @@ def test_gradients_that_come_in_parts_are_whole() -> None:
     def act(group: Group) -> dict[str, Tensor]:
         module = copy.deepcopy(parts)
         network = Network(module, torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9), None)
-        joint_step(network, group, inputs, labels, 2 * ROWS)
+        joint_step(network, StepPlan(group), inputs, labels, 2 * ROWS)
         return module.state_dict()
 
     for state in together(2, act):
@@ -207,7 +216,7 @@ def test_members_sum_gradients_of_any_type(
             inputs, labels = examples(step)
             mine = slice(group.rank, None, group.world)
             options: dict[str, Any] = {"passes": passes, "measured": step == 1, "criterion": lambda _: summed}
-            joint_step(network, group, inputs[mine], labels[mine], ROWS, **options)
+            stepped(network, group, inputs[mine], labels[mine], ROWS, **options)
         return module.state_dict()
 
     first, second = together(2, act)

@@ -12,7 +12,7 @@ from torch import nn
 from espalier_core.types.job import OptimizerSpec
 from espalier_trainer.builtin_loop.steps import optimize
 from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.step import joint_step
+from espalier_trainer.elastic.step import StepPlan, joint_step
 from espalier_trainer.net2net import deepen, grow_optimizer, growth_points, plan_widening, widen_optimizer, widened
 from espalier_trainer.optimizers.building import build_optimizer, load_optimizer_state, optimizer_state
 from espalier_trainer.training.network import Network
@@ -113,7 +113,7 @@ def test_gradients_of_other_workers_lie_as_the_parameters() -> None:
         mine = Network(mine.module, build_optimizer(OptimizerSpec(), mine.module), None)
         rows = slice(group.rank * 4, group.rank * 4 + 4)
         for _ in range(3):
-            joint_step(mine, group, inputs[rows], labels[rows], 8)
+            joint_step(mine, StepPlan(group), inputs[rows], labels[rows], 8)
         return mine.module
 
     last = network(fused=True, last=True)

@@ -31,8 +31,8 @@ from espalier_core.types.events import EVENT
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, Insertion
 from espalier_core.types.report import Report
 from espalier_trainer.checkpoints.document import BatchState, Checkpoint
-from espalier_trainer.elastic.member import StepRequest
-from espalier_trainer.elastic.membership import Portion, fixed_portion
+from espalier_trainer.elastic.member import Member, StepRequest
+from espalier_trainer.elastic.membership import Portion, WorkerIdentity, fixed_portion
 from espalier_trainer.elastic.states import Code, Command, StateCopy
 from espalier_trainer.encoding import decoded
 from espalier_trainer.errors import CheckpointMismatchError
@@ -585,6 +585,13 @@ def test_a_step_within_which_the_script_leaves_its_batches_does_not_count(
     assert (report.epoch, report.step, len(taken)) == (2, 2 * steps, 2 * steps)
 
 
+def lone_worker(state: UserState, feed: Feed) -> UserWorker:
+    """Return the loop of an extra worker without a rendezvous."""
+    held = StateCopy(state)
+    member = Member(held, 0, state.device, WorkerIdentity(), stop=lambda: False)
+    return UserWorker(state, held, feed, member, None, TermSignal(), sync_batch_norm=False)
+
+
 @pytest.mark.parametrize(("epoch", "accumulate", "steps"), ways_to_leave())
 def test_all_workers_may_leave_their_batches_within_a_step(
     make_checkpoint: Callable[..., Checkpoint], epoch: Callable[..., None], accumulate: int, steps: int
@@ -592,7 +599,7 @@ def test_all_workers_may_leave_their_batches_within_a_step(
     model, optimizer = made()
     state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=2), ElasticBatch.KEEP_GLOBAL, 0, accumulate)
-    loop = UserWorker(state, StateCopy(state), feed, None, TermSignal(), 0, base=False, index=0, sync_batch_norm=False)
+    loop = lone_worker(state, feed)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
 
     def requests() -> Any:
@@ -666,7 +673,7 @@ def following(
     """Return the loop of an extra worker that holds a state; its turns are still to be given."""
     state = UserState(model, optimizer, [])
     feed = Feed(DataLoader(DATA, batch_size=4), ElasticBatch.KEEP_GLOBAL, seed=0)
-    loop = UserWorker(state, StateCopy(state), feed, None, TermSignal(), 0, base=False, index=0, sync_batch_norm=False)
+    loop = lone_worker(state, feed)
     loop._held.note(make_checkpoint().state.model_copy(update={"schedule": state.state(), "optimizer_groups": ()}))
     return loop
 

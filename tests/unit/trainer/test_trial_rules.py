@@ -23,7 +23,7 @@ from espalier_trainer.growth.advisor import AdvisorDecision
 from espalier_trainer.growth.consultation import Advised
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.trials import rules
-from espalier_trainer.trials.growth_trial import GrowthTrial, begun
+from espalier_trainer.trials.growth_trial import GrowthTrial, TrialConditions, begun
 from espalier_trainer.trials.rules import TrialOrder, TrialResult
 from espalier_trainer.trials.solo import SoloStep, SoloTrial
 from espalier_trainer.user_loop.state import UserState
@@ -54,19 +54,8 @@ def trial(
     **options: Any,
 ) -> GrowthTrial:
     names = tuple(f"worker{number}" for number in range(workers))
-    found = begun(
-        mode,
-        asked(**options),
-        names,
-        network,
-        workers + 1,
-        100.0,
-        RATES,
-        7,
-        loss=loss,
-        base=base,
-        clock=lambda: now,
-    )
+    conditions = TrialConditions(mode, names, workers + 1, 100.0, RATES, 7, loss=loss, base=base)
+    found = begun(asked(**options), network, conditions, lambda: now)
     assert found is not None
     return found
 
@@ -227,7 +216,7 @@ def test_the_base_of_a_loop_that_does_not_evaluate_is_measured_now_and_then_and_
 
 def test_an_arm_knows_where_the_job_stands_in_its_budget():
     """For scripts whose learning rate follows it; budget seconds may pass faster than those of the wall."""
-    one = begun(Trials.CONFIRM, asked(), ("x",), None, 2, 50.0, RATES, 0, moment=Moment(20.0, 120.0))
+    one = begun(asked(), None, TrialConditions(Trials.CONFIRM, ("x",), 2, 50.0, RATES, 0, moment=Moment(20.0, 120.0)))
     assert one is not None
     (order,) = one.orders.values()
     assert order.moment(0.0) == Moment(20.0, 120.0)
@@ -237,7 +226,7 @@ def test_an_arm_knows_where_the_job_stands_in_its_budget():
 def test_where_a_script_sets_the_rates_a_race_leaves_them_and_confirm_takes_them_to_0():
     script = TrialRates(1.0, 1.0, linear=False)
     for mode, workers, ends in ((Trials.CONFIRM, 1, 0.0), (Trials.RACE, 2, 1.0)):
-        found = begun(mode, asked(), ("x", "y")[:workers], None, 3, 50.0, script, 0)
+        found = begun(asked(), None, TrialConditions(mode, ("x", "y")[:workers], 3, 50.0, script, 0))
         assert found is not None
         assert {(rate, order.ends) for order in found.orders.values() for rate in order.rates} == {(1.0, ends)}
 
@@ -332,7 +321,7 @@ def test_a_loss_between_two_lies_between_them(measured):
 def test_what_would_end_too_late_is_broken_off():
     """On a slow machine: of what is left, half may be gone before a growth is carried out, and nine tenths kept."""
     for mode, workers, most in ((Trials.CONFIRM, 1, 0.5), (Trials.RACE, 2, 0.9)):
-        one = begun(mode, asked(), ("x", "y")[:workers], None, 3, 8.0, RATES, 0, clock=lambda: 0.0)
+        one = begun(asked(), None, TrialConditions(mode, ("x", "y")[:workers], 3, 8.0, RATES, 0), lambda: 0.0)
         assert one.until == pytest.approx(8.0 * most)
         object.__setattr__(one, "clock", lambda: 7.9)
         over = one.verdict({}, None, 3)
@@ -385,9 +374,9 @@ def test_a_model_that_has_changed_meanwhile_ends_it():
 
 
 def test_without_a_worker_or_time_nothing_is_tried():
-    assert begun(Trials.CONFIRM, asked(), (), None, 1, 100.0, RATES, 0) is None
-    assert begun(Trials.CONFIRM, asked(), ("one",), None, 2, 0.0, RATES, 0) is None
-    assert begun(Trials.RACE, asked(NOTHING), ("one", "two"), None, 3, 100.0, RATES, 0) is None
+    assert begun(asked(), None, TrialConditions(Trials.CONFIRM, (), 1, 100.0, RATES, 0)) is None
+    assert begun(asked(), None, TrialConditions(Trials.CONFIRM, ("one",), 2, 0.0, RATES, 0)) is None
+    assert begun(asked(NOTHING), None, TrialConditions(Trials.RACE, ("one", "two"), 3, 100.0, RATES, 0)) is None
 
 
 class Counting:

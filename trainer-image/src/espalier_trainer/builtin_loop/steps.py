@@ -1,7 +1,8 @@
-"""One optimizer step of the ready trainer, alone or with all other workers."""
+"""One optimizer step of the built-in loop, alone or with all other workers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -9,9 +10,8 @@ from torch import Tensor
 
 from espalier_core.types.job import ElasticBatch, TrainingSpec
 from espalier_trainer.data.source import EpochOrder, Source
-from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, Portion
-from espalier_trainer.elastic.step import CriterionOf, StepResult, is_taken, joint_step, parts_of, share_of
+from espalier_trainer.elastic.membership import LEAST_ROWS
+from espalier_trainer.elastic.step import CriterionOf, StepPlan, StepResult, is_taken, joint_step, parts_of, share_of
 from espalier_trainer.measuring.gradients import Passes, Stopwatch
 from espalier_trainer.optimizers.building import set_learning_rate
 from espalier_trainer.training.hooks import Criterion, Hooks
@@ -19,53 +19,44 @@ from espalier_trainer.training.method import PLAIN, Method
 from espalier_trainer.training.network import Network
 
 
-def take(
-    training: TrainingSpec,
-    method: Method,
-    network: Network,
-    hooks: Hooks,
-    group: Group | None,
-    order: EpochOrder,
-    source: Source,
-    cursor: int,
-    rate: float | None,
-    portion: Portion = ONE,
-    *,
-    measured: bool = False,
-    follows: bool = False,
-) -> StepResult:
-    """Take the step of `portion` at batch `cursor` of the epoch; returns what came of it.
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What all steps of a loop have in common."""
 
-    `rate` None: the leader's, who alone knows it. `measured`: times and norms of gradients are measured in it.
-    `follows`: the leader says that another step follows, see `Team.begin_step`. Raises `GroupBrokenError` where another
-    member of `group` is gone: then the step was not taken.
+    training: TrainingSpec
+    method: Method
+    source: Source
+    """The training split."""
+    hooks: Hooks = field(default_factory=Hooks)
+
+
+def take(context: StepContext, network: Network, order: EpochOrder, cursor: int, plan: StepPlan) -> StepResult:
+    """Take the planned step at batch `cursor` of the epoch; returns its result.
+
+    Raises `GroupBrokenError` where another member of the group is gone: then the step was not taken.
     """
-    batches = portion.batches
-    if group is None:
-        if rate is not None:
-            set_learning_rate(network.optimizer, rate)
-        inputs, labels = order.batch(source, cursor, batches=batches)
+    method, hooks, batches = context.method, context.hooks, plan.portion.batches
+    if plan.group is None:
+        if plan.rate is not None:
+            set_learning_rate(network.optimizer, plan.rate)
+        inputs, labels = order.batch(context.source, cursor, batches=batches)
         indices = order.chosen(cursor, batches=batches)
-        passes = min(portion.passes, len(labels) // LEAST_ROWS)
+        passes = min(plan.portion.passes, len(labels) // LEAST_ROWS)
         if passes <= 1:
             return optimize(network, inputs, labels, method, hooks.criterion(indices, inputs))
-        watched = Passes(network.module, order.epoch + cursor) if measured else None
+        watched = Passes(network.module, order.epoch + cursor) if plan.measured else None
         return accumulate(network, inputs, labels, method, partial(_criterion, hooks, indices, inputs), passes, watched)
-    policy = training.elastic_batch or ElasticBatch.KEEP_GLOBAL
-    indices, inputs, labels, examples = share_of(policy, group, order, source, cursor, batches)
+    policy = context.training.elastic_batch or ElasticBatch.KEEP_GLOBAL
+    indices, inputs, labels, examples = share_of(policy, plan.group, order, context.source, cursor, batches)
     return joint_step(
         network,
-        group,
+        plan,
         inputs,
         labels,
         examples,
-        sync_batch_norm=bool(training.sync_batch_norm),
-        criterion=partial(_criterion, hooks, indices, inputs),
-        passes=portion.passes,
-        measured=measured,
         method=method,
-        rate=rate,
-        follows=follows,
+        criterion=partial(_criterion, hooks, indices, inputs),
+        sync_batch_norm=bool(context.training.sync_batch_norm),
     )
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch, MemoryFormat, Optimise
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
-from espalier_trainer.builtin_loop import steps
 from espalier_trainer.builtin_loop.on_reclaim import on_reclaim
 from espalier_trainer.builtin_loop.state import BuiltinState, identity
+from espalier_trainer.builtin_loop.steps import StepContext, take
 from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.data.source import Data, EpochOrder, Source, epoch_order
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import LEAST_ROWS
-from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.net2net.modules import mode
 from espalier_trainer.run.attempts import refusal
@@ -26,8 +26,8 @@ from espalier_trainer.run.batching import batching_of
 from espalier_trainer.run.growing import Study
 from espalier_trainer.run.run import Run
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import LoopSpec, StepPlan, computed, recover, usable
-from espalier_trainer.training.hooks import Hooks
+from espalier_trainer.run.steps import LoopSpec, computed, recover, usable
+from espalier_trainer.training.hooks import HookContext, Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
 from espalier_trainer.training.progress import Ending, TrainingResult, result_of
@@ -69,8 +69,10 @@ class Trainer:
             job.spec.adaptation.actions,
         )
         used, clock = services.scheduler.used_seconds, services.clock
-        self.hooks: Hooks = on_reclaim(job, self._data, start, self._seed, self._device, used, shrink_options, clock)
+        context = HookContext(job, self._data, start, self._seed, self._device, used, clock)
+        self.hooks: Hooks = on_reclaim(context, shrink_options)
         """What takes part in the run without being its loop."""
+        self._context = StepContext(self._training, self._method, self._data.train, self.hooks)
         self._state = BuiltinState(job, start, example, self._device, self.hooks)
         loop = LoopSpec(
             example=example,
@@ -150,9 +152,9 @@ class Trainer:
         run = self._run
         order = epoch_order(len(self._data.train), self._training.batch_size, self._seed, epoch, self._device)
         self.network.module.train()
-        for due in run.steps(len(order), lambda: self._state.schedule.rate(run.moment()), at_boundary=True):
+        for plan in run.steps(len(order), lambda: self._state.schedule.rate(run.moment()), at_boundary=True):
             try:
-                joint = self._step(due, order)
+                joint = self._step(plan, order)
             except GroupBrokenError:
                 continue  # the step was not taken; at its boundary the members are gathered again
             except torch.OutOfMemoryError as error:
@@ -161,33 +163,16 @@ class Trainer:
             if joint.out_of_memory:
                 recover(run, torch.OutOfMemoryError("a worker is out of memory"))
             elif usable(run, joint.loss):
-                run.stepped(joint.loss, due.portion)
+                run.stepped(joint.loss, plan.portion)
         if run.ending is None:
             self._validate(epoch + 1, len(order))
 
-    def _step(self, due: StepPlan, order: EpochOrder) -> StepResult:
+    def _step(self, plan: StepPlan, order: EpochOrder) -> StepResult:
         run = self._run
-
-        def compute() -> StepResult:
-            source, cursor = self._data.train, run.progress.cursor
-            network, hooks, portion = computed(run), self.hooks, due.portion
-            return steps.take(
-                self._training,
-                self._method,
-                network,
-                hooks,
-                due.group,
-                order,
-                source,
-                cursor,
-                due.rate,
-                portion,
-                measured=due.measured,
-                follows=due.follows,
-            )
-
-        run.progress.metrics["learning_rate"] = due.rate
-        return run.compute_step(due, compute)
+        if plan.rate is not None:
+            run.progress.metrics["learning_rate"] = plan.rate
+        cursor = run.progress.cursor
+        return run.compute_step(plan, lambda: take(self._context, computed(run), order, cursor, plan))
 
     def _validate(self, epochs: int, batches: int) -> None:
         """Evaluate on the validation split, where that is due after `epochs` epochs of `batches` batches."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from espalier_core.types.job import OptimizerSpec
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import Adaptation, AdaptationResult
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
 from espalier_trainer.data.objective import Evaluation
-from espalier_trainer.data.source import Data, epoch_order
+from espalier_trainer.data.source import epoch_order
 from espalier_trainer.distillation.decision import ShrinkFacts, ShrinkRule, better, decide
 from espalier_trainer.distillation.filling import ShrinkError, adjust
 from espalier_trainer.distillation.teacher import Teacher, Teaching
@@ -38,7 +36,7 @@ from espalier_trainer.distillation.trial import (
     structure,
 )
 from espalier_trainer.errors import CheckpointMismatchError
-from espalier_trainer.training.hooks import Boundary, Change, Criterion, Hooks
+from espalier_trainer.training.hooks import Boundary, Change, Criterion, HookContext, Hooks
 from espalier_trainer.training.method import evaluate
 from espalier_trainer.training.network import Network
 
@@ -58,22 +56,11 @@ class ShrinkOptions:
 class Shrinker(Hooks):
     """The hooks of one run. Not thread-safe: only the training loop uses it."""
 
-    def __init__(
-        self,
-        data: Data,
-        start: Network,
-        spec: OptimizerSpec,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        used_seconds: Callable[[], float],
-        options: ShrinkOptions | None,
-        clock: Callable[[], float],
-    ) -> None:
-        """`start` is the job's starting network; `used_seconds` returns the used budget."""
-        self._data, self._start, self._spec = data, start, spec
-        self._batch_size, self._seed, self._device = batch_size, seed, device
-        self._used, self._clock = used_seconds, clock
+    def __init__(self, context: HookContext, options: ShrinkOptions | None = None) -> None:
+        training = context.job.spec.training
+        self._data, self._start, self._spec = context.data, context.start, training.optimizer
+        self._batch_size, self._seed, self._device = training.batch_size, context.seed, context.device
+        self._used, self._clock = context.used_seconds, context.clock
         self._options = options or ShrinkOptions()
         self._sizes: list[EarlierSize] = []
         self._times = StepTimings()

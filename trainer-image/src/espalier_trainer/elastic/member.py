@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from espalier_trainer.elastic.group import COLLECTIVE_SECONDS, FORM_SECONDS, Group, GroupBrokenError
-from espalier_trainer.elastic.membership import NEWCOMER, GenerationPlan, WorkerArrival
+from espalier_trainer.elastic.membership import NEWCOMER, GenerationPlan, WorkerArrival, WorkerIdentity
 from espalier_trainer.elastic.rendezvous import LeaderAwayError, RendezvousClient, answered
 from espalier_trainer.elastic.states import (
     Code,
@@ -100,21 +100,19 @@ class Member:
         holder: StateCopy,
         seed: int,
         device: torch.device,
+        identity: WorkerIdentity,
         *,
-        base: bool,
-        index: int,
         stop: Callable[[], bool],
-        node: str = "",
         hashed: Callable[[Network], int] = digest,
         carry_out: Callable[[str, TrialChannel], Generator[StepRequest, None, str]] | None = None,
     ) -> None:
-        """`stop` returns whether to leave; `hashed` is what must be equal in all members; `node` is where it runs.
+        """`stop` returns whether to leave; `hashed` is what must be equal in all members.
 
         `carry_out` takes an order of a trial and the channel to the leader, yields the steps that the caller must take,
         and returns the result.
         """
         self._holder, self._seed, self._device, self._hashed = holder, seed, device, hashed
-        self._base, self._index, self._stop, self._node = base, index, stop, node
+        self._identity, self._stop = identity, stop
         self._worker = uuid.uuid4().hex
         self._carry_out, self._order, self._result = carry_out, "", ""
         self._said_leaving = False
@@ -174,7 +172,8 @@ class Member:
     def _arrival(self, *, leaving: bool = False) -> WorkerArrival:
         # What a trial led to is no state of the job unless the leader says so.
         step = NEWCOMER if self._result else self._holder.step
-        return WorkerArrival(self._worker, self._base, self._index, step, leaving, self._node, self._result)
+        own = self._identity
+        return WorkerArrival(self._worker, own.base, own.index, step, leaving, own.node, self._result)
 
     def _take_part(self, client: RendezvousClient, plan: GenerationPlan) -> Generator[StepRequest, None, None]:
         rank = plan.members.index(self._worker)

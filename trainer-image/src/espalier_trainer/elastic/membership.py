@@ -48,6 +48,17 @@ class _Message:
         return read
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Which of the job's workers this process is."""
+
+    base: bool = False
+    """Whether it is a base worker; if not, it is an extra one."""
+    index: int = 0
+    node: str = ""
+    """The node that it runs on."""
+
+
 @dataclass(frozen=True)
 class WorkerArrival(_Message):
     """A worker requests to take part in the next generation, or announces that it leaves."""

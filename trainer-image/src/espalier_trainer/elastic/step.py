@@ -18,7 +18,7 @@ from espalier_trainer.data.source import EpochOrder, Source
 from espalier_trainer.elastic.batch_norm import synchronized
 from espalier_trainer.elastic.buckets import Exchange
 from espalier_trainer.elastic.group import Group, GroupBrokenError
-from espalier_trainer.elastic.membership import LEAST_ROWS, shares
+from espalier_trainer.elastic.membership import LEAST_ROWS, ONE, Portion, shares
 from espalier_trainer.measuring.gradients import Norms, Stopwatch, settle
 from espalier_trainer.optimizers.building import set_learning_rate
 from espalier_trainer.training.hooks import Criterion
@@ -31,6 +31,22 @@ _NO_RATE: Final = -1.0
 _NOT_TIMED: Final = -1.0
 _RATE, _FOLLOWS, _VOID, _FAILED, _SMALL, _MEMBERS = -8, -5, -4, -3, -2, -1
 """Where some of them are, from the end; a rate takes three."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step to take."""
+
+    group: Group | None = None
+    """All members of it; None: this worker is alone."""
+    rate: float | None = None
+    """The learning rate; None: the leader's, who alone knows it."""
+    portion: Portion = ONE
+    """Of the epoch, in this step."""
+    measured: bool = False
+    """Measure times and norms of gradients in it."""
+    follows: bool = False
+    """Tell the other members in it that another one follows, see `Team.begin_step`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +108,35 @@ def share_of(
 
 def joint_step(
     network: Network,
-    group: Group,
+    plan: StepPlan,
     inputs: Tensor,
     labels: Tensor,
     examples: int,
     *,
-    sync_batch_norm: bool = False,
-    criterion: CriterionOf | None = None,
-    passes: int = 1,
-    measured: bool = False,
     method: Method = PLAIN,
-    rate: float | None = None,
-    follows: bool = False,
+    criterion: CriterionOf | None = None,
+    sync_batch_norm: bool = False,
 ) -> StepResult:
     """Take a step along the mean gradient over `examples`, of which `inputs`, `labels` are this member's.
 
     Without labels this member does not contribute, and computes only if the others' batch norms wait for it. Gradients
-    add up over `passes` parts of its examples. `criterion` None: by the loss of `method`, which also computes the
-    outputs and updates the weights. `measured`: measure times and norms. The gradients of all parameters, the loss and
-    the times go in one all-reduce. Nothing after it can fail, so either all remaining members have taken the step or
-    none has: none has if one was out of memory (`StepResult.out_of_memory`) or the leader has taken it back
-    (`StepResult.void`). The leader's `rate` and `follows` (see `StepResult`) come to all members with the gradients.
-    Raises `GroupBrokenError`, and where batch norms are synchronized `OutOfMemoryError`.
+    add up over the passes of the portion. `criterion` None: by the loss of `method`, which also computes the outputs
+    and updates the weights. The gradients of all parameters, the loss and the times go in one all-reduce. Nothing after
+    it can fail, so either all remaining members have taken the step or none has: none has if one was out of memory
+    (`StepResult.out_of_memory`) or the leader has taken it back (`StepResult.void`). The leader's rate and whether a
+    step follows come to all members with the gradients. Raises `GroupBrokenError`, and where batch norms are
+    synchronized `OutOfMemoryError`.
     """
-    began = time.perf_counter()
+    group, began = plan.group, time.perf_counter()
+    if group is None:
+        raise ValueError("a step of one worker is none of several members")
     network.optimizer.zero_grad(set_to_none=True)
-    exchange = GradientSum(network.module, group, weight=float(len(labels) > 0), measured=measured)
+    exchange = GradientSum(network.module, group, weight=float(len(labels) > 0), measured=plan.measured)
     part = torch.zeros((), device=group.device)
     counts, failed = len(labels) > 0, False
     if counts or sync_batch_norm:
         least = examples // group.world // LEAST_ROWS
-        parts = parts_of(len(labels), min(passes, max(1, least)))
+        parts = parts_of(len(labels), min(plan.portion.passes, max(1, least)))
         try:
             for rows in parts:
                 with synchronized(network.module, group, counts=counts) if sync_batch_norm else nullcontext():
@@ -140,7 +154,7 @@ def joint_step(
             network.optimizer.zero_grad(set_to_none=True)
             counts, failed, part = False, True, torch.zeros((), device=group.device)
             exchange.withdraw()
-    if measured:
+    if plan.measured:
         settle(group.device)
     share = len(labels) / examples if counts else 0.0
     joint = exchange.finish(
@@ -149,8 +163,8 @@ def joint_step(
         examples=examples,
         share=share,
         failed=failed,
-        rate=rate,
-        follows=follows,
+        rate=plan.rate,
+        follows=plan.follows,
     )
     if joint.out_of_memory or joint.void or not is_taken(network, joint.loss):
         network.optimizer.zero_grad(set_to_none=True)

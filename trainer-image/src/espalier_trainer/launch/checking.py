@@ -26,16 +26,16 @@ from espalier_core.types.environment import ExitCode
 from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.task import Task
 from espalier_core.validation.reading import load_job
-from espalier_trainer.builtin_loop import steps
+from espalier_trainer.builtin_loop.steps import StepContext, take
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Source, epoch_order
+from espalier_trainer.elastic.step import StepPlan
 from espalier_trainer.errors import LossNotFiniteError, TrainerError
 from espalier_trainer.launch.session import usable_device
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
 from espalier_trainer.optimizers.schedules import build_schedule
 from espalier_trainer.run.services import set_threads
-from espalier_trainer.training.hooks import Hooks
 from espalier_trainer.training.method import method_of
 from espalier_trainer.training.network import Network, new_network
 from espalier_trainer.training.progress import sentence
@@ -97,7 +97,7 @@ def check(job: AdaptiveTrainingJob) -> Iterator[tuple[str, str]]:
     order = epoch_order(len(data.train), training.batch_size, training.seed, 0, device)
     rate = training.optimizer.learning_rate
     method = method_of(training, model)
-    joint = steps.take(training, method, network, Hooks(), None, order, data.train, 0, rate)
+    joint = take(StepContext(training, method, data.train), network, order, 0, StepPlan(rate=rate))
     if not (np.isfinite(joint.loss) and network.is_finite()):
         raise LossNotFiniteError(f"the loss of the first step is {joint.loss}, or a weight after it", rate)
     yield FOUND, f"step: one batch of {order.rows} forward, backward and through {training.optimizer.name} on {device}"

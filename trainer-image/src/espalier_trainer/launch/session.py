@@ -17,6 +17,7 @@ from espalier_core.types.report import TrainerPhase
 from espalier_trainer.builtin_loop.trainer import Trainer
 from espalier_trainer.data import load_data
 from espalier_trainer.data.source import Data
+from espalier_trainer.elastic.membership import WorkerIdentity
 from espalier_trainer.errors import DatasetError, ModelError, SupersededError, TrainerError
 from espalier_trainer.models.zoo import build_model
 from espalier_trainer.net2net.randomness import seed_everything
@@ -66,10 +67,10 @@ def follower(settings: TrainerSettings, job: AdaptiveTrainingJob, stop: Callable
     data, model = load(training, device)
     data = data.to(device)
     start, _ = new_network(model.to(device), training.optimizer, data.example_input(), job.spec.adaptation.insertion)
-    base = settings.role is Role.BASE
+    identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
     from espalier_trainer.builtin_loop.worker import BuiltinWorker
 
-    made = BuiltinWorker(job, start, data, device, seed, base=base, index=settings.index, node=settings.node, stop=stop)
+    made = BuiltinWorker(job, start, data, device, seed, identity, stop=stop)
     made.warm_up()
     return made
 

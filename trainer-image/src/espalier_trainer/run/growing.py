@@ -207,13 +207,11 @@ class Growth:
         adapter, team, progress = self._adapter, run.team, run.progress
         if adapter is None or team is None or self._trials is Trials.OFF:
             return False
-        from espalier_trainer.trials.growth_trial import begun
+        from espalier_trainer.trials.growth_trial import TrialConditions, begun
 
-        trial = begun(
+        now = TrialConditions(
             self._trials,
-            asked,
             team.extra_members,
-            run.state.network,
             run.allocation.replicas,
             run.scheduler.wall_time_left(),
             run.state.trial_rates(progress.metrics.get("learning_rate"), adapter.restarts(AdaptationResult.GROWN)),
@@ -221,8 +219,8 @@ class Growth:
             base=_base_of(team),
             loss=self._loss_of_base() if self._races_base(team) else None,
             moment=run.moment(),
-            clock=run.services.clock,
         )
+        trial = begun(asked, run.state.network, now, run.services.clock)
         if trial is None:
             if asked.decision.action.grows and not team.extra_members:
                 late = f"no extra worker was ready within {_START_SHARE:.0%} of the budget"

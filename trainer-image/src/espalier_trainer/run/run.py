@@ -24,7 +24,7 @@ from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.elastic.group import GroupBrokenError
 from espalier_trainer.elastic.membership import Portion
 from espalier_trainer.elastic.states import TrainingState
-from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.elastic.team import Team
 from espalier_trainer.errors import SupersededError
 from espalier_trainer.optimizers.schedules import Moment
@@ -34,7 +34,7 @@ from espalier_trainer.run.journal import LossJump, RunJournal
 from espalier_trainer.run.meter import RunMeter, WorkerPlacement
 from espalier_trainer.run.saving import Saver
 from espalier_trainer.run.services import Services
-from espalier_trainer.run.steps import LoopSpec, StepPlan
+from espalier_trainer.run.steps import LoopSpec
 from espalier_trainer.training.hooks import Boundary, Change
 from espalier_trainer.training.network import Network
 from espalier_trainer.training.progress import Ending, RunProgress, StepGaps, ending_of

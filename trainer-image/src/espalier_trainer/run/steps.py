@@ -12,8 +12,7 @@ from torch import nn
 
 from espalier_core.causes import in_one_line
 from espalier_core.types.job import Optimise
-from espalier_trainer.elastic.group import Group
-from espalier_trainer.elastic.membership import ONE, Portion
+from espalier_trainer.elastic.step import StepPlan
 from espalier_trainer.errors import LossNotFiniteError
 from espalier_trainer.growth.consultation import undone
 from espalier_trainer.net2net.modules import ExampleInput
@@ -53,22 +52,6 @@ class LoopSpec:
     optimiser: Optimiser | None = None
     """Looks for a faster computation of steps; None: the job asks for none, or the script computes them."""
     study: Study = field(default_factory=Study)
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A step to take."""
-
-    group: Group | None
-    """All members of it; None: this worker is alone."""
-    rate: float
-    """The learning rate."""
-    portion: Portion = ONE
-    """Of the epoch, in this step."""
-    measured: bool = False
-    """Measure times and norms of gradients in it."""
-    follows: bool = False
-    """Tell the other members in it that another one follows."""
 
 
 def next_step(run: Run, batches: int, rate: Callable[[], float], moment: Moment) -> StepPlan:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from espalier_core.types.allocation import Allocation
+from espalier_core.types.job import AdaptiveTrainingJob
 from espalier_core.types.report import Adaptation
 from espalier_trainer.checkpoints.document import Checkpoint, CheckpointState
+from espalier_trainer.data.source import Data
 from espalier_trainer.training.network import Network
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -45,6 +49,21 @@ class Change:
     """Budget seconds of a trial that begins."""
     share: bool = False
     """Save the state and send it to all workers, although the network is the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookContext:
+    """What the hooks of the built-in loop may use."""
+
+    job: AdaptiveTrainingJob
+    data: Data
+    start: Network
+    """The job's starting network, which every state is rebuilt from."""
+    seed: int
+    device: torch.device
+    used_seconds: Callable[[], float] = lambda: 0.0
+    """Returns the used budget."""
+    clock: Callable[[], float] = time.monotonic
 
 
 class Hooks:

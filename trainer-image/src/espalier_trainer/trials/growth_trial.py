@@ -168,54 +168,57 @@ def _last(order: TrialOrder) -> str:
     return str(order.actions[-1])
 
 
-def begun(
-    mode: Trials,
-    asked: Advised,
-    workers: tuple[str, ...],
-    network: Network,
-    replicas: int,
-    seconds_left: float,
-    rates: TrialRates,
-    seed: int,
-    *,
-    base: int = 1,
-    loss: float | None = None,
-    moment: Moment = UNKNOWN,
-    clock: Callable[[], float] = time.monotonic,
-) -> GrowthTrial | None:
-    """Return the trial of an advice by these extra workers; None where there is nothing to try.
+@dataclass(frozen=True, slots=True)
+class TrialConditions:
+    """The job as a trial begins."""
 
-    `base` is the number of workers that go on without them, and `loss` the validation loss of what they train.
-    `seconds_left` is wall time, `moment` where the job stands in its budget.
-    """
-    decision = asked.decision
+    mode: Trials
+    workers: tuple[str, ...]
+    """The extra workers, those that stay longest first."""
+    replicas: int
+    seconds_left: float
+    """Wall time."""
+    rates: TrialRates
+    seed: int
+    base: int = 1
+    """Workers that go on without the extra ones."""
+    loss: float | None = None
+    """The validation loss of what they train; None: the base is no arm."""
+    moment: Moment = UNKNOWN
+    """The position of the job in its budget."""
+
+
+def begun(
+    asked: Advised, network: Network, now: TrialConditions, clock: Callable[[], float] = time.monotonic
+) -> GrowthTrial | None:
+    """Return the trial of an advice for `network`; None where there is nothing to try."""
+    decision, left = asked.decision, now.seconds_left
     growths = rules.ranked(decision.action, asked.allowed, decision.probabilities, decision.gains)
-    tried = rules.arms(mode, growths, len(workers), base=1 if base == 1 and loss is not None else 0)
-    if not tried or seconds_left <= 0:
+    tried = rules.arms(now.mode, growths, len(now.workers), base=1 if now.base == 1 and now.loss is not None else 0)
+    if not tried or left <= 0:
         return None
-    keep, name = rules.keeps_winner(mode, tried), uuid.uuid4().hex
+    keep, name = rules.keeps_winner(now.mode, tried), uuid.uuid4().hex
     mode = Trials.RACE if keep else Trials.CONFIRM
     share = SHARES[mode]
-    seconds = share * seconds_left
+    seconds = share * left
     shares = rules.slices(mode, sum(action.grows for actions in tried for action in actions))
     orders = {
         worker: TrialOrder(
             trial=name,
             actions=actions,
-            rates=tuple(rates.grown if each.grows else rates.same for each in actions),
-            ends=0.0 if not keep else 1 - share if rates.linear else 1.0,
+            rates=tuple(now.rates.grown if each.grows else now.rates.same for each in actions),
+            ends=0.0 if not keep else 1 - share if now.rates.linear else 1.0,
             seconds=seconds,
             shares=shares,
-            seed=seed,
+            seed=now.seed,
             keep=keep and actions[-1].grows,
-            used_seconds=moment.used_seconds,
-            budget_seconds=moment.budget_seconds,
-            pace=moment.left / seconds_left,
+            used_seconds=now.moment.used_seconds,
+            budget_seconds=now.moment.budget_seconds,
+            pace=now.moment.left / left,
         )
-        for worker, actions in zip(workers, tried, strict=False)
+        for worker, actions in zip(now.workers, tried, strict=False)
     }
-    now = clock()
-    until = now + min(rules.patience(seconds, tried), rules.LATEST[mode] * seconds_left)
-    trial = GrowthTrial(asked, network, orders, replicas, seconds, until, mode, clock)
-    trial.base_measured(loss)
+    until = clock() + min(rules.patience(seconds, tried), rules.LATEST[mode] * left)
+    trial = GrowthTrial(asked, network, orders, now.replicas, seconds, until, mode, clock)
+    trial.base_measured(now.loss)
     return trial

@@ -27,6 +27,8 @@ from espalier_core.types.job import AdaptiveTrainingJob, ElasticBatch
 from espalier_core.types.reasons import Reason
 from espalier_core.types.report import TrainerPhase
 from espalier_core.validation.reading import JobFileError, load_job
+from espalier_trainer.elastic.member import Member
+from espalier_trainer.elastic.membership import WorkerIdentity
 from espalier_trainer.elastic.states import StateCopy
 from espalier_trainer.errors import OwnLoopError, SupersededError, TrainerError
 from espalier_trainer.net2net.modules import ExampleInput
@@ -242,26 +244,17 @@ def _follow(
     term.install()
     seed = seed_of(settings, job)
     feed, _ = _feed(job, state, loader, seed, request, accumulate)
-    held, trying = StateCopy(state), None
+    held, trial = StateCopy(state), None
     trials = job.spec.adaptation.trials is not Trials.OFF
     if trials and request.wanted and request.validate is not None and not is_stream(loader):
         from espalier_trainer.trials.solo import SoloTrial
 
-        alone, example = UserTrialSteps(state, held, feed, request.validate), _example(feed, state, request)
-        trying = SoloTrial(alone, state, held, example, job.spec.adaptation.insertion, term)
-    return UserWorker(
-        state,
-        held,
-        feed,
-        None if training.elastic_batch is None else settings.rendezvous,
-        term,
-        seed,
-        base=settings.role is Role.BASE,
-        index=settings.index,
-        node=settings.node,
-        sync_batch_norm=bool(training.sync_batch_norm),
-        trying=trying,
-    )
+        steps, example = UserTrialSteps(state, held, feed, request.validate), _example(feed, state, request)
+        trial = SoloTrial(steps, state, held, example, job.spec.adaptation.insertion, term)
+    identity = WorkerIdentity(settings.role is Role.BASE, settings.index, settings.node)
+    member = Member(held, seed, state.device, identity, stop=term, hashed=state.digest, carry_out=trial)
+    rendezvous = None if training.elastic_batch is None else settings.rendezvous
+    return UserWorker(state, held, feed, member, rendezvous, term, sync_batch_norm=bool(training.sync_batch_norm))
 
 
 def _feed(

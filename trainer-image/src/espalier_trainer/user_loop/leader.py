@@ -19,12 +19,12 @@ from espalier_core.types.report import TrainerPhase
 from espalier_core.types.task import score_in
 from espalier_trainer.data.objective import Evaluation
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.elastic.step import StepResult
+from espalier_trainer.elastic.step import StepPlan, StepResult
 from espalier_trainer.errors import LossNotFiniteError, OwnLoopError, SupersededError
 from espalier_trainer.optimizers.schedules import Moment
 from espalier_trainer.process.settings import StopSignal
 from espalier_trainer.run.run import Run
-from espalier_trainer.run.steps import StepPlan, usable
+from espalier_trainer.run.steps import usable
 from espalier_trainer.training.progress import Ending, exit_code_of, sentence
 from espalier_trainer.user_loop.exit_detection import looping, was_left
 from espalier_trainer.user_loop.feed import ONCE, Feed

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from espalier_core.types.environment import ExitCode
 from espalier_trainer.checkpoints.document import Checkpoint
 from espalier_trainer.elastic.group import GroupBrokenError
-from espalier_trainer.elastic.member import Member, StepRequest, TrialChannel
+from espalier_trainer.elastic.member import Member, StepRequest
 from espalier_trainer.elastic.states import Code, StateCopy
 from espalier_trainer.errors import CheckpointMismatchError, OwnLoopError
 from espalier_trainer.optimizers.schedules import Moment
@@ -38,37 +38,22 @@ class UserWorker:
         state: UserState,
         held: StateCopy,
         feed: Feed,
+        member: Member,
         rendezvous: Rendezvous | None,
         term: TermSignal,
-        seed: int,
         *,
-        base: bool,
-        index: int,
-        node: str = "",
         sync_batch_norm: bool,
-        trying: Callable[[str, TrialChannel], Generator[StepRequest, None, str]] | None = None,
     ) -> None:
         """`rendezvous` None: the job's workers do not train together, so this one keeps its GPU and waits.
 
-        `held` is the copy of the leader's state in `state`. `trying` carries out orders of trials.
+        `held` is the copy of the leader's state in `state`; `member` is its communication with the leader.
         """
         self._state, self._feed, self._term, self._sync = state, feed, term, sync_batch_norm
         self._held = held
         self._hooks = OptimizerHooks(state.optimizer)
-        self._member = Member(
-            held,
-            seed,
-            state.device,
-            base=base,
-            index=index,
-            node=node,
-            stop=term,
-            hashed=state.digest,
-            carry_out=trying,
-        )
-        apart = "the job's workers do not train together (elasticBatch)"
-        self._why_waiting = apart if rendezvous is None else "the job is done"
-        self._requests: Iterator[StepRequest] = iter(()) if rendezvous is None else self._member.requests(rendezvous)
+        separate = "the job's workers do not train together (elasticBatch)"
+        self._why_waiting = separate if rendezvous is None else "the job is done"
+        self._requests: Iterator[StepRequest] = iter(()) if rendezvous is None else member.requests(rendezvous)
         self._request: StepRequest | None = None
         self._step: UserStep | None = None
         self._moment = Moment(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""The training state of the ready trainer: the job's network, with its optimizer and learning-rate schedule."""
+"""The training state of the built-in loop: the job's network, with its optimizer and learning-rate schedule."""
 
 from __future__ import annotations
 

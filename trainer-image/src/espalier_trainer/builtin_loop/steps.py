@@ -67,7 +67,7 @@ def optimize(
     method: Method = PLAIN,
     criterion: Criterion | None = None,
 ) -> StepResult:
-    """Take a step along the mean gradient over `labels`; returns what came of it."""
+    """Take a step along the mean gradient over `labels`."""
     network.optimizer.zero_grad(set_to_none=True)
     loss = _loss(network, inputs, labels, method, criterion)
     torch.autograd.backward(loss)

@@ -1,4 +1,4 @@
-"""The ready training loop, in the worker that leads."""
+"""The built-in training loop, in the worker that leads."""
 
 from __future__ import annotations
 

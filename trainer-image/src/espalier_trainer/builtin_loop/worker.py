@@ -1,4 +1,4 @@
-"""The ready training loop, in a worker that does not lead: takes part in the leader's steps.
+"""The built-in training loop, in a worker that does not lead: takes part in the leader's steps.
 
 For a trial, it trains a copy of the model by itself.
 """

@@ -1,4 +1,4 @@
-"""What a task trains on and is judged by: the loss of examples, and the measures of a split.
+"""Objectives of the tasks: the loss of examples, and the measures of a split.
 
 An `Objective` turns the outputs of a model and the targets of a batch into a loss; its `ScoreTally` adds up a whole
 split.

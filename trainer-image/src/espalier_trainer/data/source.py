@@ -1,4 +1,4 @@
-"""What the training loop reads: splits as sources of batches, and the order of their examples.
+"""Splits as sources of batches, and the order of their examples.
 
 Small data sets live in memory as whole tensors, on the training device: a batch is one indexing operation (some
 tens of µs), where a `DataLoader` with workers costs more than a step of a small network.

@@ -1,4 +1,4 @@
-"""Whether to try a smaller model after GPUs were taken back: a pure decision on measured step times and time left.
+"""The decision to try a smaller model after a reclaim: pure, by measured step times and the time left.
 
 1. *Carried?* The grown model was planned to take a certain number of steps in the time left. If a step takes hardly
    longer than it did with the GPUs that are gone, the remaining GPUs can carry it, and nothing is done.

@@ -1,4 +1,4 @@
-"""Who trains together: the next generation is formed when a worker comes, leaves, or is gone.
+"""Generations of workers that train together: a new one is formed when a worker comes, leaves, or is gone.
 
 `Arrivals` is what a leader knows of workers outside of its group: who waits for a place, who leaves, who carries out an
 order.
@@ -98,11 +98,11 @@ class Arrivals:
             self.rendezvous.begin_order(worker)
 
     def ordered(self, workers: Iterable[str]) -> None:
-        """Take note that these workers carry out an order each."""
+        """Record that these workers carry out an order each."""
         self._on_trial = dict.fromkeys(workers, "")
 
     def results(self) -> dict[str, str]:
-        """Return by worker what came of the orders that have been carried out."""
+        """Return the results of the orders that have been carried out, by worker."""
         self.listen()
         return {worker: result for worker, result in self._on_trial.items() if result}
 
@@ -137,7 +137,7 @@ Capture = Callable[[], Checkpoint]
 StepPlace = tuple[int, int, Portion]
 """A step's epoch, cursor and portion."""
 Restore = Callable[[Checkpoint], Network]
-"""Takes over a newer state; returns the network that came of it."""
+"""Takes over a newer state; returns the resulting network."""
 
 
 class Generations:

@@ -78,14 +78,12 @@ class StepRequest:
     follows: Command | None = None
     """The next step, if it needs no command of the leader's."""
     joint: StepResult | None = None
-    """Set by the caller: what came of a step that this worker has taken alone."""
+    """Set by the caller: the result of a step that this worker has taken alone."""
     left: bool = False
     """Set by the caller if its loop has left the epoch at such a step."""
 
     def taken(self, joint: StepResult) -> bool:
-        """Record what came of the step, in a loop that does the same in all steps of an epoch; return whether it was
-        taken.
-        """
+        """Record the result, in a loop that does the same in all steps of an epoch; return whether it was taken."""
         if joint.follows:
             cursor = self.command.cursor + self.command.portion.batches
             self.follows = replace(self.command, cursor=cursor, measured=False)

@@ -74,7 +74,7 @@ class WorkerArrival(_Message):
     node: str = ""
     """The node that it runs on."""
     result: str = ""
-    """What came of the order with which it left the last generation, as text."""
+    """Result of the order with which it left the last generation, as text."""
     protocol: int = PROTOCOL
 
     @property

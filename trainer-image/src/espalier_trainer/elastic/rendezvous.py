@@ -1,4 +1,4 @@
-"""Where workers find their leader: a store in the leader's process, which is not preemptible.
+"""The rendezvous of the workers: a store in the leader's process, which is not preemptible.
 
 A worker writes a `WorkerArrival` and waits for the `GenerationPlan` that admits it; only the leader makes plans, so
 there are never two groups. If the leader dies, its store dies too; workers keep their state and join the next leader.

@@ -61,7 +61,7 @@ class Team(Generations):
         self._broken_once = True  # the others form the next generation
 
     def results(self) -> dict[str, str]:
-        """Return by worker what came of the orders that have been carried out."""
+        """Return the results of the orders that have been carried out, by worker."""
         return self._arrivals.results()
 
     def reported(self) -> dict[str, str]:

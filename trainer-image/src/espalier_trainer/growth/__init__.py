@@ -1,1 +1,1 @@
-"""How a run asks how to grow, and what it does with the answer."""
+"""Advice on growth: the agent's client, consultations, forecasts, and the report of growth points."""

@@ -76,7 +76,7 @@ class Advised:
     def record(
         self, result: AdaptationResult, before: Network, after: Network, progress: RunProgress, message: str = ""
     ) -> Adaptation:
-        """Return the record of what became of it."""
+        """Return the record of its result."""
         decision, score = self.decision, score_in(progress.metrics, "validation")
         return Adaptation(
             decision_id=decision.id,
@@ -232,7 +232,7 @@ class Adapter:
 
 
 def compared(arms: Sequence[Arm]) -> str:
-    """Describe what came of a trial."""
+    """Describe the result of a trial."""
     losses = (f"{each.action} {f'{each.loss:.4g}' if each.loss is not None else each.message}" for each in arms)
     return f"validation loss when tried: {', '.join(losses)}"
 

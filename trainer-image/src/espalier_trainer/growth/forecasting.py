@@ -1,4 +1,4 @@
-"""What the agent is asked and told of a job besides how to grow.
+"""Forecasts of growth from the agent, and the outcome of a job to it.
 
 It is asked what growing would gain while the job trains: by it a scheduler chooses whom to lend GPUs. It is told how
 the job ended, and what was tried in it.

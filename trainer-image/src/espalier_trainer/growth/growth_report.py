@@ -1,4 +1,4 @@
-"""Where a model can grow, by how much, and why not elsewhere: what `espalier points` prints."""
+"""Growth points of a model, their sizes, and refusals elsewhere: what `espalier points` prints."""
 
 from __future__ import annotations
 

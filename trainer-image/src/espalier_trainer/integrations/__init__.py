@@ -1,5 +1,5 @@
 """Training loops of others as workers of a job. Each module needs an extra of `espalier-trainer` of its name.
 
 `accelerate` joins the loop of a script that uses Hugging Face's Accelerate; `transformers` is its `Trainer`, and
-`lightning` a callback, which take the job's batches as one stream (`own.stream`).
+`lightning` a callback, which take the job's batches as one stream (`user_loop.batch_stream`).
 """

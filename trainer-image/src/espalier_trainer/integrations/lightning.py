@@ -75,7 +75,7 @@ class ElasticWorker(lightning.Callback):  # type: ignore[misc]
             trainer.strategy.checkpoint_io = _Unwritten()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Take note of the module; its optimizer is made by now."""
+        """Keep the module; its optimizer exists by now."""
         if trainer.world_size > 1:
             raise OwnLoopError(
                 f"Trainer(devices=...) has {trainer.world_size} processes; use devices=1: each is a worker"

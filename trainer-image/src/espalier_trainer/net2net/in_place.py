@@ -63,7 +63,7 @@ def grow_in_place(
 
 
 def grow_into(model: nn.Module, grown: nn.Module, optimizers: Sequence[tuple[Optimizer, Optimizer]] = ()) -> None:
-    """Do what `grow_in_place` does; `optimizers` are pairs of one of `model` and what became of it for `grown`."""
+    """Do what `grow_in_place` does; `optimizers` are pairs of one of `model` and its successor for `grown`."""
     added, paths = neighbours(model, grown), {path for path, _ in model.named_modules()}
     successor = become(model, grown)
     for own, new in optimizers:

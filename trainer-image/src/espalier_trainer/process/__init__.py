@@ -1,1 +1,1 @@
-"""What the scheduler tells a trainer process when it starts and ends: settings, its place among leaders, SIGTERM."""
+"""The process of a trainer: its environment variables, its place among leaders, SIGTERM."""

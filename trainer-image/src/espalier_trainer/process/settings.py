@@ -1,4 +1,4 @@
-"""What a backend tells a trainer process: environment variables and signals. Needs no torch, so that it is fast."""
+"""Environment variables and signals of a trainer process. Needs no torch, so that it is fast."""
 
 from __future__ import annotations
 

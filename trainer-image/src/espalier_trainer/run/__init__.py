@@ -1,4 +1,4 @@
-"""What every training loop of a job has in common, the built-in one and a user's.
+"""The common part of all training loops of a job, the built-in one and a user's.
 
 `run.Run` is one run in the leader: resume, step boundaries, workers that join and leave, the ends of epochs and of the
 run. Its parts act on it: consultations and growth (`growing`), the next step and failed ones (`steps`), checkpoints

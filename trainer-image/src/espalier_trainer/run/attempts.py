@@ -1,4 +1,4 @@
-"""Attempts at faster steps: what came of one, as an adaptation; which a run has made, and what they have cost. Pure."""
+"""Attempts at faster steps: the outcome of one, as an adaptation; which a run has made, and their cost. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OTHER_MODEL: Final = (AdaptationResult.GROWN, AdaptationResult.SHRUNK)
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """What came of an attempt."""
+    """The outcome of an attempt."""
 
     kind: str
     message: str = ""

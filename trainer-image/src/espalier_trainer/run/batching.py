@@ -1,4 +1,4 @@
-"""Who decides on the batch size of a run: the author of the job (`Fixed`), or the goodput (`Goodput`). Pure.
+"""The batch size of a run: that of the job's author (`Fixed`), or the one of best goodput (`Goodput`). Pure.
 
 `batch: Goodput` follows Pollux (OSDI 2021): at the ends of epochs, and when the workers or the model have changed, the
 leader takes the multiple of the author's batch size with the largest goodput (`espalier_core.estimates.goodput`), by

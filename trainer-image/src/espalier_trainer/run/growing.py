@@ -1,4 +1,4 @@
-"""When a run asks how to grow, whether extra workers try the answer first, and what it continues with."""
+"""Growth in a run: consultations, trials of the answer on extra workers, and the network to continue with."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Study:
 
 
 class Growth:
-    """Grows the network of a run: a question, perhaps a trial of the answer, and what came of it."""
+    """Grows the network of a run: consults the advisor, tries its answer if the job says so, and carries it out."""
 
     def __init__(self, run: Run, identity: CheckpointIdentity) -> None:
         """Without an advisor, or an example of an input, the network does not grow."""
@@ -309,7 +309,7 @@ class Growth:
         return True
 
     def _settled(self, consultation: Consultation) -> None:
-        """Use what came of a consultation, and record it."""
+        """Use the result of a consultation, and record it."""
         run = self._run
         run.loss_jump.report(run.progress.adaptations)
         network = run.state.network

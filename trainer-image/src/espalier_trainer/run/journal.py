@@ -1,4 +1,4 @@
-"""Turns what happens in training into reports and events."""
+"""Reports and events of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader measures of its run. It never changes how the run trains."""
+"""Measurements of a run by its leader. They never change how the run trains."""
 
 from __future__ import annotations
 

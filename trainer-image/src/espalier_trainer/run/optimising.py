@@ -1,4 +1,4 @@
-"""Looks for a faster computation of the same training steps, at the beginning of an epoch.
+"""The search for a faster computation of the same training steps, at the beginning of an epoch.
 
 Channels-last is tried once a job, rewrites of the graph once at the start and once after each growth. A layout is
 compared in pairs of steps that train nothing; a rewritten graph, once it is known to be exact, computes every other
@@ -78,7 +78,7 @@ class Probation:
         return self.other if bool(second) != bool(pair % 2) else self.network
 
     def stepped(self, seconds: float) -> None:
-        """Take note of the step that `next` has computed."""
+        """Record the step that `next` has computed."""
         pair, second = divmod(self._taken, 2)
         self._taken += 1
         if not second:
@@ -168,7 +168,7 @@ class Optimiser:
             self._probation = None
 
     def stepped(self, seconds: float) -> bool:
-        """Take note of a training step; return whether `decided` is to be called."""
+        """Record a training step; return whether `decided` is to be called."""
         if self._probation is None:
             self._steps.append(seconds)
             return False
@@ -176,7 +176,7 @@ class Optimiser:
         return self._probation.over
 
     def decided(self, allocation: Allocation) -> Change | None:
-        """Return what came of the steps that were computed in another way."""
+        """Return the result of the steps that were computed in another way."""
         probation, self._probation = self._probation, None
         if probation is None:
             return None
@@ -211,7 +211,7 @@ class Optimiser:
         workers: int,
         until: Callable[[], bool],
     ) -> Change | None:
-        """Try what is due; returns what came of it, None where nothing did yet.
+        """Try what is due; returns the result, None where there is none yet.
 
         `adaptations` are those of the run so far. An attempt is broken off, without a record, once `until` returns
         True.

@@ -199,7 +199,7 @@ class Run:
             self.journal.epoch_finished(self.progress.metrics["train_loss"], evaluation, self._gaps.take())
 
     def complete(self, message: str) -> None:
-        """Take it that the loop is over, unless the run has ended."""
+        """Record that the loop is over, unless the run has ended."""
         if self.ending is None and self.progress.step == 0:
             self.ending = Ending(TrainerPhase.FAILED, Reason.NOTHING_TRAINED, f"{message}, and no step was taken")
         self.ending = self.ending or Ending(TrainerPhase.COMPLETED, Reason.COMPLETED, message)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What came of writing the checkpoint of a step."""
+    """The result of writing the checkpoint of a step."""
 
     step: int
     path: Path | None
@@ -80,7 +80,7 @@ class CheckpointWriter:
         self._flight = self._threads.submit(self._written, self._room)
 
     def take(self, *, wait: bool = False) -> WriteResult | None:
-        """Return what came of the checkpoint in flight; None if there is none, or, unless `wait`, if it is not done."""
+        """Return the result of the checkpoint in flight; None if there is none, or it is not done and not waited for."""
         flight = self._flight
         if flight is None or not (wait or flight.done()):
             return None

@@ -1,4 +1,4 @@
-"""What a run is connected to: its scheduler, agent, reports, checkpoints, other workers and process."""
+"""Services of a run: its scheduler, agent, reports, checkpoints, other workers and process."""
 
 from __future__ import annotations
 

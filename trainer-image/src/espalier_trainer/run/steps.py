@@ -1,4 +1,4 @@
-"""What a run and its loop pass to each other: the loop's properties, its next step, and what follows a failed one."""
+"""The interface of a run and its loop: properties of the loop, the next step, recovery from a failed one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDLESS: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """What a run must know of its loop."""
+    """Properties of a loop."""
 
     example: ExampleInput | None = None
     """Inputs [2, ...] of the network; None: it does not grow."""

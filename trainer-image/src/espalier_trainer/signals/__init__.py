@@ -1,1 +1,1 @@
-"""What trainer and scheduler tell each other while a job trains: allocations, reports, metrics, traces."""
+"""Messages between trainer and scheduler while a job trains: allocations, reports, metrics, traces."""

@@ -39,7 +39,7 @@ class SignalSpans:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def heard(self, allocation: Allocation) -> None:
-        """Take note that `allocation` has arrived; any thread may call this, again and again."""
+        """Record that `allocation` has arrived; any thread may call this, again and again."""
         if self.emit is not None and allocation.traceparent is not None:
             with self._lock:
                 self._heard.setdefault(allocation.generation, self.clock())

@@ -1,1 +1,1 @@
-"""What is trained: the network with its optimizer, its evaluation, and the progress of a run."""
+"""The trained network with its optimizer, its evaluation, and the progress of a run."""

@@ -1,4 +1,4 @@
-"""How the steps of a network are computed, if not as its module's code says, and whether that is faster.
+"""Other ways to compute the steps of a network than its module's code, and comparisons of their speed.
 
 Such a computation is what an installed package has found. It shares the module's parameters, buffers and layers. What
 is grown, saved, exchanged and evaluated is the module. The package is found by the entry point `rewrites` of the group

@@ -53,7 +53,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """What the hooks of the built-in loop may use."""
+    """The job, data and network of the built-in loop, for its hooks."""
 
     job: AdaptiveTrainingJob
     data: Data

@@ -1,4 +1,4 @@
-"""How a step of the ready trainer is computed: the forward pass, the loss, and the update of the weights.
+"""The computation of a step of the built-in loop: the forward pass, the loss, and the update of the weights.
 
 `evaluate` computes the measures of a model on a whole split. With gradient checkpointing blocks keep their inputs
 alone, and compute again what the backward pass needs: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"

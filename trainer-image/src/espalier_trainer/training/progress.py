@@ -1,4 +1,4 @@
-"""Where a run stands: the numbers that are reported, checkpointed and resumed; and why it ends.
+"""The progress of a run, which is reported, checkpointed and resumed; and the reason why it ends.
 
 A failure is reported by its cause in one sentence, and by whether the same start would fail again.
 """

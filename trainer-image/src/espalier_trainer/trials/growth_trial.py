@@ -1,4 +1,4 @@
-"""A trial in the worker that leads: who tries what, what has come of it, and when it is over."""
+"""A trial, as its leader sees it: the orders of the workers, their results, and when it is over."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class GrowthTrial:
         return last < ends and (now >= ends or now - last >= _INTERVAL * self.seconds)
 
     def base_measured(self, loss: float | None) -> None:
-        """Take note of the validation loss of the base as it is now."""
+        """Record the current validation loss of the base."""
         if loss is not None:
             self.base.append((self.clock(), loss))
 

@@ -1,4 +1,4 @@
-"""What is tried on how many workers and for how long, which arm wins, and what workers are told of it. Pure.
+"""Rules of trials: the arms of each worker, their duration, the orders to workers, and the arm that wins. Pure.
 
 A growth's gain is believed as the policy expects it; the losses of a trial are evidence of it. Both are put together
 by Bayes' rule with normal distributions, so a trial that says little leaves the advice as it is, and advice that is
@@ -52,7 +52,7 @@ class TrialOrder(Record):
 
 
 class TrialResult(Record):
-    """What came of an order."""
+    """The result of an order."""
 
     trial: str
     arms: tuple[Arm, ...]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SoloStep:
-    """What came of a step."""
+    """The result of a step."""
 
     loss: float | None
     """None: it was not taken."""
@@ -129,7 +129,7 @@ class SoloTrial:
     def _tried(
         self, before: Checkpoint, action: Action, rate: float, order: TrialOrder, channel: TrialChannel
     ) -> Generator[StepRequest, None, Arm]:
-        """Return what came of one arm; this worker then holds the state at its end."""
+        """Return the result of one arm; this worker then holds the state at its end."""
         began = self._clock()
         self._held.take(before)
         torch.manual_seed(order.seed)  # the arms differ by nothing but the action

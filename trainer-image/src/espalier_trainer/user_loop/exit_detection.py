@@ -1,4 +1,4 @@
-"""Whether a script has left its loop by `break` or `return` without `Loop.stop()`, which works for one release more.
+"""Detection of a loop that a script leaves by `break` or `return` without `Loop.stop()`; works for one release more.
 
 Delete this file then: a loop that is left without `stop()` has failed.
 """

@@ -1,4 +1,4 @@
-"""What a script gives to `join` besides its model: optimizers, schedulers, scalers, averages of the weights.
+"""The arguments of `join` besides the model: optimizers, schedulers, scalers, averages of the weights.
 
 Optimizers may be several, perhaps wrapped. The states of the others travel with the model's. Averages follow the
 model's growth: a module that is a copy of the model (in a `torch.optim.swa_utils.AveragedModel`, or in an attribute of

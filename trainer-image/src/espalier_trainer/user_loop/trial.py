@@ -45,7 +45,7 @@ def validation_loss(validate: Validate, model: nn.Module, stop: Callable[[], boo
 
 
 class UserTrialSteps:
-    """Implements `trials.arm.UserTrialSteps`: the script computes the steps, as turns without a group."""
+    """Implements `trials.solo.SoloTrialSteps`: the script computes the steps, as requests without a group."""
 
     def __init__(self, state: UserState, held: StateCopy, feed: Feed, validate: Validate) -> None:
         self._state, self._held, self._feed, self._validate = state, held, feed, validate

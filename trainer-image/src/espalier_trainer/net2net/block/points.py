@@ -1,4 +1,4 @@
-"""Where whole blocks can be added to a model, and for every run of blocks where they cannot, why."""
+"""Points at which whole blocks can be added to a model, and a reason for every run of blocks that has none."""
 
 from __future__ import annotations
 

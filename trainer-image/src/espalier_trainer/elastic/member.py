@@ -1,7 +1,7 @@
 """A worker that does not lead: it arrives, receives the state and the leader's commands, and leaves.
 
-The caller executes the commands: the ready trainer's `Follower`, or a user's loop. While a worker carries out an order
-by itself, it tells its leader so by a `TrialChannel`, and reads there whether it may go on.
+The caller executes the commands: a `BuiltinWorker`, or a user's loop. While a worker carries out an order of a trial,
+it reports to its leader over a `TrialChannel`, and reads there whether it may go on.
 """
 
 from __future__ import annotations

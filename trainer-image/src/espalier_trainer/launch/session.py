@@ -1,4 +1,4 @@
-"""The ready trainer's process: builds what a job names, and trains it."""
+"""The process of the built-in loop: builds what a job names, and trains it."""
 
 from __future__ import annotations
 

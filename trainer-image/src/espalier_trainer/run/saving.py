@@ -80,7 +80,7 @@ class CheckpointWriter:
         self._flight = self._threads.submit(self._written, self._room)
 
     def take(self, *, wait: bool = False) -> WriteResult | None:
-        """Return the result of the checkpoint in flight; None if there is none, or it is not done and not waited for."""
+        """Return the result of the checkpoint in flight; None if there is none, or it is not done, unless `wait`."""
         flight = self._flight
         if flight is None or not (wait or flight.done()):
             return None
